@@ -93,11 +93,11 @@ MAX_PATCH_HEADER_BYTES: Final = 16 * MIB  # bytes of a patch's table, packed or 
 MAX_CONTRIBUTION_BYTES: Final = 64 * GIB  # bytes of one contribution's frames
 
 # outer/round_records.py
-MAX_WORKERS: Final = 64  # sites that train together
+MAX_WORKERS: Final = 128  # sites that train together
 MAX_STREAMS: Final = 16  # parts of the weights that sites send in turn
 MAX_ROUND_GROUPS: Final = 4096  # groups that a site uses in one round
 MAX_ROUND_CONTRIBUTION_BYTES: Final = 256 * KIB  # bytes of one contribution's record
-MAX_ROUND_MANIFEST_BYTES: Final = 16 * MIB  # bytes of one round manifest: MAX_ROUND_GROUPS digests for each worker
+MAX_ROUND_MANIFEST_BYTES: Final = 32 * MIB  # bytes of one round manifest: MAX_ROUND_GROUPS digests for each worker
 MAX_STATE_SHARDS: Final = 1024  # shards of one outer state
 MAX_STATE_SHARD_BYTES: Final = 1 * GIB  # bytes of one of them
 MAX_ROUND_POINTER_BYTES: Final = 128 * KIB  # bytes of one round pointer

@@ -44,8 +44,8 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
         *("participants", "seals", "rosters", "policy", "miner", "validator", "trainer"),
     ),
     "roles.trainer": (
-        *("tensor_shards", "spool", "verified_batch", "genesis", "inbox", "external_training", "learn", "publish"),
-        *("collect", "outer"),
+        *("tensor_shards", "spool", "verified_batch", "genesis", "dithering", "inbox", "external_training", "learn"),
+        *("publish", "collect", "outer"),
     ),
     "grailnode": (
         *("store", "beacon", "engine", "config", "chat", "sandbox", "environments", "convert", "observe"),

@@ -51,6 +51,7 @@ def main() -> None:
     command.add_argument("--method", default="grid", help="method that the sites use")
     command.add_argument("--local-steps", type=int, default=8, help="H")
     command.add_argument("--rounds", type=int, default=200, help="outer rounds")
+    command.add_argument("--only", action="append", default=[], help="an attack to run; may be repeated")
     command = commands.add_parser("ablations")
     _add_trial_options(command, seeds=2)
     command.add_argument("--local-steps", type=int, default=8, help="H")
@@ -75,7 +76,7 @@ def main() -> None:
     if arguments.command == "honest":
         honest(arguments.seeds, arguments.rounds)
     if arguments.command == "poisoned":
-        poisoned(arguments.method, arguments.local_steps, arguments.rounds)
+        poisoned(arguments.method, arguments.local_steps, arguments.rounds, arguments.only)
     if arguments.command == "ablations":
         ablations(_results(arguments), arguments.seeds, arguments.local_steps, arguments.only, arguments.rounds)
     if arguments.command == "bytes":

@@ -1,6 +1,6 @@
 """One poisoned site in four: how far it moves the weights, with the plain mean and with the bounds of robust.py."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -48,17 +48,25 @@ ATTACKS: Final[dict[str, Callable[[], Attack | None]]] = {
 """What site 1 sends instead of its update, base - local, by name. A replay is of its fourth update."""
 
 
-def poisoned(method: str, local_steps: int, rounds: int) -> None:
-    """Print the table. Progress and drift are shares of the way that the mean goes with four honest sites."""
+def poisoned(method: str, local_steps: int, rounds: int, names: Sequence[str] = ()) -> None:
+    """Print the table. Progress and drift are shares of the way that the mean goes with four honest sites.
+
+    Args:
+        names: of the attacks; none for all.
+    """
     rules, steps = VARIANTS[method].rules(local_steps, rounds), [local_steps] * 4
-    begin, clean = weighed_rounds(rules, 0, steps=steps)[1], np.zeros(SIZE)
+    begin = weighed_rounds(rules, 0, steps=steps)[1]
+    clean = (weighed_rounds(rules, rounds, steps=steps, noise=NOISE, settings=PLAIN_MEAN)[1] - begin).astype(np.float64)
     rows = []
     for name, new_attack in ATTACKS.items():
+        if names and name not in names:
+            continue
         for settings in (PLAIN_MEAN, RobustSettings()):
             run = weighed_rounds(rules, rounds, steps=steps, noise=NOISE, attack=new_attack(), settings=settings)
             way = (run[1] - begin).astype(np.float64)
-            clean = clean if clean.any() else way
-            progress, drift = way @ clean / (clean @ clean), -way @ _DIRECTION / np.linalg.norm(clean)
+            progress = way @ clean / (clean @ clean)
+            # without what the way of the honest sites has of that direction by chance
+            drift = -(way - progress * clean) @ _DIRECTION / np.linalg.norm(clean)
             factors = np.array([weighting.factors for weighting in run[0]])
             refused, counted = (factors[:, 1] == 0).sum(), factors.mean(axis=0)
             rows.append([

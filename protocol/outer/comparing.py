@@ -9,8 +9,9 @@ site can choose a direction that its projection does not show.
 What is computed from the projections of many rounds is in protocol/outer/drift.py.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
@@ -18,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.kernels.inner_products import Matrix, inner_products
+from protocol.kernels.inner_products import Matrix, dot, inner_products
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import decode
@@ -65,11 +66,73 @@ class SentRound:
     disagreeing: frozenset[bytes] = frozenset()
     stream: int = 0
 
+    def row(self, worker: bytes) -> Matrix:
+        """Return the projection of a site's contribution: float64 [PROJECTED]."""
+        row: Matrix = self.projections[self.workers.index(worker)].astype(np.float64)
+        return row
+
     @cached_property
-    def products(self) -> tuple[Matrix, Matrix]:
-        """Inner products of the projections with each other, and those of their squares: float64 [R, R]."""
-        rows = self.projections.astype(np.float64)
-        return inner_products(rows), inner_products(rows * rows)
+    def sums(self) -> "SiteSums":
+        """The sums over all sites that agreed with the others."""
+        nothing = np.zeros(self.projections.shape[1])
+        workers = frozenset(self.workers) - self.disagreeing
+        sums = SiteSums(self, workers, nothing, nothing)
+        for worker in sorted(workers):
+            sums = sums.plus(worker, 1)
+        return sums
+
+
+@dataclass(frozen=True)
+class SiteSums:
+    """Sums over some sites of a round, from which a site can be taken out: so the work grows with their number alone.
+
+    Attributes:
+        workers: these sites.
+        total: of what they sent; squares: of the squares of its elements: float64 [PROJECTED].
+        lengths: of the lengths; square_lengths: of the squared lengths.
+        squares_of_squares: of the squared lengths of the squares.
+    """
+
+    sent: SentRound
+    workers: frozenset[bytes]
+    total: Matrix
+    squares: Matrix
+    lengths: float = 0.0
+    square_lengths: float = 0.0
+    squares_of_squares: float = 0.0
+
+    def without(self, *workers: bytes) -> "SiteSums":
+        """Return the sums over the others than some sites."""
+        rest = self
+        for worker in sorted(self.workers.intersection(workers)):
+            rest = rest.plus(worker, -1)
+        return replace(rest, workers=self.workers.difference(workers))
+
+    def plus(self, worker: bytes, sign: int) -> "SiteSums":
+        """Return the sums with what a site sent added or, with -1, subtracted."""
+        row = self.sent.row(worker)
+        square, square_length = row * row, dot(row, row)
+        return replace(
+            self,
+            total=self.total + sign * row,
+            squares=self.squares + sign * square,
+            lengths=self.lengths + sign * math.sqrt(square_length),
+            square_lengths=self.square_lengths + sign * square_length,
+            squares_of_squares=self.squares_of_squares + sign * dot(square, square),
+        )
+
+    def agreement(self) -> tuple[float, float]:
+        """Return the squared length of what is common in the mean, and its variance if the sites agreed by chance.
+
+        It is the mean cosine of two of the sites times the squared mean length, so sites with fewer local steps, whose
+        contributions are shorter, make it no smaller than the mean itself.
+        """
+        pairs = self.lengths * self.lengths - self.square_lengths
+        if pairs <= 0:
+            return 0.0, 0.0
+        scale = (self.lengths / len(self.workers)) ** 2 / pairs
+        variance = max(0.0, dot(self.squares, self.squares) - self.squares_of_squares)
+        return scale * (dot(self.total, self.total) - self.square_lengths), 2 * scale * scale * variance
 
 
 def compare(state: SharedState, payloads: Sequence[bytes], rules: RoundRules, secret: bytes) -> Comparison:

@@ -21,14 +21,13 @@ length, so a longer drift moves the weights less. What a site sends later shows 
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.kernels.inner_products import Matrix, dot
-from protocol.outer.comparing import SentRound
+from protocol.outer.comparing import SentRound, SiteSums
 
 BLOCK: Final = 3
 BLOCK_STEPS: Final = 8
@@ -49,26 +48,6 @@ CERTAINTY: Final = 3.0
 """Standard deviations by which a figure exceeds what chance would show."""
 
 
-@dataclass(frozen=True)
-class _Projected:
-    """What a site sent in some rounds, oldest first.
-
-    Attributes:
-        weights: of the rounds: float64 [N].
-        own: projections of its contributions: float64 [N, PROJECTED].
-        others: of the means of the others' contributions: float64 [N, PROJECTED].
-        streams: which the contributions have: int64 [N].
-        agreement: mean product of two of the others: float64 [N], and its variance if they agreed by chance.
-    """
-
-    weights: Matrix
-    own: Matrix
-    others: Matrix
-    streams: NDArray[np.int64]
-    agreement: Matrix
-    variance: Matrix
-
-
 def _layout(local_steps: int) -> tuple[int, int]:
     """Return the contributions in a block, and by how many blocks the two of each pair are apart, at least."""
     block = max(BLOCK, -(-BLOCK_STEPS // local_steps))
@@ -81,10 +60,10 @@ def settled_contributions(local_steps: int) -> int:
     return block * (apart + 1)
 
 
-def drift_factor(
-    rounds: Sequence[SentRound], worker: bytes, local_steps: int, excluded: Collection[bytes] = ()
-) -> float:
-    """Return the factor, at most 1, that scales a site's contribution down so that the drift in it is short.
+def drift_factors(
+    rounds: Sequence[SentRound], workers: Sequence[bytes], local_steps: int, excluded: Collection[bytes] = ()
+) -> list[float]:
+    """Return the factors, at most 1, that scale the sites' contributions down so that the drifts in them are short.
 
     Args:
         rounds: oldest first.
@@ -92,66 +71,36 @@ def drift_factor(
         excluded: sites that do not count among the others.
 
     Returns:
-        1 if the rounds show no drift, or a short one, or say nothing: the site took part in too few rounds with at
+        1 where the rounds show no drift, or a short one, or say nothing: the site took part in too few rounds with at
         least two others.
     """
+    sums = [sent.sums.without(*excluded) for sent in rounds]
+    return [_drift_factor(worker, sums, local_steps) for worker in workers]
+
+
+def _drift_factor(worker: bytes, sums: Sequence[SiteSums], local_steps: int) -> float:
     block, apart = _layout(local_steps)
     decay = 1 - (1 - DECAY) * min(local_steps, DECAY_STEPS) / DECAY_STEPS
-    projected = _project(rounds, worker, excluded, decay)
-    if projected is None or len(projected.weights) < settled_contributions(local_steps):
+    rounds = [others.without(worker) for others in sums if worker in others.sent.workers]
+    rounds = [others for others in rounds if len(others.workers) >= 2]
+    if len(rounds) < settled_contributions(local_steps):
         return 1.0
-    squares = projected.weights * projected.weights
+    weights = np.multiply.accumulate([1.0, *[decay] * (len(rounds) - 1)])[::-1]
+    squares = weights * weights
     # Others without a common direction leave room for as much as chance would show.
-    chance = CERTAINTY * math.sqrt(dot(squares * squares, projected.variance))
-    agreement = max(dot(squares, projected.agreement), chance)
+    agreements = np.array([others.agreement() for others in rounds])
+    chance = CERTAINTY * math.sqrt(dot(squares * squares, agreements[:, 1]))
+    agreement = max(dot(squares, agreements[:, 0]), chance)
     if agreement <= 0:
         return 1.0
-    scale = max(0.0, dot(squares[:, None] * projected.own, projected.others)) / agreement
-    rests = projected.weights[:, None] * (projected.own - scale * projected.others)
-    drift = _least_drift(_blocks(projected.weights, rests, projected.streams, block), apart)
-    bound = LARGEST_DRIFT**2 * agreement / dot(projected.weights, projected.weights)
+    own = np.array([others.sent.row(worker) for others in rounds])
+    means = np.array([others.total / len(others.workers) for others in rounds])
+    scale = max(0.0, dot(squares[:, None] * own, means)) / agreement
+    rests = weights[:, None] * (own - scale * means)
+    streams = np.array([others.sent.stream for others in rounds])
+    drift = _least_drift(_blocks(weights, rests, streams, block), apart)
+    bound = LARGEST_DRIFT**2 * agreement / dot(weights, weights)
     return 1.0 if drift <= bound else bound / drift
-
-
-def _project(
-    rounds: Sequence[SentRound], worker: bytes, excluded: Collection[bytes], decay: float
-) -> _Projected | None:
-    """Return what is compared; None if it is nothing."""
-    rows = []
-    for sent in rounds:
-        places = [
-            place
-            for place, other in enumerate(sent.workers)
-            if other != worker and other not in sent.disagreeing and other not in excluded
-        ]
-        if worker in sent.workers and len(places) >= 2:
-            rows.append((sent, sent.workers.index(worker), places))
-    if not rows:
-        return None
-    agreements = np.array([_agreement(sent, places) for sent, _, places in rows])
-    return _Projected(
-        weights=np.multiply.accumulate([1.0, *[decay] * (len(rows) - 1)])[::-1],
-        own=np.array([sent.projections[place] for sent, place, _ in rows], np.float64),
-        others=np.array([sum(sent.projections[places].astype(np.float64)) / len(places) for sent, _, places in rows]),
-        streams=np.array([sent.stream for sent, _, _ in rows]),
-        agreement=agreements[:, 0],
-        variance=agreements[:, 1],
-    )
-
-
-def _agreement(sent: SentRound, places: Sequence[int]) -> tuple[float, float]:
-    """Return the mean product of two of some contributions, and its variance if they agreed by chance."""
-    products, square_products = (matrix[np.ix_(places, places)] for matrix in sent.products)
-    return _mean_of_pairs(products), _mean_of_pairs(square_products) / _pairs(len(places))
-
-
-def _pairs(count: int) -> float:
-    return count * (count - 1) / 2
-
-
-def _mean_of_pairs(products: Matrix) -> float:
-    """Return the mean of those products in a matrix that are not of something with itself."""
-    return dot(products, np.triu(np.ones_like(products), 1)) / _pairs(len(products))
 
 
 _Block = tuple[int, int, float, Matrix]

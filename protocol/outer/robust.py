@@ -30,7 +30,7 @@ import numpy as np
 
 from protocol.kernels.inner_products import Matrix, row_products
 from protocol.outer.comparing import Comparison, SentRound, SentRounds
-from protocol.outer.drift import drift_factor, settled_contributions
+from protocol.outer.drift import drift_factors, settled_contributions
 
 DISTRUST: Final = 0.1
 """What scales a contribution down that does not agree with the others; a share of the median length."""
@@ -194,14 +194,15 @@ def _drift_factors(
         steps: local steps of a round.
     """
     factors, rest = [1.0] * len(workers), [place for place in compared if place in active]
-    while 2 * (len(compared) - len(rest) + 1) < len(compared):
+    while (room := (len(compared) - 1) // 2 - (len(compared) - len(rest))) > 0:
         excluded = {workers[place] for place in compared if place not in rest}
-        drifts = {place: drift_factor(rounds, workers[place], steps, excluded) for place in rest}
-        worst = min(rest, key=lambda place: drifts[place])
-        if drifts[worst] == 1:
+        drifts = drift_factors(rounds, [workers[place] for place in rest], steps, excluded)
+        drifting = sorted((factor, place) for factor, place in zip(drifts, rest, strict=True) if factor < 1)
+        if not drifting:
             break
-        factors[worst] = drifts[worst]
-        rest.remove(worst)
+        for factor, place in drifting[: min(room, max(1, len(drifting) // 4))]:
+            factors[place] = factor
+            rest.remove(place)
     return factors
 
 

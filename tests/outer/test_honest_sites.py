@@ -19,6 +19,15 @@ def test_honest_sites_with_noisy_gradients_count_in_every_round(method: str, ste
     assert factors.mean() > 0.75
 
 
+@pytest.mark.parametrize("method", ["dense", "chunked"])
+def test_a_site_that_takes_one_step_of_eight_costs_nobody_much(method: str) -> None:
+    rules = METHODS[method].model_copy(update={"local_steps": 8})
+    weightings, _ = weighed_rounds(rules, 60, steps=[1, 8, 8, 8], noise=10.0)
+    factors = np.array([weighting.factors for weighting in weightings]).mean(axis=0)
+    assert factors.min() > 0.85
+    assert factors.mean() > 0.95
+
+
 def _fixed(seed: int) -> Vector:
     direction = np.random.default_rng(seed).standard_normal(SIZE)
     unit: Vector = (direction / np.linalg.norm(direction)).astype(np.float32)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from protocol.outer.comparing import PROJECTED, REMEMBERED_ROUNDS, Comparison, SentRounds, compare
-from protocol.outer.drift import LARGEST_DRIFT, drift_factor, settled_contributions
+from protocol.outer.drift import LARGEST_DRIFT, drift_factors, settled_contributions
 from protocol.outer.robust import DISTRUST, PLAIN_MEAN, RobustSettings, Weighting, weigh_round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DILOCO, encode
@@ -238,6 +238,16 @@ def test_noise_that_goes_on_in_the_next_contribution_is_no_drift() -> None:
         assert min(weighting.factors) > 0
 
 
+@pytest.mark.parametrize("length", [0.125, 0.5])
+def test_a_site_with_shorter_contributions_makes_no_other_one_drift(length: float) -> None:
+    """What is common in the mean is longer than in two of the contributions, if one of these is short."""
+    sent = SentRounds()
+    for number in range(40):
+        vectors = honest(number, agreement=0.8)
+        weighting, sent = weigh([length * vectors[0], *vectors[1:]], sent)
+        assert weighting.drift_factors == (1.0,) * 4
+
+
 def test_noise_hides_no_drift() -> None:
     """A site that adds much noise to its drift, and little of what the others send, is clipped over the rounds."""
     random, sent, factors = np.random.default_rng(4), SentRounds(), []
@@ -277,7 +287,7 @@ def test_what_a_disagreeing_site_sent_does_not_count_among_the_others() -> None:
         vectors[4] = -vectors[4] + random.standard_normal(SIZE)
         _, sent = weigh(vectors, sent)
     assert all(own.disagreeing == {bytes([4])} for own in sent.rounds)
-    assert drift_factor(sent.rounds, bytes([0]), STEPS) == 1
+    assert drift_factors(sent.rounds, [bytes([0])], STEPS) == [1]
 
 
 @pytest.mark.parametrize("signal", [0.0001, 0.001])
@@ -309,14 +319,14 @@ def test_rounds_with_two_sites_and_rounds_long_ago_do_not_count() -> None:
     sent, vectors, first = SentRounds(), honest(1), bytes([0])
     for _ in range(SETTLED):
         _, sent = weigh(vectors[:2], sent)
-    assert drift_factor(sent.rounds, first, STEPS) == 1
+    assert drift_factors(sent.rounds, [first], STEPS) == [1]
     for number in range(REMEMBERED_ROUNDS):
-        assert (drift_factor(sent.rounds, first, STEPS) == 1) == (number < SETTLED)
+        assert (drift_factors(sent.rounds, [first], STEPS) == [1]) == (number < SETTLED)
         _, sent = weigh(vectors[:3], sent)
     for _ in range(REMEMBERED_ROUNDS - SETTLED + 1):
         _, sent = weigh(vectors[:3], sent, (1, 2, 3))
     assert len(sent.rounds) == REMEMBERED_ROUNDS
-    assert drift_factor(sent.rounds, first, STEPS) == 1
+    assert drift_factors(sent.rounds, [first], STEPS) == [1]
 
 
 def test_an_honest_site_that_was_away_while_the_direction_changed_is_not_refused() -> None:

@@ -14,6 +14,7 @@ from protocol.outer.round_checks import DELAYED_TURN, owner, turn_of
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import streams_of
+from roles.trainer.outer.coordinator import first_state
 from tests.support.builders.samples import round_rules
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_crashes import (
@@ -65,7 +66,7 @@ async def test_a_site_goes_on_from_its_own_weights_where_it_sent_none() -> None:
     testbed = OuterTestbed(2, STREAMED)
     async with testbed.running():
         await testbed.until_round(5)
-    manifests, shared = await testbed.manifests(), SharedState.begin(first_weights(), has_momentum=True)
+    manifests, shared = await testbed.manifests(), first_state(first_weights(), STREAMED)
     learner, steps = testbed.handles["site-0"].learner, 0
     for opening, manifest in pairwise(manifests):
         steps += (await testbed.contribution("site-0", manifest.number)).record.local_steps

@@ -22,7 +22,7 @@ from protocol.encoding import Record, Version
 from protocol.limits import MAX_SHARD_BYTES
 from protocol.quantization import SCALE, dequantize, is_scale
 from roles.ports import LineReporter, NotFoundError, ObjectStore
-from roles.trainer.learn.dithering import dither
+from roles.trainer.dithering import dither
 from roles.trainer.learn.optimizer import MASTER
 from roles.trainer.spool import newest_weights, weights_folder
 from roles.trainer.tensor_shards import (

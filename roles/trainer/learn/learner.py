@@ -21,7 +21,7 @@ from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
-from roles.trainer.learn.dithering import dither
+from roles.trainer.dithering import dither
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, PolicyLoss, advantages, entropy, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens

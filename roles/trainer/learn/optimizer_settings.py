@@ -32,7 +32,7 @@ class OptimizerSettings(TrainingLength):
     """The learning rate at its peak."""
     dither: bool = True
     """Spread the first masters over what is rounded to their BF16 weights, so that the first steps show in versions;
-    not in quantized runs, nor where sites begin with shared weights.
+    not in quantized runs. Where sites train together, the coordinator always does so.
     """
     warmup_steps: int = Field(default=10, ge=0)
     """Steps over which the learning rate rises to its peak."""

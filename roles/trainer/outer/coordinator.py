@@ -8,6 +8,7 @@ instruction publishes the same manifest again, and no round is decided twice.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import torch
 import trio
 
 from protocol import limits, paths
@@ -31,6 +32,7 @@ from roles.node.identity import Node
 from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
+from roles.trainer.dithering import dither
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import PROJECTIONS, Attendance, fetch_payload
 from roles.trainer.outer.round_repair import fetch_own_pointer
@@ -61,6 +63,15 @@ class PublisherLink:
     check_fence: Callable[[], Awaitable[None]]  # raises FencedError if another trainer publishes under this key
     epoch: Callable[[], int]  # returns the publisher's fencing epoch
     genesis: Callable[[], Awaitable[tuple[int, Weights]]]  # returns the newest version and its weights
+
+
+def first_state(weights: Weights, rules: RoundRules) -> SharedState:
+    """Return the state of manifest 0 from BF16 weights, dithered: the first rounds change the policy as later ones."""
+    floats = {
+        name: weight.detach().to("cpu", torch.float32, copy=True).contiguous() for name, weight in weights.items()
+    }
+    masters = {name: dither(name, master) for name, master in floats.items()}
+    return SharedState.begin(masters, has_momentum=rules.momentum > 0)
 
 
 class Coordinator:
@@ -126,7 +137,7 @@ class Coordinator:
     async def _found(self) -> None:
         """Open the first round with the newest policy version."""
         version, weights = await self._publisher.genesis()
-        shared = SharedState.begin(weights, has_momentum=self._settings.rules.momentum > 0)
+        shared = await self._node.run_sync(first_state, weights, self._settings.rules)
         manifest = await self._manifest(shared, version, (), ())
         await self._record(manifest, shared, NOTHING_SENT)
 

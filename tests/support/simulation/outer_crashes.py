@@ -9,7 +9,7 @@ import trio
 
 from protocol import pseudogradient
 from protocol.outer.round_records import RoundRules
-from protocol.outer.shared_state import SharedState
+from roles.trainer.outer.coordinator import first_state
 from roles.trainer.outer.round_files import FEEDBACK, SITE, SiteRecord, get_tensors, numbered
 from roles.trainer.spool import INBOX, list_snapshots
 from tests.support.builders.samples import round_rules
@@ -96,7 +96,7 @@ async def check_sums(testbed: OuterTestbed, name: str) -> None:
     handle, manifests = testbed.handles[name], await testbed.manifests()
     record = SiteRecord.from_bytes(await handle.state.get(SITE, 1 << 20))
     total: dict[str, torch.Tensor] = {}
-    shared, steps = SharedState.begin(first_weights(), has_momentum=True), 0
+    shared, steps = first_state(first_weights(), manifests[0].rules), 0
     for opening, manifest in pairwise(manifests[: record.number + 1]):
         payloads = [await testbed.payload(item) for item in manifest.counted]
         for item, payload in zip(manifest.counted, payloads, strict=True):

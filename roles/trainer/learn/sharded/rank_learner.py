@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from roles.policy.causal_model import CausalModel
-from roles.trainer.learn.dithering import dither
+from roles.trainer.dithering import dither
 from roles.trainer.learn.learner import (
     Gradients,
     Learner,
