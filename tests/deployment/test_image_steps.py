@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployment.test_docker import DOCKER, ROOT, instructions
+from tests.deployment.dockerfiles import DOCKER, ROOT, instructions
 
 PACKAGES = "ca-certificates,python3,python3-venv,python-is-python3"
 """What the base image has, by Debian's names."""
