@@ -35,51 +35,17 @@ WORLD = {  # what pure code has no business with: files, clocks, networks, proce
 }
 ROOMS = {  # rooms of each package in the order in which they may import: a room imports only rooms that stand before it
     "protocol": (
-        *(
-            "errors",
-            "limits",
-            "encoding",
-            "bounded_json",
-            "compression",
-            "digest",
-            "paths",
-            "proof",
-            "window",
-            "kernels",
-        ),
-        *(
-            "beacon",
-            "identity",
-            "environments",
-            "rollout",
-            "difficulty",
-            "patch",
-            "pseudogradient",
-            "objects",
-            "lora",
-            "quantization",
-            "run",
-            "chain",
-            "outer",
-        ),
-        *("judging",),
+        *("errors", "limits", "encoding", "bounded_json", "compression", "digest", "paths", "proof", "window"),
+        *("kernels", "beacon", "identity", "environments", "rollout", "difficulty", "patch", "pseudogradient"),
+        *("objects", "lora", "quantization", "run", "chain", "outer", "judging"),
     ),
     "roles": (
-        *("settings_base", "ports", "first_failure", "gather", "node", "records"),
-        *("authority_updates", "participants", "seals", "rosters", "policy"),
-        *("miner", "validator", "trainer"),
+        *("settings_base", "ports", "first_failure", "gather", "node", "records", "authority_updates"),
+        *("participants", "seals", "rosters", "policy", "miner", "validator", "trainer"),
     ),
     "roles.trainer": (
-        "tensor_shards",
-        "spool",
-        "verified_batch",
-        "genesis",
-        "inbox",
-        "external_training",
-        "learn",
-        "publish",
-        "collect",
-        "outer",
+        *("tensor_shards", "spool", "verified_batch", "genesis", "inbox", "external_training", "learn", "publish"),
+        *("collect", "outer"),
     ),
     "grailnode": (
         *("store", "beacon", "engine", "config", "chat", "sandbox", "environments", "convert", "observe"),
@@ -107,7 +73,10 @@ def tree(path: Path) -> ast.Module:
 def imports(path: Path) -> list[tuple[str, int]]:
     """Return every module that a file imports, absolute or not, at any depth: (name, level)."""
     found: list[tuple[str, int]] = []
-    for node in ast.walk(tree(path)):
+    pending: list[ast.AST] = [tree(path)]
+    while pending:
+        node = pending.pop()  # an expression contains no import
+        pending += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
         if isinstance(node, ast.Import):
             found += [(alias.name, 0) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

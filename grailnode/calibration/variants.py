@@ -10,6 +10,7 @@ import trio
 
 from grailnode.calibration.padding import Padded, Side
 from grailnode.calibration.thresholds import CalibrationError
+from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
@@ -18,7 +19,7 @@ from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.digest import Weights
-from protocol.lora import LoraSpec
+from protocol.lora import DOWN, PREFIX, UP, LoraSpec
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine
 
@@ -129,32 +130,34 @@ class VllmServers:
     """The servers of a calibration, one for each variant of vLLM: a start takes much longer than new weights."""
 
     def __init__(self) -> None:
-        self._engines: dict[VllmVariant, VllmEngine] = {}
-        self._versions: dict[VllmVariant, int] = {}
+        self._engines: dict[tuple[VllmVariant, LoraSpec | None], VllmEngine] = {}
+        self._versions: dict[tuple[VllmVariant, LoraSpec | None], int] = {}
 
     async def serve(
         self, variant: AnyVariant, policy: Policy, weights: Weights, lora: LoraSpec | None = None
     ) -> Engine:
-        """Return an engine that computes as one side of a pair, and serves these weights, which may have adapters if
-        torch computes them. An engine of vLLM is that of its variant, which serves them from now on.
+        """Return an engine that computes as one side of a pair, and serves these weights, with adapters if there are
+        some. An engine of vLLM is that of its variant, which serves them from now on; its base is that of the first.
         """
         if isinstance(variant, Variant):
             return await variant.serve(policy, weights, lora)
+        model, key = build(policy, lora=lora), (variant, lora)
         if lora is not None:
-            raise ValueError("vLLM serves no adapters")
-        if variant not in self._engines:
-            place = variant.directory / f"{variant.dtype}-{variant.sequences}"
+            base = {name: tensor for name, tensor in weights.items() if not name.endswith((DOWN, UP))}
+            weights = {PREFIX + name: tensor for name, tensor in weights.items() if name not in base}
+            model = LoraModel(model, base, dtype=torch.bfloat16)
+        if key not in self._engines:
+            kind = "weights" if lora is None else "adapters"
+            place = variant.directory / f"{variant.dtype}-{variant.sequences}-{kind}"
             settings = VllmSettings.model_validate(
                 {name: getattr(variant, name) for name in ("python", "device", "dtype", "sequences")}
             )
-            server = ChildServer(settings, policy.directory.absolute(), place / "server")
-            self._engines[variant] = VllmEngine(
-                build(policy), server, place / "engine", dtype=getattr(torch, variant.dtype)
-            )
-        engine, version = self._engines[variant], self._versions.get(variant, -1) + 1
+            server = ChildServer(settings, policy.directory.absolute(), place / "server", lora)
+            self._engines[key] = VllmEngine(model, server, place / "engine", dtype=getattr(torch, variant.dtype))
+        engine, version = self._engines[key], self._versions.get(key, -1) + 1
         await engine.stage(version, weights)
         await engine.commit()
-        self._versions[variant] = version
+        self._versions[key] = version
         return engine
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from grailnode.engine.draft_engine import DraftEngine
 from grailnode.engine.replicas import Replicas
 from grailnode.engine.torch_engine import RunSync, TorchEngine
 from grailnode.engine.vllm.vllm_settings import VllmSettings
+from protocol.lora import LoraSpec
 from protocol.rollout.sampling import triton_fault
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine
@@ -19,7 +20,7 @@ from roles.ports import Engine
 
 @dataclass(frozen=True)
 class Compute:
-    """The settings with which a node computes; the fields `policy` and `directory` are for vLLM alone.
+    """The settings with which a node computes; the fields `policy`, `directory` and `lora` are for vLLM alone.
 
     Attributes:
         dtype: the BF16 weights are widened to this for computing.
@@ -36,6 +37,7 @@ class Compute:
     vllm: VllmSettings | None = None
     policy: Path = Path()
     directory: Path = Path()
+    lora: LoraSpec | None = None
 
 
 def exact_refusal(kind: str, device: str, dtype: str) -> str:
@@ -88,7 +90,7 @@ async def open_engine(compute: Compute, run_sync: RunSync, report: Callable[...,
         directory = compute.directory if number == 0 else compute.directory / f"replica-{number}"
         server: ChildServer | ExternalServer = ExternalServer(settings.url, settings.start_seconds)
         if settings.python is not None:
-            server = ChildServer(settings, compute.policy, directory)
+            server = ChildServer(settings, compute.policy, directory, compute.lora)
         engines.append(
             VllmEngine(
                 compute.model, server, directory / "weights", dtype=compute.dtype, run_sync=run_sync, report=report

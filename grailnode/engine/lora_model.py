@@ -53,6 +53,15 @@ class LoraModel:
         self._base: Mapping[str, Tensor] = {name: tensor.to(device, dtype) for name, tensor in base.items()}
         self._last: _BaseAndAdapters | None = None
 
+    @property
+    def base(self) -> dict[str, Tensor]:
+        """The weights of the base in BF16, by the names of its files."""
+        return {name: tensor.to(torch.bfloat16) for name, tensor in self._base.items()}
+
+    def inner(self, adapters: Weights) -> tuple[CausalModel, dict[str, Tensor]]:
+        """Return the model whose weights are base and adapters together, and these weights in BF16."""
+        return self._model, self.base | {name.removeprefix(PREFIX): tensor for name, tensor in adapters.items()}
+
     def with_int8_base(self) -> "LoraModel":
         """Return the model on an 8-bit copy of its base; adapters stay as they are."""
         model = copy(self)

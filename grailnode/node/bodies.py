@@ -102,7 +102,8 @@ async def fetch_task(
         return task, Compute(build_exact(policy), max_batch_tokens=config.engine.max_batch_tokens)
     engine = config.engine
     device = engine.device if engine.kind == "torch" else "cpu"
-    return task, make_compute(config, await follower_model(node, config, policy, directory, device), policy, directory)
+    compute = make_compute(config, await follower_model(node, config, policy, directory, device), policy, directory)
+    return task, replace(compute, lora=node.run.lora)
 
 
 async def _open_plugins(node: Node, config: Config, sandbox: BubblewrapSandbox) -> dict[str, Environment]:

@@ -43,16 +43,17 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
     Raises:
         ConfigError: they cannot be used.
     """
-    if run.lora is not None:
-        kind, arithmetic = "which trains LoRA adapters", "add an adapter"
-    elif run.precision != "bf16":
-        kind, arithmetic = f"whose weights are quantized ({run.precision})", "compute with codes"
-    else:
+    if run.lora is None and run.precision == "bf16":
         return
-    if config.engine.kind == "vllm" and not trains:
+    if config.engine.kind == "vllm" and not trains and run.precision != "bf16":
         raise ConfigError(
-            f'engine.kind: "vllm" cannot serve this run, {kind}: its kernels {arithmetic} in another order of '
-            'roundings, and nobody has measured thresholds for it; use "torch"'
+            f'engine.kind: "vllm" cannot serve this run, whose weights are quantized ({run.precision}): it would round '
+            'weights to codes of its own, which no patch of this run reaches; use "torch"'
+        )
+    if config.engine.kind == "vllm" and not trains and config.engine.url:
+        raise ConfigError(
+            "engine.url: in a run of LoRA adapters a node starts vLLM itself, with the flags that the adapters need; "
+            "drop it"
         )
     if trains and run.lora is not None and config.trainer.adapters is None:
         raise ConfigError(
@@ -124,7 +125,7 @@ async def follower_model(node: Node, config: Config, policy: Policy, directory: 
     if lora is None:
         return model
     base = await fetch_base(node, lora, node.authority.trainers, directory / BASE, model.shapes)
-    adapted: CausalModel = await node.run_sync(
-        LoraModel, model, base, torch.device(device), DTYPES[config.engine.dtype]
-    )
+    # vLLM takes the base from a file, and has a copy of its own.
+    dtype = torch.bfloat16 if config.engine.kind == "vllm" else DTYPES[config.engine.dtype]
+    adapted: CausalModel = await node.run_sync(LoraModel, model, base, torch.device(device), dtype)
     return adapted

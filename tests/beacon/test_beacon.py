@@ -57,6 +57,7 @@ class TestQuicknet:
         for randomness in [..., "00" * 32, 7, None]:
             assert open_round(quicknet, ROUND, answer(randomness=randomness)) == RANDOMNESS
 
+    @pytest.mark.slow
     def test_another_library_agrees(self):
         assert verifies_by_py_ecc(quicknet.public_key, ROUND, SIGNATURE)
         assert not verifies_by_py_ecc(quicknet.public_key, ROUND + 1, SIGNATURE)

@@ -397,7 +397,6 @@ def test_the_thresholds_of_a_run_of_adapters_are_for_that_run_alone(tmp_path: Pa
         ({"lora_targets": "q_proj"}, "calibrate: lora_rank and lora_targets go together"),
         ({"lora_alpha": 4.0}, "calibrate: lora_alpha belongs to adapters: set lora_rank as well"),
         ({"lora_rank": 4, "lora_targets": "q proj"}, "--lora-targets: String should match"),
-        ({"lora_rank": 4, "lora_targets": "q_proj", "miner": "vllm-float32"}, "vLLM serves no adapters"),
         ({"lora_rank": 65, "lora_targets": "v_proj"}, "rank 65 is more than model.layers.0"),
     ],
 )

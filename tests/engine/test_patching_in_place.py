@@ -110,6 +110,27 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return result
 
 
+def test_an_adapter_is_found_through_pinned_copies_and_verified_with_its_base(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """On a GPU vLLM pins the tensors of an adapter before it loads them."""
+    base_model, base = loaded(dtype, tmp_path)
+    model = FusedModel(dtype)
+
+    def load(tensors: Iterable[tuple[str, Tensor]]) -> None:
+        model.load_weights((name, tensor.pin_memory()) for name, tensor in tensors)
+
+    places = map_tensors(base_model, SHAPES, adapter=(load, list(model.parameters())))
+    adapters = ServedWeights(places, base=base)
+    adapters.commit(stage_weights(adapters, 0, tmp_path / "weights", digest_weights(WEIGHTS)))
+    adapters.verify(0, digest_weights(WEIGHTS))
+    base_model.norm.view(torch.int16)[1] ^= 1
+    for _ in range(2):
+        with pytest.raises(DifferentWeightsError, match=r"norm\.weight"):
+            adapters.verify(0, digest_weights(WEIGHTS))
+        assert adapters.version is None
+
+
 def test_every_tensor_is_found_and_nothing_is_written(dtype: torch.dtype) -> None:
     model = FusedModel(dtype)
     for parameter in model.parameters():
@@ -144,7 +165,7 @@ def test_quantized_parameters_are_refused_by_name() -> None:
 def test_weights_come_back_bit_by_bit(dtype: torch.dtype, tmp_path: Path) -> None:
     model, engine_weights = loaded(dtype, tmp_path)
     for name, tensor in WEIGHTS.items():
-        assert torch.equal(bits(engine_weights.read(name)), bits(tensor))
+        assert torch.equal(bits(engine_weights.read(name)[0]), bits(tensor))
     assert engine_weights.version == 0
     assert not model.embed[10:].any()
 
@@ -255,7 +276,7 @@ def test_two_ranks_have_all_elements_together(tmp_path: Path) -> None:
 
     def gather(name: str) -> Tensor:
         """Return the largest byte of any rank: 0 where a rank has no part."""
-        return torch.maximum(*(bits(rank.read(name)).view(torch.uint8) for rank in ranks)).view(torch.bfloat16)
+        return torch.maximum(*(bits(rank.read(name)[0]).view(torch.uint8) for rank in ranks)).view(torch.bfloat16)
 
     for engine_weights in ranks:
         for name, tensor in WEIGHTS.items():

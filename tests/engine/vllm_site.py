@@ -15,6 +15,7 @@ from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.digest import Weights
+from protocol.lora import LoraSpec
 from protocol.rollout import sampling
 from protocol.rollout.checking import CheckRules
 from protocol.rollout.sampling import SamplingParams
@@ -106,8 +107,15 @@ class BendableServer(SharedServer):
         ahead: whether it schedules as on a GPU.
     """
 
-    def __init__(self, settings: VllmSettings, model: Path, directory: Path, ahead: bool = False) -> None:
-        super().__init__(settings, model, directory)
+    def __init__(
+        self,
+        settings: VllmSettings,
+        model: Path,
+        directory: Path,
+        ahead: bool = False,
+        lora: LoraSpec | None = None,
+    ) -> None:
+        super().__init__(settings, model, directory, lora)
         self.ahead = ahead
 
     def environment(self) -> dict[str, str]:
@@ -172,10 +180,12 @@ def new_launcher(directory: Path) -> ServerLauncher:
     return ServerLauncher(ChildServer(VllmSettings(python=vllm_python()), directory, directory)._spawn)
 
 
-def shared_server(model: Path, directory: Path, *, ahead: bool = False, **changes: Any) -> BendableServer:
+def shared_server(
+    model: Path, directory: Path, *, ahead: bool = False, lora: LoraSpec | None = None, **changes: Any
+) -> BendableServer:
     """Return a server for a policy directory; it starts with its first engine."""
     values = {"python": vllm_python(), "sequences": 64, **changes}
-    return BendableServer(VllmSettings.model_validate(values), model, directory, ahead)
+    return BendableServer(VllmSettings.model_validate(values), model, directory, ahead, lora)
 
 
 async def check_refusal(engine: VllmEngine, weights: Weights, reason: str) -> None:

@@ -61,6 +61,7 @@ def test_a_broken_contract_is_named_line_by_line(tmp_path: Path, monkeypatch: py
     assert result.stderr == "Error: environment 'broken-task' does not keep its contract\n"
 
 
+@pytest.mark.slow
 def test_a_built_in_environment_keeps_the_contract() -> None:
     assert "FAILED" not in succeed("environments", "check", "addition")
     assert "unknown environment 'chess'" in fail("environments", "check", "chess")

@@ -1,6 +1,5 @@
 """Whole networks on other tasks than addition: generated problems, a data file, and programs in the real sandbox."""
 
-import itertools
 import json
 import socket
 from collections import Counter
@@ -90,25 +89,6 @@ async def run_with_liar(network: Network, window: int, miners: int = 1) -> None:
     async with run_nodes(network, miners=miners) as nursery:
         nursery.start_soon(network.run_miner, "liar", 2, full_reward_producer)
         await network.until_window(window)
-
-
-@simulated
-async def test_countdown() -> None:
-    network = Network(demo_rules(environment="countdown", groups=2, group_size=4, max_tokens=8))
-    await run_with_liar(network, 6)
-    await check_rewards(network)  # a policy trained on addition has no reward here yet
-
-
-@simulated
-async def test_sat(tmp_path: Path) -> None:
-    values = ["".join(bits) for length in (4, 5, 6) for bits in itertools.product("01", repeat=length)]
-    write_speaking_policy(tmp_path, values)
-    rules = demo_rules(environment="sat", groups=4, group_size=8, max_tokens=1)
-    network = Network(rules, policy=tmp_path)
-    await run_with_liar(network, 9)
-    rewards = {reward for _, reward in await check_rewards(network)}
-    assert rewards == {0.0, 0.1, 1.0}
-    assert network.events("trainer/training", "step")
 
 
 @simulated

@@ -15,6 +15,7 @@ from roles.node.identity import Node
 from roles.ports import ObjectStore, StoreError
 from tests.support.attacked_nodes.trainer import read_outcomes
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
+from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, check_accepted, run_nodes
@@ -72,7 +73,7 @@ async def test_an_unreachable_miner_delays_nobody_and_its_groups_are_recorded_in
     assert set.union(*outcomes.values()) == {"unreachable"}
 
 
-@pytest.mark.parametrize("how", ["false", "no answer", "hangs once"])
+@pytest.mark.parametrize("how", few_daily(["false", "no answer", "hangs once"], 3))
 @simulated
 async def test_failures_of_storage_cost_a_miner_no_rejection(how: str):
     network = Network(RULES)
@@ -198,6 +199,7 @@ async def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name
     check_no_contradiction(network)
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_meeting_point_that_is_replaced_by_an_empty_one_fills_again() -> None:
     network = Network(RULES)

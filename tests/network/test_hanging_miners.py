@@ -16,6 +16,7 @@ from tests.support.attacked_nodes.trainer import WINDOW
 from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
 from tests.support.builders.chains import MINER
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
+from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, check_accepted, run_nodes, used_groups, verdicts
 from tests.support.simulation.virtual_clock import simulated
@@ -38,7 +39,7 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
     assert cases.undelivered == dict.fromkeys(strangers, PLEDGE)  # their storage was silent, and the miner's was not
 
 
-@pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
+@pytest.mark.parametrize("is_known", few_daily([False, True], 2), ids=["stranger", "known"])
 @simulated
 async def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: bool):
     network = Network(RULES)

@@ -11,7 +11,7 @@ import trio
 from safetensors.torch import load_file
 
 from grailnode.cli.actions.model_export import export_version
-from grailnode.config import Config, ConfigError
+from grailnode.config import Config
 from grailnode.engine import models
 from grailnode.engine.compute import Compute
 from grailnode.engine.lora_model import LoraModel, merged_weights, read_adapters
@@ -322,8 +322,9 @@ async def test_nodes_compute_with_the_base_that_the_trainer_published(tmp_path: 
     states = [one.hidden(weights, ids, torch.ones_like(ids, dtype=torch.bool)) for one in (model, network.model)]
     assert torch.equal(states[0], states[1])
     vllm = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "vllm"})})
-    with pytest.raises(ConfigError, match="cannot serve this run"):
-        await follower_model(network.node("miner-2"), vllm, network.policy, base.directory, "cpu")
+    other = await follower_model(network.node("miner-2"), vllm, network.policy, base.directory, "cpu")
+    assert isinstance(other, LoraModel)
+    assert digest_weights(other.base) == digest_weights(base.weights)
 
 
 @simulated

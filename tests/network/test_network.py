@@ -180,18 +180,6 @@ async def test_a_slow_miner_pledges_what_it_can_deliver():
     assert {(verdict.pledged, verdict.submitted) for verdict in on_miner.values()} == {(1, 1)}
 
 
-@simulated
-async def test_a_late_miner_catches_up_from_an_anchor_and_its_work_is_accepted():
-    network = Network(RULES)
-    async with run_nodes(network, miners=1) as nursery:
-        await network.until_window(7)
-        nursery.start_soon(network.run_miner, "late")
-        await network.until_window(10)
-    first = network.events("late", "delivered")[0]
-    assert first["version"] >= 3
-    await check_accepted(network, "late", range(7, 10), at_least=1)
-
-
 @pytest.mark.parametrize("present", [["validator-0"], ["validator-0", "validator-2"]], ids=["one", "a quorum"])
 @simulated
 async def test_a_group_is_trained_on_only_if_a_quorum_accepts_it(present: list[str]):

@@ -18,7 +18,7 @@ from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
-from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, scores
+from protocol.judging.ledger import LedgerRow, Seal, Witness, balances, scores
 from protocol.judging.report import ValidatorReport, canary_key
 from protocol.judging.stratum_counts import SharesOf
 from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
@@ -52,12 +52,6 @@ async def run_under_delivering(network: Network) -> None:
     await UnderDelivering(node, await Follower.open(node), engine, producer, miner_settings(4, chunk=4)).run()
 
 
-class Turncoat(FalseSketches):
-    """Honest up to a window."""
-
-    first_false_window = 8
-
-
 @simulated
 async def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledge():
     network = Network(RULES)
@@ -82,26 +76,38 @@ async def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledg
     assert [entry.previous for entry in ledger] == [b"", *digests[:-1]]
 
 
-async def run_turncoat(producer: type[Turncoat]) -> tuple[Network, list[Summary], dict[int, LedgerRow]]:
-    """Run a network in which few groups are audited, with a miner that lies in the end.
-
-    Returns:
-        The network, the validator's ledger, and its rows of that miner by window.
+class Turncoat(FalseSketches):
+    """False from a window on. In one earlier window each group has four rollouts with a sketch beyond the first step:
+    too few to reject one group alone.
     """
-    network = Network(RULES)
-    network.amend(proof=proof_of(thresholds(), audit_floor_ppm=250_000, audit_halving=1))
-    async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(partial(network.run_miner, "turncoat", producer=producer))
-        await network.until_window(14)
-    ledger = await summaries(network, "validator-0", range(14))
-    return network, ledger, {e.window: row for e in ledger for row in e.rows if row.miner == key("turncoat").public}
+
+    first_false_window = 8
+    doubtful_window = 5
+
+    async def produce(self, mining_window: MiningWindow, indices: Any) -> list[Group]:
+        groups = await super().produce(mining_window, indices)
+        if mining_window.window != self.doubtful_window:
+            return groups
+        return [with_sketches(group, self._beyond_first_step, 4) for group in groups]
+
+    @staticmethod
+    def _beyond_first_step(sketch: bytes) -> bytes:
+        return sketch[:-4] + bytes((value + 40) % 256 for value in sketch[-4:])
 
 
 @simulated
 async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earlier_ones():
-    network, ledger, rows = await run_turncoat(Turncoat)
+    network = Network(RULES)
+    network.amend(proof=proof_of(thresholds(), audit_floor_ppm=250_000, audit_halving=1))  # few groups are audited
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(partial(network.run_miner, "turncoat", producer=Turncoat))
+        await network.until_window(14)
+    ledger = await summaries(network, "validator-0", range(14))
+    rows = {entry.window: row for entry in ledger for row in entry.rows if row.miner == key("turncoat").public}
     unaudited = [w for w, row in rows.items() if w < Turncoat.first_false_window and row.audited < row.submitted]
-    assert unaudited
+    assert len(unaudited) > 1
+    assert Turncoat.doubtful_window in unaudited
+    assert rows[Turncoat.doubtful_window].rejected == 0
     later = [row for window, row in rows.items() if window > Turncoat.first_false_window]
     # It is a stranger again, of which one group is judged alone.
     assert all((row.audited, row.rejected) == (1, 1) for row in later)
@@ -111,10 +117,16 @@ async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earl
     assert amending.window > Turncoat.first_false_window  # when that window can no longer be sealed
     assert [item.window for item in amending.amendments] == unaudited
     for item in amending.amendments:
-        row = rows[item.window]
-        assert item.accepted == row.submitted - row.audited  # those groups were honest
+        others = rows[item.window].submitted - rows[item.window].audited
+        is_doubtful = item.window == Turncoat.doubtful_window  # all groups of a window are tested together
+        assert (item.accepted, item.rejected) == ((0, others) if is_doubtful else (others, 0))
         path = paths.reaudit(key("validator-0").public, item.window, item.miner)
-        assert (await fetch_record(network.node("reader"), ReauditVerdict, path)).digest == item.verdict
+        reaudit = await fetch_record(network.node("reader"), ReauditVerdict, path)
+        assert reaudit.digest == item.verdict
+        reasons = {judgement.reason for judgement in reaudit.record.judgements}
+        if is_doubtful:
+            assert Reason.WINDOW.value in reasons
+            assert reasons <= {Reason.WINDOW.value, Reason.SKETCH.value}  # the draw may let a group show it by itself
     draw = await network.node("x").randomness(network.run.schedule.audit(unaudited[-1]))
     verdict = (await verdicts(network, "turncoat", range(14)))[unaudited[-1]]
     assert tuple(item.index for item in verdict.judgements) == challenge.audit_indices(
@@ -126,42 +138,6 @@ async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earl
         share_ppm=250_000 * len(verdict.judgements),
     )
     assert key("turncoat").public not in dict(ledger[-1].scores)
-
-
-class FewFalseSketches(Turncoat):
-    """In one earlier window each group has four rollouts with a sketch beyond the first step: too few to reject one
-    group alone.
-    """
-
-    window = 5
-
-    async def produce(self, mining_window: MiningWindow, indices: Any) -> list[Group]:
-        groups = await super().produce(mining_window, indices)
-        if mining_window.window != self.window:
-            return groups
-        return [with_sketches(group, self._beyond_first_step, 4) for group in groups]
-
-    @staticmethod
-    def _beyond_first_step(sketch: bytes) -> bytes:
-        return sketch[:-4] + bytes((value + 40) % 256 for value in sketch[-4:])
-
-
-@simulated
-async def test_a_reaudit_tests_all_groups_of_a_window_together():
-    network, ledger, rows = await run_turncoat(FewFalseSketches)
-    assert rows[FewFalseSketches.window].rejected == 0
-    assert rows[FewFalseSketches.window].audited < rows[FewFalseSketches.window].submitted
-    amendments = {item.window: item for entry in ledger for item in entry.amendments}
-    unaudited = {window: row.submitted - row.audited for window, row in rows.items() if window in amendments}
-    assert len(unaudited) > 1
-    for window, item in amendments.items():
-        accepted_groups = 0 if window == FewFalseSketches.window else unaudited[window]
-        assert (item.accepted, item.rejected) == (accepted_groups, unaudited[window] - accepted_groups)
-    path = paths.reaudit(key("validator-0").public, FewFalseSketches.window, key("turncoat").public)
-    verdict = (await fetch_record(network.node("reader"), ReauditVerdict, path)).record
-    reasons = [judgement.reason for judgement in verdict.judgements]
-    assert Reason.WINDOW.value in reasons
-    assert set(reasons) <= {Reason.WINDOW.value, Reason.SKETCH.value}  # the draw may let one group show it by itself
 
 
 async def copy_verdicts(network: Network) -> None:

@@ -17,8 +17,8 @@ from tests.support.simulation.scenarios import SCENARIOS
 from tests.support.simulation.sweep import SeedOutcome, run_schedule, run_seed, silence_beacon_log, sweep
 from tests.support.simulation.virtual_clock import run_seeded
 
-SEEDS = range(0, 36, 6)
-ALL_SEEDS = range(66)
+SEEDS = range(0, 36, 12)
+OTHER_SEEDS = [seed for seed in range(66) if seed not in SEEDS]
 
 
 @pytest.fixture
@@ -49,15 +49,14 @@ def test_no_seed_violates_an_invariant():
 
 @pytest.mark.slow
 def test_no_seed_of_many_violates_an_invariant():
-    outcomes = list(sweep(ALL_SEEDS, processes=min(4, os.cpu_count() or 1)))
-    assert len(outcomes) == len(ALL_SEEDS)
+    outcomes = list(sweep(OTHER_SEEDS, processes=min(4, os.cpu_count() or 1)))
+    assert len(outcomes) == len(OTHER_SEEDS)
     check_outcomes(outcomes)
 
 
 @pytest.mark.usefixtures("quiet_beacon")
 def test_no_seed_of_a_network_that_deals_its_groups_violates_an_invariant():
-    outcomes = [run_seed(seed, dealing=True) for seed in (0, 178)]  # in the second one a version lapses
-    assert {item.seed: item.violations for item in outcomes} == {0: (), 178: ()}
+    assert run_seed(178, dealing=True).violations == ()  # a version lapses in it
 
 
 @pytest.mark.slow
@@ -95,7 +94,7 @@ def test_the_seed_decides_which_of_the_ready_tasks_runs_first():
 # A network recovers from each fault alone; `python -m bench.faults` runs pairs of them
 
 
-@pytest.mark.parametrize("name", few_daily(SCENARIOS, 3))
+@pytest.mark.parametrize("name", few_daily(SCENARIOS, 9))
 def test_a_network_recovers_from_a_single_fault(name: str):
     outcome = run_schedule(SCENARIOS[name])
     assert outcome.violations == ()

@@ -27,7 +27,7 @@ from tests.support.simulation.trainer_events import trained_groups
 from tests.support.simulation.virtual_clock import run_seeded, running, simulated
 
 
-@pytest.mark.parametrize(("seed", "checkpoint_versions"), few_daily([(0, 1), (1, 1), (2, 3), (3, 100)], 2))
+@pytest.mark.parametrize(("seed", "checkpoint_versions"), few_daily([(0, 1), (1, 1), (2, 3), (3, 100)], 4))
 @simulated
 async def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint_versions: int):
     """With a checkpoint for each version it goes on where it was, otherwise behind what is published."""
@@ -157,8 +157,10 @@ def weights_without_crash() -> dict[int, str]:
     return dict(weights)
 
 
-@pytest.mark.parametrize("after", few_daily([False, True], 2), ids=["before", "after"])
-@pytest.mark.parametrize("process", ["/training", "/upload"])
+KILLED = [("/training", False), ("/upload", False), ("/training", True), ("/upload", True)]
+
+
+@pytest.mark.parametrize(("process", "after"), few_daily(KILLED, 4))
 def test_a_trainer_killed_at_any_operation_makes_the_same_weights(process: str, after: bool):
     assert len(set(weights_without_crash().values())) == BATCHES + 1
     crashes = 0

@@ -11,9 +11,7 @@ from protocol import patch
 from protocol.digest import digest_weights, tensor_digest
 from tests.patch.weights import DTYPES, from_bits, pairs, round_trip, rounded_update, same_bits
 
-ALL_ORDERS = settings(
-    max_examples=2 * settings().max_examples, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
-)
+ALL_ORDERS = settings(deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 
 
 @ALL_ORDERS

@@ -16,7 +16,6 @@ from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.observe.pass_rate import pass_rate
 from tests.support.builders.plugins import install_module
 from tests.support.processes.command_line import fail, run_command, succeed
-from tests.support.pytest_options.few_daily import few_daily
 
 GENESIS = str(PACKAGED_POLICY)
 YES = """
@@ -111,8 +110,7 @@ def test_the_interval_holds_the_rate_of_all_problems(problems: int, samples: int
 
 
 def test_a_message_is_answered_once() -> None:
-    answers = {succeed("chat", GENESIS, "--message", "12+34=", "--greedy") for _ in range(2)}
-    assert answers == {"46\n"}
+    assert succeed("chat", GENESIS, "--message", "12+34=", "--greedy") == "46\n"
 
 
 def test_lines_are_answered_until_the_end_of_the_input() -> None:
@@ -124,8 +122,7 @@ def test_lines_are_answered_until_the_end_of_the_input() -> None:
     assert b"Ctrl-D ends" in result.stderr
 
 
-@pytest.mark.parametrize("key", few_daily(["Ctrl-C", "Ctrl-D"], 2))
-def test_a_terminal_ends_it(key: str) -> None:
+def test_ctrl_c_in_a_terminal_ends_it() -> None:
     terminal, own = pty.openpty()
     command = [sys.executable, "-m", "grailnode", "chat", GENESIS, "--greedy"]
     process = subprocess.Popen(command, stdin=own, stdout=own, stderr=own, start_new_session=True)
@@ -134,11 +131,8 @@ def test_a_terminal_ends_it(key: str) -> None:
         shown = read_until(terminal, b"> ")
         os.write(terminal, b"12+34=\n")
         shown += read_until(terminal, b"46\r\n> ")
-        if key == "Ctrl-D":
-            os.write(terminal, b"\x04")
-        else:
-            process.send_signal(signal.SIGINT)
-        assert process.wait(60) == (0 if key == "Ctrl-D" else 130)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
         assert b"Traceback" not in shown + read_rest(terminal)
     finally:
         process.kill()

@@ -5,7 +5,6 @@ import json
 import random
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,12 +15,12 @@ from protocol.chain import safetensors
 from protocol.chain.verifier import Trust
 from protocol.compression import decompress
 from protocol.digest import content_digest
-from protocol.encoding import Record, pack, unpack
+from protocol.encoding import Record, unpack
 from protocol.errors import LimitError, MalformedError, ProtocolError, SignatureError
 from protocol.identity.authority import Revisions
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, open_announced, open_signed, sign
-from protocol.rollout.batch import Commitment, Group, assemble, open_group
+from protocol.rollout.batch import Group, assemble, open_group
 from protocol.rollout.sketch import distances
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, VALIDATOR
@@ -137,7 +136,6 @@ def test_any_safetensors_header(header: object, body: bytes) -> None:
 
 RECORDS = [record for record in samples.every_record() if not isinstance(record, Envelope | Group | Trust)]
 IDS = [f"{record.kind}-{index}" for index, record in enumerate(RECORDS)]
-OTHER = "ABCDEFGHIJ"
 
 
 def refusal(data: bytes, record: Record) -> ProtocolError:
@@ -168,58 +166,6 @@ def test_every_flipped_bit_of_a_signed_object(record: Record, every: int) -> Non
         error = refusal(alteration, record)
         inside = any(offset in span for span in spans)
         assert isinstance(error, SignatureError if inside else MalformedError | LimitError), (offset, error)
-
-
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield every value of an object that contains no other values, with the path to it."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from leaves(item, (*path, name))
-    elif isinstance(value, tuple | list) and value:
-        for index, item in enumerate(value):
-            yield from leaves(item, (*path, index))
-    else:
-        yield path, value
-
-
-def other(value: Any) -> Any:
-    match value:
-        case bool():
-            return not value
-        case int():
-            return value + 1 if value < 1 << 62 else value - 1
-        case float():
-            return value / 2 + 0.125
-        case bytes():
-            return bytes([value[0] ^ 1]) + value[1:] if value else b"\x00"
-        case str():
-            return next(letter for letter in OTHER if letter != value[:1]) + value[1:]
-        case None:
-            return 1
-        case _:
-            return (0,)
-
-
-def replace(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """Return a copy of the object with another value at a path."""
-    if not path:
-        return new
-    if isinstance(value, dict):
-        return value | {path[0]: replace(value[path[0]], path[1:], new)}
-    return tuple(replace(item, path[1:], new) if index == path[0] else item for index, item in enumerate(value))
-
-
-@pytest.mark.parametrize("record", RECORDS, ids=IDS)
-def test_every_altered_field_of_a_signed_object(record: Record) -> None:
-    envelope = unpack(sign(record, MINER))
-    body = unpack(envelope["body"])
-    fields = set()
-    for path, value in leaves(body):
-        alteration = pack(replace(body, path, other(value)))
-        assert alteration != envelope["body"], path
-        assert isinstance(refusal(pack(envelope | {"body": alteration}), record), SignatureError), path
-        fields.add(path[0])
-    assert fields == body.keys()
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=IDS)
@@ -255,16 +201,3 @@ def test_a_group_belongs_to_one_commitment_and_one_place_in_it() -> None:
         with pytest.raises(MalformedError, match="does not belong to its commitment"):
             open_group(frame, other_commitment, 1)
     assert changes.keys() | {"prompt", "rollouts"} == Group.model_fields.keys()
-
-
-def test_a_group_does_not_open_with_an_altered_commitment() -> None:
-    body = unpack(SMALL_COMMITMENT.to_bytes())
-    for path, value in leaves(body):
-        try:
-            other_commitment = Commitment.from_bytes(pack(replace(body, path, other(value))))
-        except MalformedError:
-            continue
-        if path[0] in {"batch", "groups"} and path != ("groups", 1, 0):
-            continue  # these say where the bytes are and how many; only the digest says which bytes
-        with pytest.raises(MalformedError):
-            open_group(FRAMES[1], other_commitment, 1)

@@ -56,50 +56,6 @@ def worth(*summaries: Summary) -> float:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"accepted": 5},
-        {"audited": 17, "accepted": 17},
-        {"pledged": 15},
-        {"dealt": 3},
-        {"dealt": 17},
-        {"verdict": b""},
-        {"submitted": 0, "audited": 0, "accepted": 0},
-        {"verdict": bytes(31)},
-    ],
-)
-def test_invalid_rows(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        row(**changes)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rows": (row(), row())},
-        {"rows": tuple(sorted((row(A), row(B)), key=lambda item: item.miner, reverse=True))},
-        {"amendments": (Amendment(window=7, miner=A.public, verdict=b"", accepted=0, rejected=1),)},
-        {"previous": bytes(5)},
-        {"salt": bytes(15)},
-        {"roster": ()},
-        {"roster": (MINER.public,)},
-        {"roster": (samples.VALIDATOR.public,) * 2},
-        {"judges": 2},
-        {"judges": 0},
-        {"scores": ((A.public, 0),)},
-        {"scores": ((A.public, SHARE + 1),)},
-        {"alarms": ("two\nlines",)},
-        {"alarms": ("\x1b[2J",)},
-        {"alarms": ("a" * 501,)},
-        {"alarms": ("\u202e",)},
-    ],
-)
-def test_invalid_summaries(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        summary(**changes)
-
-
-@pytest.mark.parametrize(
     "strata",
     [
         (),

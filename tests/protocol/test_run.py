@@ -15,7 +15,7 @@ from protocol.identity.signing import open_signed, sign
 from protocol.lora import LoraSpec
 from protocol.objects import ObjectRef
 from protocol.rollout.sampling import SamplingParams
-from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec, ScoringSpec
+from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec
 from tests.protocol.signed_chain import NOW, Trainer, chain
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, ROOT, RUN_ID, digest, environment, run_manifest
@@ -29,42 +29,6 @@ def test_a_manifest_round_trips_and_its_digest_is_stable() -> None:
         open_signed(sign(manifest, ROOT, MINER), RunManifest, [ROOT.public, MINER.public]).digest
         == signed_manifest.digest
     )
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"group_size": 1},
-        {"groups": 0},
-        {"name": ""},
-        {"name": "two\nlines"},
-        {"name": "\x1b]0;title\x07"},
-        {"head_ttl": 0},
-    ],
-    ids=str,
-)
-def test_invalid_runs(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        run_manifest(**changes)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"penalty": 999_999},  # a rejection would cost less than a group earns
-        {"shortfall": -1},
-        {"miss_price": 0.5},
-        {"deposit": 10**15 + 1},
-        {"cap": 0},
-        {"cap": 10**9 + 1},
-        {"decay": 10**9 + 1},
-        {"windows": 0},
-    ],
-    ids=str,
-)
-def test_invalid_scoring(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        ScoringSpec(**(samples.SCORING.model_dump() | changes))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "a" * 101, "a\n", "é", "a\0"])
@@ -166,24 +130,6 @@ def test_times_of_a_window() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"role": "king"},
-        {"name": "a" * 33},
-        {"name": "a\n"},
-        {"name": "é"},
-        {"key": b"k"},
-        {"expires_ms": -1},
-        {"credential": bytes(1025)},
-    ],
-)
-def test_invalid_announcements(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        samples.announcement(**changes)
-    assert Announcement.from_bytes(samples.announcement().to_bytes()) == samples.announcement()
-
-
-@pytest.mark.parametrize(
     "space",
     [
         "",
@@ -199,46 +145,6 @@ def test_invalid_announcements(changes: dict[str, Any]) -> None:
 def test_valid_space_urls(space: str) -> None:
     announcement = samples.announcement(space=space)
     assert Announcement.from_bytes(announcement.to_bytes()).space == space
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        "https://",
-        "https://host/",
-        "https://host//a",
-        "https://host/.well-known",
-        "https://host/../a",
-        "https://host/a?b=c",
-        "https://host/a#b",
-        "https://host/%2e%2e",
-        "https://user@host/a",
-        "https://user:word@host/a",
-        "https://host:0/a",
-        "https://host:65536/a",
-        "https://host:70000/a",
-        "https://host:123456/a",
-        "http://localhost:99999/a",
-        "https://[::1]/a",
-        "https://HOST/a",
-        "https://-host/a",
-        "https://host..org/a",
-        "https://hôst/a",
-        "https://host/a b",
-        "https://host/a\n",
-        "http://host/a",
-        "http://127.0.0.1.example.org/a",
-        "ftp://host/a",
-        "file:///etc/passwd",
-        "s3://bucket",
-        "//host/a",
-        "https://host/" + "a/" * 150,
-        "https://" + "a" * 64 + ".org",
-    ],
-)
-def test_invalid_space_urls(space: str) -> None:
-    with pytest.raises(ValidationError):
-        samples.announcement(space=space)
 
 
 # Adapters in a run manifest, and the tables of versions that a run of adapters allows

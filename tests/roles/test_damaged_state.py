@@ -261,7 +261,7 @@ def check_no_contradiction(network: DiskNetwork) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
-@pytest.mark.parametrize("copy", few_daily([None, *range(COPIES)], 6))
+@pytest.mark.parametrize("copy", few_daily([None, *range(COPIES)], 12))
 @simulated
 async def test_an_old_copy_of_a_state_contradicts_nothing(
     copied_network: DiskNetwork, tmp_path: Path, name: str, copy: int | None

@@ -172,6 +172,7 @@ async def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_repo
     assert len(log.named("report-truncated")) == 1
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() -> None:
     monitor, log = make_monitor(canaries=0)

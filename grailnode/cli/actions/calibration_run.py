@@ -206,8 +206,6 @@ def _prompts(options: Options, policy: Policy) -> tuple[prompts.Prompts, ChatSpe
 def _lora(options: Options, policy: Policy) -> LoraSpec | None:
     """Return the adapters that the rules describe; None for a run that trains all weights."""
     rules = options.rules
-    if rules.lora_rank and options.uses_vllm:
-        raise CalibrationError("vLLM serves no adapters: measure --miner and --validator with torch")
     start = start_lora(policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
     return None if start is None else start.spec
 

@@ -1,16 +1,17 @@
 """What brings a restarted engine back to the version that it served: a checkpoint and the patches after it, on disk.
 
 They are for this machine only. Digests are checked again where they are read, inside of vLLM. So that a restart takes
-no longer after weeks, the patches are applied to the checkpoint from time to time, a tensor at a time.
+no longer after weeks, the patches are applied to the checkpoint from time to time, in a copy of its file.
 """
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import torch
 from safetensors import safe_open
-from torch import Tensor
 
 from protocol.chain.safetensors import file_head
 from protocol.digest import Weights, raw_bytes
@@ -60,7 +61,11 @@ class Checkpoints:
     def write_weights(self, version: int, weights: Weights) -> Path:
         """Write whole weights; the file is complete when this returns."""
         path = self._path("weights", version)
-        _write_tensors(path, weights, weights.__getitem__)
+        head, names = file_head(weights)
+        with path.open("wb") as output:
+            output.write(head)
+            for name in names:
+                output.write(raw_bytes(weights[name]))
         return path
 
     def write_patch(self, version: int, patch: bytes) -> Path:
@@ -96,7 +101,8 @@ class Checkpoints:
         last = self.steps[-1]
         path = self._path("weights", last.version)
         # The new file is complete before the old ones go, so a restart always finds a way to the version.
-        _write_patched(path, self.steps[0].path, [step.path.read_bytes() for step in self.steps[1:]])
+        shutil.copyfile(self.steps[0].path, path)
+        _apply_to_file(path, [step.path.read_bytes() for step in self.steps[1:]])
         for old in self.steps:
             old.path.unlink()
         self.steps = [RecoveryStep("stage_weights", last.version, last.digest, path)]
@@ -107,36 +113,18 @@ class Checkpoints:
         return self._directory / f"{kind}-{version}-{self._number}"
 
 
-def _write_patched(path: Path, checkpoint: Path, patches: Sequence[bytes]) -> None:
-    """Write the checkpoint that patches lead to, with one tensor in memory, and those that share its frames."""
-    frames = []
+def _apply_to_file(path: Path, patches: Sequence[bytes]) -> None:
+    """Apply patches to the tensors in a safetensors file, whose pages are in memory as long as there is room."""
+    with safe_open(path, framework="pt") as file:
+        like = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
+    head, names = file_head(like)
+    memory = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
+    parts = torch.split(memory[len(head) :], [like[name].nbytes for name in names])
+    parts_of = zip(names, parts, strict=True)
+    tensors = {name: part.view(like[name].dtype).view(like[name].shape) for name, part in parts_of}
     for patch in patches:
         header = read_header(patch)
-        units, by_row = units_of(header.rows), dict(zip(header.rows, split_frames(patch, header), strict=True))
-        frames.append({row.name: (unit, by_row[unit[-1]]) for unit in units.values() for row in unit})
-    decoded: dict[tuple[str, int], Tensor] = {}
-    with safe_open(checkpoint, framework="pt") as file:
-
-        def patched(name: str, count: int = len(frames)) -> Tensor:
-            """Return a tensor after so many patches; those of its frame wait in `decoded` until they are needed."""
-            if not count:
-                tensor: Tensor = file.get_tensor(name)
-                return tensor
-            if (name, count) not in decoded:
-                unit, frame = frames[count - 1][name]
-                if unit[-1].mode == Mode.UNCHANGED:
-                    return patched(name, count - 1)
-                old = {row.name: patched(row.name, count - 1) for row in unit}
-                decoded.update({(own, count): new for own, (new, _) in apply_unit(old, unit, frame).items()})
-            return decoded.pop((name, count))
-
-        _write_tensors(path, {name: file.get_tensor(name) for name in sorted(file.keys())}, patched)
-
-
-def _write_tensors(path: Path, like: Weights, read: Callable[[str], Tensor]) -> None:
-    """Write a safetensors file with the names, dtypes and shapes of `like`, a tensor at a time."""
-    head, names = file_head(like)
-    with path.open("wb") as output:
-        output.write(head)
-        for name in names:
-            output.write(raw_bytes(read(name)))
+        units = units_of(header.rows)
+        for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
+            if row.mode not in (Mode.UNCHANGED, Mode.JOINED):
+                apply_unit(tensors, units[row.name], frame, tensors)

@@ -17,7 +17,7 @@ a server that fails while it takes a version (restarted, and asked once more).
 """
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -27,9 +27,11 @@ import torch
 import trio
 from safetensors import SafetensorError
 
+from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.models import check_fit
 from grailnode.engine.torch_engine import RunSync
 from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
+from grailnode.engine.vllm.inside import adapters
 from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
 from grailnode.engine.vllm.verify_requests import Verification
 from grailnode.engine.vllm.version_gate import VersionGate
@@ -63,8 +65,13 @@ class EngineWeights:
     ) -> None:
         self._model = model
         self._limits = limits or EngineLimits()
-        self._server = ServerSupervisor(server, model.shapes, dtype, self._limits, self._restore, report)
+        # The weights that never change in a LoRA run; what is staged and committed are its adapters.
+        self._base = model.base if isinstance(model, LoraModel) else None
+        shapes = model.shapes if self._base is None else {name: tensor.shape for name, tensor in self._base.items()}
+        self._target: dict[str, object] = {} if self._base is None else {"model": adapters.NAME}
+        self._server = ServerSupervisor(server, shapes, dtype, self._limits, self._restore, report)
         self._checkpoints = Checkpoints(directory)
+        self._base_step: RecoveryStep | None = None
         self._run_sync = run_sync
         self._report = report
         self._staged: int | None = None
@@ -218,6 +225,8 @@ class EngineWeights:
 
     async def _restore(self, client: VllmClient) -> int | None:
         """Bring the served version, if any, into a server, verified, and stage again what was staged."""
+        if self._base is not None:
+            await self._load_base(client, self._base)
         # In the order in which they were committed: the checkpoint first, then each patch that follows it.
         for step in self._checkpoints.steps:
             await _stage(client, step)
@@ -229,6 +238,20 @@ class EngineWeights:
         if self._checkpoints.staged is not None:
             await _stage(client, self._checkpoints.staged)
         return self.version
+
+    async def _load_base(self, client: VllmClient, base: Weights) -> None:
+        """Bring the base into a server that has its places, verified, and then have adapters beside it."""
+        if self._base_step is None:
+            path = await self._on_disk(self._checkpoints.write_weights, 0, base)
+            digest = await self._run_sync(digest_weights, base)
+            self._base_step = RecoveryStep("stage_weights", 0, digest, path)
+        await _stage(client, self._base_step)
+        await _commit(client, self._base_step)
+        await client.call("map", shapes=self._model.shapes, adapters=True)
+        # vLLM takes no requests for an adapter that was not announced to it. It finds this one loaded, and so reads no
+        # path; nor does it take the name a second time, if the server is one that other engines have used.
+        with suppress(RefusedCommandError):
+            await client.post("/v1/load_lora_adapter", {"lora_name": adapters.NAME, "lora_path": adapters.NAME})
 
     async def _check_layout(self, client: VllmClient, step: RecoveryStep) -> None:
         """Compare what the server computes from the checkpoint in use with the torch model (layout_check.py)."""

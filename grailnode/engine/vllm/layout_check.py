@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from grailnode.engine.lora_model import LoraModel
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import Tokens
@@ -54,6 +55,8 @@ def check_layout(
     """
     with torch.inference_mode():
         weights = load_file(checkpoint)
+        if isinstance(model, LoraModel):
+            model, weights = model.inner(weights)
         ids = torch.tensor([prompt + result.tokens[:-1] for prompt, result in zip(prompts, results, strict=True)])
         tokens = torch.tensor([result.tokens for result in results])
         served = torch.stack([result.hidden for result in results]).to(torch.bfloat16)

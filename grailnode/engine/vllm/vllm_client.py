@@ -70,7 +70,7 @@ class VllmClient:
             BrokenEngineError: vLLM does not answer.
         """
         body = {"method": "grailnode", "args": [command, json.dumps(arguments)]}
-        answer = await self._post(self._control, "/collective_rpc", body, seconds)
+        answer = _parsed(await self._post(self._control, "/collective_rpc", body, seconds))
         results = answer.get("results") if isinstance(answer, dict) else None
         # A server without our extension may answer 200 with anything.
         if not isinstance(results, list) or not results or not all(map(_is_result, results)):
@@ -105,20 +105,20 @@ class VllmClient:
                 first = False
         return path.name
 
-    async def post(self, path: str, **query: str) -> None:
-        """Send a control request without a body, such as /pause."""
-        await self._post(self._control, f"{path}?{httpx.QueryParams(query)}" if query else path, None, None)
+    async def post(self, path: str, body: object = None, **query: str) -> None:
+        """Send a control request, such as /pause."""
+        await self._post(self._control, f"{path}?{httpx.QueryParams(query)}" if query else path, body, None)
 
     async def generate(self, body: Mapping[str, object]) -> tuple[list[int], str]:
         """Generate one completion; return its token ids, and why it ended."""
-        answer = await self._post(self._data, "/inference/v1/generate", body, None)
+        answer = _parsed(await self._post(self._data, "/inference/v1/generate", body, None))
         try:
             choice = answer["choices"][0]
             return [int(token) for token in choice["token_ids"]], str(choice["finish_reason"])
         except (LookupError, TypeError, ValueError) as error:
             raise BrokenEngineError(f"vLLM answered a completion without tokens ({error})") from error
 
-    async def _post(self, client: httpx.AsyncClient, path: str, body: object, seconds: float | None) -> Any:
+    async def _post(self, client: httpx.AsyncClient, path: str, body: object, seconds: float | None) -> httpx.Response:
         timeout = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
         for attempt in range(_ATTEMPTS):
             try:
@@ -137,10 +137,15 @@ class VllmClient:
             raise RefusedCommandError(f"vLLM refused {path}: {_one_line(response)}")
         if not response.is_success:
             raise BrokenEngineError(f"vLLM failed at {path} with {response.status_code}: {_one_line(response)}")
-        try:
-            return response.json() if response.content else None
-        except ValueError as error:
-            raise BrokenEngineError(f"vLLM answered {path} with {_one_line(response)}") from error
+        return response
+
+
+def _parsed(response: httpx.Response) -> Any:
+    """Return the JSON of an answer; None if it is empty."""
+    try:
+        return response.json() if response.content else None
+    except ValueError as error:
+        raise BrokenEngineError(f"vLLM answered {response.url.path} with {_one_line(response)}") from error
 
 
 def _is_result(item: object) -> bool:

@@ -99,7 +99,7 @@ class VllmEngine(EngineWeights):
 
         async def send() -> None:
             for place, call in unsent:
-                answers[place], reason = await client.generate(call.body())
+                answers[place], reason = await client.generate(self._target | call.body())
                 if reason not in ("stop", "length"):
                     raise BrokenEngineError(f"vLLM ended a completion by {reason}")
 

@@ -15,8 +15,10 @@ import trio
 
 import grailnode
 import protocol
+from grailnode.engine.vllm.inside.adapters import SCALE
 from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_settings import VllmSettings
+from protocol.lora import LoraSpec
 from roles.ports import EngineError
 
 _INSIDE: Final = "grailnode.engine.vllm.inside"
@@ -25,6 +27,7 @@ GUARD_PLUGIN: Final = "grailnode_guard"
 """The part of our plugin that changes nothing of what vLLM computes: its processes end with the one that started it."""
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 12
+_LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM reserves memory
 _KEEP_SECONDS: Final = 3.0  # for which an idle connection is kept; vLLM closes it after 5 s
 
 
@@ -99,6 +102,7 @@ class ChildServer:
         settings: with `python`, the interpreter of vLLM's environment.
         model: a policy directory; its weights are not read.
         directory: for the log and the files that node and engine exchange.
+        lora: the adapters of a LoRA run.
 
     Attributes:
         log: the file with the server's output; socket: the path of the Unix socket of the server that was started last.
@@ -109,9 +113,10 @@ class ChildServer:
 
     shares_files = True
 
-    def __init__(self, settings: VllmSettings, model: Path, directory: Path) -> None:
+    def __init__(self, settings: VllmSettings, model: Path, directory: Path, lora: LoraSpec | None = None) -> None:
         assert settings.python is not None
         self.settings = settings
+        self._lora = lora
         self._python = settings.python
         self._model = model
         self._directory = directory
@@ -161,7 +166,14 @@ class ChildServer:
         device = ["--enforce-eager"]
         if settings.device != "cpu":
             device = ["--gpu-memory-utilization", str(settings.memory_share)]
-        return ["--uds", socket, *server_flags(settings, self._model), *device, *settings.flags]
+        return [
+            "--uds",
+            socket,
+            *server_flags(settings, self._model),
+            *_lora_flags(self._lora),
+            *device,
+            *settings.flags,
+        ]
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the child: this one's without its Python, and what vLLM needs."""
@@ -187,6 +199,8 @@ class ChildServer:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             names = visible.split(",") if visible else list(map(str, range(first + settings.ranks)))
             own["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + settings.ranks])
+        if self._lora is not None:
+            own |= {SCALE: repr(self._lora.scale), "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         return inherited | server_environment(settings) | own | {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
@@ -264,6 +278,16 @@ def server_flags(settings: VllmSettings, model: Path) -> list[str]:
         "--skip-tokenizer-init",
         "--disable-log-stats",
     ]
+
+
+def _lora_flags(lora: LoraSpec | None) -> list[str]:
+    """Return the flags of a server that serves adapters."""
+    if lora is None:
+        return []
+    # vLLM compares the last part of a module's name; layers without an adapter keep one of zeros.
+    modules = sorted({target.rpartition(".")[2] for target in lora.targets})
+    rank = min((rank for rank in _LORA_RANKS if rank >= lora.rank), default=lora.rank)
+    return ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank), "--lora-target-modules", *modules]
 
 
 def server_environment(settings: VllmSettings) -> dict[str, str]:

@@ -33,7 +33,9 @@ class BendableExtension(WorkerExtension):
     def bend(self, *names: str) -> dict[str, int]:
         """Change one bit of the first element of some tensors, which are served in float32."""
         for name in names:
-            view = _sessions[id(self)]._weights().placements[name].pieces[0].view
+            weights = _sessions[id(self)]._weights()
+            owner = weights if name in weights.placements or weights.base is None else weights.base
+            view = owner.placements[name].pieces[0].view
             view[(0,) * view.dim()] ^= 1 << 16
         return {"bent": len(names)}
 

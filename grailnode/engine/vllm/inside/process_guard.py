@@ -16,11 +16,13 @@ _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def register() -> None:
-    """Prepare a process of vLLM (an entry point of `vllm.general_plugins`): the guard, and plain weights."""
-    from grailnode.engine.vllm.inside.plain_weights import keep_plain_weights  # noqa: PLC0415 - vLLM is loaded by now
+    """Prepare a process of vLLM (an entry point of `vllm.general_plugins`): the guard, plain weights, and adapters."""
+    from grailnode.engine.vllm.inside.adapters import scale_adapters  # noqa: PLC0415 - vLLM is loaded by now
+    from grailnode.engine.vllm.inside.plain_weights import keep_plain_weights  # noqa: PLC0415
 
     guard()
     keep_plain_weights()
+    scale_adapters()
 
 
 def guard() -> None:

@@ -63,7 +63,7 @@ class RankSteps:
         """
         if not hasattr(self._memory, "buffer"):
             self._memory.buffer = self._weights.buffer()
-        tensor, signal = self._weights.read_together(name, self._signal(), self._memory.buffer)
+        tensor, signal = self._weights.read(name, self._signal(), self._memory.buffer)
         self._leave(signal)
         return tensor
 

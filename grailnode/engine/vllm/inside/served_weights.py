@@ -72,11 +72,18 @@ class StagedVersion:
 
 
 class ServedWeights:
-    """The weights of a serving model; `gather` is for tensor parallelism (see `Gather`)."""
+    """The weights of a serving model; `gather` is for tensor parallelism (see `Gather`).
 
-    def __init__(self, tensor_map: TensorMap, gather: Gather | None = None) -> None:
+    Attributes:
+        base: for the weights of adapters: those of their base, which are verified with them and never change.
+    """
+
+    def __init__(
+        self, tensor_map: TensorMap, gather: Gather | None = None, base: "ServedWeights | None" = None
+    ) -> None:
         self.placements = tensor_map
         self._gather = gather
+        self.base = base
         self.version: int | None = None
         self.digest: bytes | None = None
         self.digests: dict[str, bytes] = {}
@@ -91,25 +98,14 @@ class ServedWeights:
         """Return memory into which any tensor can be read; what is never written takes none."""
         return np.empty(max(placement.elements for placement in self.placements.values()) + 1, np.int16)
 
-    def read(self, name: str, buffer: Buffer | None = None) -> Tensor:
-        """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
+    def read(self, name: str, signal: Signal = Signal.GO_ON, buffer: Buffer | None = None) -> tuple[Tensor, Signal]:
+        """Read a tensor of the checkpoint as it is served, and tell the other ranks something with it: return the
+        tensor, BF16 on the CPU and contiguous, and the largest signal of any rank, with which it may be incomplete.
 
         With tensor parallelism all ranks read the same tensors in the same order.
 
         Args:
             buffer: where to read it; None for new memory, which takes twice the time.
-
-        Raises:
-            ServedWeightsError: an element that is served in float32 is no BF16 number.
-        """
-        tensor, signal = self.read_together(name, Signal.GO_ON, buffer)
-        if signal == Signal.FAILED:
-            raise ServedWeightsError(f"{name}: an element that is served on another rank is no BF16 number")
-        return tensor
-
-    def read_together(self, name: str, signal: Signal, buffer: Buffer | None = None) -> tuple[Tensor, Signal]:
-        """Read a tensor and tell the other ranks something with it; return the tensor, and the largest signal of any
-        rank, with which the tensor may be incomplete.
 
         Raises:
             ServedWeightsError: an element on this rank is no BF16 number; the others are told that it FAILED.
@@ -155,6 +151,12 @@ class ServedWeights:
         Raises:
             DifferentWeightsError: the weights are not those of the version. They have no version then.
         """
+        if self.base is not None:
+            try:
+                self.base.verify(version, self.base.digest or b"")
+            except DifferentWeightsError:
+                self.version = self.digest = None
+                raise
         buffer = self.buffer()
         digests = {name: self._read_digest(name, buffer) for name in self.placements}
         expected = self.digests or digests
@@ -168,9 +170,10 @@ class ServedWeights:
     def _read_digest(self, name: str, buffer: Buffer) -> bytes:
         """Return the digest of a tensor as it is served; empty if no tensor of the checkpoint could be served so."""
         try:
-            return tensor_digest(self.read(name, buffer))
+            tensor, signal = self.read(name, buffer=buffer)
         except ServedWeightsError:
             return b""
+        return b"" if signal == Signal.FAILED else tensor_digest(tensor)
 
     def commit(self, staged: StagedVersion | None, threads: int = 1) -> None:
         """Write a staged version into the parameters, on all ranks or on none. The caller has paused the engine.

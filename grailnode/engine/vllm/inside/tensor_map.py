@@ -12,7 +12,7 @@ starts with dummy weights. `layout_check.py` compares what vLLM computes with th
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Shapes = Mapping[str, tuple[int, ...]]
+Loader = Callable[[Iterable[tuple[str, Tensor]]], object]
 
 
 class UnsupportedModelError(Exception):
@@ -110,11 +111,10 @@ def integer_storage(tensor: Tensor) -> Tensor:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the copies out of checkpoint tensors, and suppresses every write into the model's memory."""
 
-    def __init__(self, sources: Mapping[int, str], model: torch.nn.Module) -> None:
+    def __init__(self, sources: Mapping[int, str], tensors: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # A loader passes our tensors on as views, so a source is known by its storage, which all views share.
         self._sources = sources
-        tensors = [*model.parameters(), *model.buffers()]
         self._memory = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
         self.pieces: dict[str, list[Piece]] = {}
         self.faults: dict[str, str] = {}
@@ -127,6 +127,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func is torch.ops.aten.copy_.default:
                 self._record(target, args[1])
             return target
+        if func is torch.ops.aten._pin_memory.default:
+            return args[0]  # a copy of a tensor that is never read, and by which it would no longer be known
         return func(*args, **(kwargs or {}))
 
     def _record(self, target: Tensor, source: Tensor) -> None:
@@ -141,13 +143,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.pieces.setdefault(name, []).append(Piece.of(source.expand(target.shape), target))
 
 
-def map_tensors(model: torch.nn.Module, shapes: Shapes, *, whole: bool = True) -> TensorMap:
+def map_tensors(
+    model: torch.nn.Module,
+    shapes: Shapes,
+    *,
+    whole: bool = True,
+    adapter: tuple[Loader, Sequence[Tensor]] | None = None,
+) -> TensorMap:
     """Find where the tensors of a checkpoint lie in a model.
 
     Args:
         model: a model of vLLM, with weights loaded.
         shapes: of the checkpoint's tensors.
         whole: whether every element must lie on this rank; False with tensor parallelism.
+        adapter: if the tensors are those of an adapter, what loads it, and the memory into which it is loaded.
 
     Raises:
         UnsupportedModelError: an element of a tensor has no place, or more than one.
@@ -156,9 +165,10 @@ def map_tensors(model: torch.nn.Module, shapes: Shapes, *, whole: bool = True) -
     # Their memory is never touched, and so costs nothing.
     tensors = {name: torch.empty(shape, dtype=torch.bfloat16, device="cpu") for name, shape in shapes.items()}
     sources = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
-    with torch.inference_mode(False), torch.no_grad(), _Recorder(sources, model) as recorder:
+    load, memory = adapter or (model.load_weights, [*model.parameters(), *model.buffers()])
+    with torch.inference_mode(False), torch.no_grad(), _Recorder(sources, memory) as recorder:
         try:
-            model.load_weights(iter(tensors.items()))  # type: ignore[operator]
+            load(iter(tensors.items()))  # type: ignore[operator]
         except Exception as error:  # loaders raise whatever they like for a name or a shape that they do not know
             raise UnsupportedModelError(f"vLLM's loader refuses the tensors of this policy: {error}") from error
     if recorder.faults:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from grailnode.engine.vllm.inside import hidden_taps
+from grailnode.engine.vllm.inside.adapters import adapter_loader
 from grailnode.engine.vllm.inside.jobs import Job, Values
 from grailnode.engine.vllm.inside.plain_weights import unpacked, weights_changed
 from grailnode.engine.vllm.inside.rank_steps import Cancelled, rank_gather
@@ -80,8 +81,11 @@ class WeightSession:
         dtype = next(filter(None, dtypes), self._worker.vllm_config.model_config.dtype)
         return str(dtype).removeprefix("torch.")
 
-    def map(self, shapes: dict[str, list[int]]) -> Values:
+    def map(self, shapes: dict[str, list[int]], adapters: bool = False) -> Values:
         """Find the places of a policy's tensors.
+
+        Args:
+            adapters: whether the tensors are adapters of the weights that were mapped and verified before.
 
         Raises:
             UnsupportedModelError: not all of them can be patched.
@@ -93,8 +97,9 @@ class WeightSession:
             raise UnsupportedModelError("vLLM re-packed weights at load: the plugin of grailnode was not loaded")
         ranks = self._worker.vllm_config.parallel_config.world_size
         table = {name: tuple(shape) for name, shape in shapes.items()}
+        base, adapter = (self._weights(), adapter_loader(self._runner)) if adapters else (None, None)
         gather = rank_gather() if ranks > 1 else None
-        self._served = ServedWeights(map_tensors(model, table, whole=ranks == 1), gather)
+        self._served = ServedWeights(map_tensors(model, table, whole=ranks == 1, adapter=adapter), gather, base)
         # From here on nothing that is sampled counts, until a version was committed and verified.
         records.version = None
         records.clear()

@@ -1,0 +1,140 @@
+"""Records with an invalid field are not made: one table for each kind of record."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from protocol import limits
+from protocol.encoding import Record
+from protocol.judging.ledger import SHARE, Amendment
+from protocol.rollout.batch import Rollout
+from protocol.run import ScoringSpec
+from tests.support.builders import samples
+from tests.support.builders.samples import (
+    MINER,
+    ROOT,
+    SCORING,
+    TRAINER,
+    VALIDATOR,
+    announcement,
+    authority,
+    counts,
+    judgement,
+    row,
+    run_manifest,
+    schedule,
+    summary,
+    thresholds,
+)
+
+KEYS = (TRAINER.public, VALIDATOR.public)
+FIRST, SECOND = (samples.key(f"root {name}") for name in "ab")
+
+
+def scoring(**changes: Any) -> ScoringSpec:
+    return ScoringSpec(**(SCORING.model_dump() | changes))
+
+
+def rollout(**changes: Any) -> Rollout:
+    fields: dict[str, Any] = {"completion": b"", "sketch": b"", "reward": 0}
+    return Rollout(**(fields | changes))
+
+
+INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
+    authority: [
+        *({"roots": ()}, {"root_threshold": 2}, {"root_threshold": 0}, {"quorum": 2}, {"quorum": 0}),
+        *({"validators": KEYS[:1] * 2, "quorum": 2}, {"roots": KEYS[:1] * 2, "root_threshold": 2}),
+        *({"trainers": KEYS[:1] * 2}, {"trainers": (b"short",)}, {"revoked": (TRAINER.public,)}),
+        *({"revoked": (ROOT.public,)}, {"revoked": tuple(sorted((FIRST.public, SECOND.public), reverse=True))}),
+        {"revoked": (FIRST.public,) * 2},
+        {"revoked": (MINER.public,), "admission": samples.admission(allowed=(MINER.public,))},
+    ],
+    samples.admission: [
+        *({"policy": "whoever"}, {"miners": 0}, {"miners": 4097}, {"difficulty": 257}, {"credential": "Two Words"}),
+        *({"allowed": tuple(sorted((FIRST.public, SECOND.public), reverse=True))}, {"inviters": (FIRST.public,) * 2}),
+    ],
+    run_manifest: [
+        *({"group_size": 1}, {"groups": 0}, {"name": ""}, {"name": "two\nlines"}, {"name": "\x1b]0;title\x07"}),
+        {"head_ttl": 0},
+    ],
+    scoring: [
+        {"penalty": 999_999},  # a rejection would cost less than a group earns
+        *({"shortfall": -1}, {"miss_price": 0.5}, {"deposit": 10**15 + 1}, {"cap": 0}, {"cap": 10**9 + 1}),
+        *({"decay": 10**9 + 1}, {"windows": 0}),
+    ],
+    announcement: [
+        *({"role": "king"}, {"name": "a" * 33}, {"name": "a\n"}, {"name": "é"}, {"key": b"k"}, {"expires_ms": -1}),
+        {"credential": bytes(1025)},
+        *(
+            {"space": url}
+            for url in (
+                *("https://", "https://host/", "https://host//a", "https://host/.well-known", "https://host/../a"),
+                *("https://host/a?b=c", "https://host/a#b", "https://host/%2e%2e", "https://user@host/a"),
+                *("https://user:word@host/a", "https://host:0/a", "https://host:65536/a", "https://host:70000/a"),
+                *("https://host:123456/a", "http://localhost:99999/a", "https://[::1]/a", "https://HOST/a"),
+                *("https://-host/a", "https://host..org/a", "https://hôst/a", "https://host/a b", "https://host/a\n"),
+                *("http://host/a", "http://127.0.0.1.example.org/a", "ftp://host/a", "file:///etc/passwd"),
+                *("s3://bucket", "//host/a", "https://host/" + "a/" * 150, "https://" + "a" * 64 + ".org"),
+            )
+        ),
+    ],
+    schedule: [
+        *({"commit_rounds": 8}, {"audit_rounds": 6}, {"audit_rounds": 11}, {"verdict_rounds": 20}),
+        *({"seal_rounds": 8}, {"rounds": 2}, {"lead": 0}, {"max_lag": -1}, {"first_round": 0}, {"rounds": 10.0}),
+        {"rounds": True},
+    ],
+    thresholds: [
+        *({"threshold": 0}, {"threshold": 10**9}, {"confidence_ppm": 10**6}),
+    ],
+    samples.head: [
+        *({"anchors": ()}, {"anchors": (1, 0)}, {"anchors": (0, 0)}, {"anchors": (2,), "oldest_patch": 2}),
+        *({"base": 1}, {"oldest_patch": 3}, {"anchors": (1,), "oldest_patch": 0}, {"manifests": ()}, {"epoch": -1}),
+    ],
+    samples.manifest: [
+        *({"previous": samples.digest("before")}, {"anchor": ()}),
+        *({"patch": samples.manifest(1, samples.digest("m")).patch}, {"tensors": ()}),
+        *({"tensors": (("b", "F32", ()), ("a", "F32", ()))}, {"tensors": (("a", "F32", ()), ("a", "F32", ()))}),
+        *({"tensors": (("a", "F64", ()),)}, {"tensors": (("a", "F32", (-1,)),)}),
+        *({"tensors": (("a", "F32", (1 << 30, 1 << 30)),)}, {"tensors": (("a", "F32", (1,) * 9),)}),
+        {"tensors": (("é" * 300, "F32", ()),)},
+    ],
+    rollout: [
+        *({"completion": b"abc"}, {"completion": b"abcd", "sketch": b""}, {"completion": b"", "sketch": b"abc"}),
+        *({"completion": b"abcd", "sketch": b"abcdefgh"}, {"reward": 10**12 + 1}, {"reward": 0.5}),
+    ],
+    samples.group: [
+        *({"rollouts": ()}, {"prompt": b"abc"}, {"index": limits.MAX_GROUPS}, {"window": -1}, {"miner": b"short"}),
+    ],
+    judgement: [
+        {"reason": "because"},
+        {"reason": "wrong-sketch"},  # with rewards and log-probabilities
+        *({"reason": "wrong-sketch", "rewards": ()}, {"logprobs": bytes(16)}, {"tokens": 6}),
+        *({"tokens": 1 << 40, "logprobs": bytes(20)}, {"counts": counts(luck=(5001,))}, {"rewards": (2 * 10**12,)}),
+        *({"rewards": (0.5, 1.0)}, {"index": 1 << 20}),
+    ],
+    row: [
+        *({"accepted": 5}, {"audited": 17, "accepted": 17}, {"pledged": 15}, {"dealt": 3}, {"dealt": 17}),
+        *({"verdict": b""}, {"submitted": 0, "audited": 0, "accepted": 0}, {"verdict": bytes(31)}),
+    ],
+    summary: [
+        {"rows": (row(), row())},
+        {"rows": tuple(sorted((row(MINER), row(TRAINER)), key=lambda item: item.miner, reverse=True))},
+        {"amendments": (Amendment(window=7, miner=MINER.public, verdict=b"", accepted=0, rejected=1),)},
+        *({"previous": bytes(5)}, {"salt": bytes(15)}, {"roster": ()}, {"roster": (MINER.public,)}),
+        *({"roster": (samples.VALIDATOR.public,) * 2}, {"judges": 2}, {"judges": 0}),
+        *({"scores": ((MINER.public, 0),)}, {"scores": ((MINER.public, SHARE + 1),)}, {"alarms": ("two\nlines",)}),
+        *({"alarms": ("\x1b[2J",)}, {"alarms": ("a" * 501,)}, {"alarms": ("\u202e",)}),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [pytest.param(make, case, id=str(case)[:80]) for make, cases in INVALID.items() for case in cases],
+)
+def test_a_record_with_an_invalid_field_is_not_made(make: Callable[..., Record], changes: dict[str, Any]) -> None:
+    make()
+    with pytest.raises(ValidationError):
+        make(**changes)
