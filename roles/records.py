@@ -26,7 +26,7 @@ from protocol.objects import ObjectRef
 from protocol.run import FileRef
 from roles.gather import first_success
 from roles.node.identity import Node
-from roles.ports import StoreError, TooLargeError
+from roles.ports import NotFoundError, StoreError, TooLargeError
 
 P = TypeVar("P", bound=PublishedRecord)
 
@@ -101,6 +101,8 @@ async def fetch_run_file(node: Node, ref: ObjectRef | FileRef | CodeRef, writers
     async def fetch(writer: bytes) -> bytes:
         try:
             return await fetch_object(node, paths.file(writer, ref.digest), ref)
+        except NotFoundError as error:
+            raise NotFoundError(f"{name}: its trainer has not published this file yet; start it, or wait") from error
         except MalformedError as error:
             raise StoreError(f"{name}: not the file that the run names, as storage shows it now") from error
 

@@ -23,6 +23,7 @@ def status(**parameters: Any) -> None:
 @run_options
 @shown_option("--port", type=click.IntRange(1, 65535), default=8642, help="Where the page is served.")
 @shown_option("--host", default="127.0.0.1", help="Its address; another than this shows the page to others.")
+@click.option("--local", is_flag=True, help="With what the logs of this machine's nodes say; not behind a proxy.")
 def dashboard(**parameters: Any) -> None:
     """Serve a live page of a run, read from its store: windows, curves, miners, validators, rollouts."""
     run_action("run_dashboard", "dashboard", parameters)

@@ -53,7 +53,7 @@ class InspectableEngine(TorchEngine):
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
         await super().stage_patch(version, patch, manifest)
-        self.weights = apply(self.weights, patch)
+        self.weights = await self._run_sync(apply, self.weights, patch)
 
 
 class Cheater(HonestProducer):
@@ -86,11 +86,7 @@ class Cheater(HonestProducer):
     async def _perturbed_groups(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """Sample from a policy with perturbed weights, and compute the sketches with it too."""
         if self._perturbed.version != mining_window.version:
-            noise = torch.Generator().manual_seed(mining_window.version)
-            weights = {
-                name: tensor * (1 + _PERTURBATION * torch.randn(tensor.shape, generator=noise)).to(tensor.dtype)
-                for name, tensor in dequantize(self.engine.weights).items()
-            }
+            weights = await self._node.run_sync(perturbed, self.engine.weights, mining_window.version)
             await self._perturbed.stage(mining_window.version, weights)
             await self._perturbed.commit()
         return await HonestProducer(self.task, self._perturbed).produce(mining_window, indices)
@@ -168,6 +164,15 @@ class Cheater(HonestProducer):
             source = open_group(batch[offset : offset + size], commitment, index % len(commitment.groups))
             groups.append(source.model_copy(update={**place, "index": index}))
         return groups
+
+
+def perturbed(weights: Weights, seed: int) -> Weights:
+    """Return weights with noise."""
+    noise = torch.Generator().manual_seed(seed)
+    return {
+        name: tensor * (1 + _PERTURBATION * torch.randn(tensor.shape, generator=noise)).to(tensor.dtype)
+        for name, tensor in dequantize(weights).items()
+    }
 
 
 def _tokens(group: Sequence[Generation]) -> list[tuple[int, ...]]:

@@ -202,7 +202,7 @@ class CanaryProducer(HonestProducer):
             rest = replace(params, max_tokens=params.max_tokens - len(tokens))
             (behind,) = await self.engine.generate([request], rest)
             tokens += behind.tokens
-            own_sketch += self.sketches(mining_window, [behind])[0]
+            own_sketch += (await self.sketches(mining_window, [behind]))[0]
         return Generation(tokens, torch.empty(len(tokens), 0), (), own_sketch)
 
     async def _is_plain(self, mining_window: MiningWindow, group: Group, statistic: StatisticName) -> bool:

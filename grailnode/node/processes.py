@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -36,10 +37,13 @@ FOLLOWER_BLOCK = 1 << 20
 """The same of a process that samples or checks: a token's decoding allocates smaller ones again and again."""
 _M_MMAP_THRESHOLD: Final = -3  # of malloc.h
 _FOLLOWERS = ("canary", "miner", "validator")
+_TRAINERS = ("training", "site")
 
 
 def main(launch: Launch, body: ProcessBody | None = None) -> None:
     """Run a node's process until it is stopped. A `body`, a module-level function, replaces that of its kind."""
+    if launch.kind in _TRAINERS:
+        import_module("torch._dynamo")  # torch's optimizers import it, and what is imported now is frozen below
     torch.set_num_threads(launch.config.engine.threads)
     return_large_blocks(FOLLOWER_BLOCK if launch.kind in _FOLLOWERS else TRAINER_BLOCK)
     run_process(f"{launch.name}/{launch.kind}", partial(_run, launch, body or BODIES[launch.kind]))

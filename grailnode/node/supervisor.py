@@ -27,7 +27,10 @@ from roles.first_failure import first_failure
 from roles.node.retries import Pause
 from roles.ports import LineReporter
 
-_PRELOADED: Final = ["grailnode.node.fork_server", "torch", "grailnode.node.processes"]
+PRELOADED: Final = ("grailnode.node.fork_server", "torch", "grailnode.node.processes", "protocol.rollout.gumbel_max")
+"""What the fork server imports, the kernels of miners and validators with it: what is imported later is looked through
+by the garbage collector, on the event loop, for as long as a window of a small model takes.
+"""
 EXIT_PERMANENT: Final = 3
 """The exit code of a process whose failure a restart would not mend; it has logged the cause."""
 EXIT_TRANSIENT: Final = 4
@@ -70,7 +73,7 @@ class Supervisor:
 
     def __init__(self, report: LineReporter) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOADED)
+        self._context.set_forkserver_preload(list(PRELOADED))
         self._report = report
         self._processes: dict[str, list[ForkServerProcess]] = {}
         self._stopped_names: set[str] = set()

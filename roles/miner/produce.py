@@ -60,16 +60,21 @@ class HonestProducer:
         self, mining_window: MiningWindow, assignment: Assignment, generations: Sequence[Generation]
     ) -> list[Rollout]:
         """Return the completions of one group with their sketches and rewards."""
-        sketches = self.sketches(mining_window, generations)
+        sketches = await self.sketches(mining_window, generations)
         rewards = await self.task.rewards(assignment.problem, [item.tokens for item in generations])
         return [
             Rollout(completion=pack_tokens(item.tokens), sketch=own_sketch, reward=reward)
             for item, own_sketch, reward in zip(generations, sketches, rewards, strict=True)
         ]
 
-    def sketches(self, mining_window: MiningWindow, generations: Sequence[Generation]) -> list[bytes]:
+    async def sketches(self, mining_window: MiningWindow, generations: Sequence[Generation]) -> list[bytes]:
         key = self.sketch_key(mining_window)
-        return [item.sketch or sketch.commit(key.kind, item.hidden, key.seed) for item in generations]
+
+        def compute() -> list[bytes]:
+            return [item.sketch or sketch.commit(key.kind, item.hidden, key.seed) for item in generations]
+
+        sketches: list[bytes] = await self.task.run_sync(compute)
+        return sketches
 
     def sketch_key(self, mining_window: MiningWindow) -> SketchKey:
         """Return what determines the sketches of a window."""
@@ -109,13 +114,15 @@ class HonestProducer:
         episodes = [episode for group in played for episode in group]
         await play(self.task, self.engine, episodes, self.sketch_key(mining_window))
         return [
-            self.group(mining_window, assignment, self.episode_rollouts(mining_window, group))
+            self.group(mining_window, assignment, await self.episode_rollouts(mining_window, group))
             for assignment, group in zip(assignments, played, strict=True)
         ]
 
-    def episode_rollouts(self, mining_window: MiningWindow, played: Sequence[PlayedEpisode]) -> list[EpisodeRollout]:
+    async def episode_rollouts(
+        self, mining_window: MiningWindow, played: Sequence[PlayedEpisode]
+    ) -> list[EpisodeRollout]:
         """Return the records of episodes that have ended."""
-        sketches = self.sketches(mining_window, [item.generation for item in played])
+        sketches = await self.sketches(mining_window, [item.generation for item in played])
         return [
             EpisodeRollout(
                 completion=pack_tokens(item.episode.tokens),

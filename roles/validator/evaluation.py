@@ -15,16 +15,14 @@ from roles.ports import Engine, Request
 
 async def evaluate(task: PolicyTask, engine: Engine, version: int) -> Evaluation:
     """Solve held-out problems with the policy that the engine serves, which is of that version."""
-    rule, environment = task.run.evaluation, task.environment
-    count = min(rule.problems, environment.held_out_size or rule.problems)
-    problems = await task.run_sync(lambda: [environment.held_out_problem(index) for index in range(count)])
+    rule, problems = task.run.evaluation, await task.run_sync(_problems, task)
     prompts = [task.prompt(problem) for problem in problems]
-    owners = [index for index in range(count) for _ in range(rule.completions)]
+    owners = [index for index in range(len(problems)) for _ in range(rule.completions)]
     if task.run.episode_rule is not None:
         rewards = await _episode_rewards(task, engine, version, problems, prompts)
     else:
         rewards = await _rewards(task, engine, version, problems, prompts)
-    solved = [0] * count
+    solved = [0] * len(problems)
     for index, reward in zip(owners, rewards, strict=True):
         solved[index] += reward >= REWARD_UNIT
     strata: dict[str, list[int]] = {}
@@ -33,6 +31,11 @@ async def evaluate(task: PolicyTask, engine: Engine, version: int) -> Evaluation
         strata.setdefault(name, [0] * (rule.completions + 1))[right] += 1
     results = [StratumResult(name=name, right=tuple(right)) for name, right in sorted(strata.items())]
     return Evaluation(version=version, strata=tuple(results))
+
+
+def _problems(task: PolicyTask) -> list[Problem]:
+    environment, most = task.environment, task.run.evaluation.problems
+    return [environment.held_out_problem(index) for index in range(min(most, environment.held_out_size or most))]
 
 
 async def _rewards(

@@ -23,24 +23,13 @@ from grailnode.node.role_checks import Role
 from grailnode.node.role_processes import PROCESSES
 from grailnode.node.state_locks import lock_state
 from tests.deployment.commands import parse
+from tests.deployment.dockerfiles import DOCKER, ROOT, Instruction, instructions
 from tests.support.processes.command_line import succeed
 from tests.support.simulation.virtual_clock import running
 
-ROOT = Path(__file__).parents[2]
-DOCKER = ROOT / "docker"
 DOCKERFILES = sorted(DOCKER.glob("Dockerfile*"))
 COMPOSE = sorted(DOCKER.glob("compose*.yaml"))
 LOCKS = sorted(DOCKER.glob("*.lock"))
-
-Instruction = tuple[str, str]
-
-
-def instructions(file: Path) -> list[Instruction]:
-    """Return the instructions of a Dockerfile in order, without comments, with continued lines joined."""
-    lines = [line for line in file.read_text().splitlines() if not line.lstrip().startswith("#")]
-    text = "\n".join(lines).replace("\\\n", " ")
-    parts = (line.partition(" ") for line in text.split("\n") if line)
-    return [(verb.upper(), rest.strip()) for verb, _, rest in parts]
 
 
 def last_stage(file: Path) -> list[Instruction]:

@@ -60,6 +60,8 @@ def test_a_run_without_a_trainer_yet_says_so(run_file: Path):
         error = fail(*command, "--run", str(run_file))
         assert error.startswith("grailnode: ")
         assert "head: this run has published no version yet; start its trainer" in error
+    assert "--window 999: not open yet" in fail("rollouts", "--run", str(run_file), "--window", "999")
+    assert "its trainer has not published this file yet" in fail("rollouts", "--run", str(run_file), "--window", "0")
     assert run_command("status", "--run", str(run_file)).returncode == 0
     state = json.loads(succeed("status", "--run", str(run_file), "--json"))
     assert state["run_name"] == run_file.parent.name

@@ -7,6 +7,8 @@ of these tests once takes several times the limit.
 """
 
 import gc
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -37,6 +39,7 @@ from roles.trainer.spool import list_snapshots
 from tests.support.builders.chains import MINER, TRAINER, PunctualBeacon, make_node, small_run
 from tests.support.builders.policies import random_weights
 from tests.support.builders.verified_batches import make_group
+from tests.support.processes.programs import ROOT
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import TrioClock, running
 
@@ -148,6 +151,22 @@ def test_no_step_on_the_event_loop_grows_with_the_model(tmp_path_factory: pytest
             again = measure(tmp_path_factory.mktemp("site"))
             suspects = {role: names & again[role] for role, names in suspects.items()}
     assert suspects == {"train": set(), "publish": set(), "follow": set()}
+
+
+def test_what_a_window_needs_is_loaded_before_processes_are_forked():
+    """A full pass of the garbage collector took 22 ms over what was loaded later, in the step of whatever task."""
+    script = (
+        "import gc, importlib, torch\n"
+        "from grailnode.node.supervisor import PRELOADED\n"
+        "[importlib.import_module(name) for name in PRELOADED]\n"
+        "gc.freeze()\n"
+        "from protocol.rollout import sampling, sketch\n"
+        "sketch.commit('projection', torch.ones(4, 64), bytes(32))\n"
+        "sampling.log_probabilities(torch.ones(4, 64), torch.arange(4), 1.0)\n"
+        "print(len(gc.get_objects()))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(result.stdout) < 10_000
 
 
 def test_a_long_step_is_reported():

@@ -45,6 +45,8 @@ async def _read(node: Node, window: int | None, miner: str) -> ReadWindow:
     miners, newest = await find_miners(node, miner), await newest_summarized(node)
     if window is None and newest is None:
         raise click.ClickException("no validator has summarized a window yet; name one with --window")
+    if window is not None and window > node.window():
+        raise click.ClickException(f"--window {window}: not open yet; the newest one is {node.window()}")
     windows = range(newest, max(-1, newest - RECENT_WINDOWS), -1) if window is None and newest is not None else [window]
     with tempfile.TemporaryDirectory(prefix="grailnode-rollouts-") as directory:
         policy = await fetch_model(node, Path(directory))
@@ -55,8 +57,6 @@ async def _read(node: Node, window: int | None, miner: str) -> ReadWindow:
     whose = f"the miner {miner}" if miner else "a miner"
     if window is None:
         raise click.ClickException(f"no groups of {whose} are in storage for the newest {len(windows)} judged windows")
-    if window > node.window():
-        raise click.ClickException(f"--window {window}: not open yet; the newest one is {node.window()}")
     judged = "no window has been judged yet" if newest is None else f"the newest judged window is {newest}"
     raise click.ClickException(
         f"--window {window}: no groups of {whose} are in storage; they were never delivered, or have been deleted "

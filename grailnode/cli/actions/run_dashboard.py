@@ -40,12 +40,14 @@ _SEND_SECONDS: Final = 30.0
 _LIMITS: Final = ReadingLimits(rollouts=400, characters=8_000_000, seconds=10.0)
 
 
-def dashboard(host: str, port: int, **run_options: Unpack[RunOptions]) -> None:
+def dashboard(host: str, port: int, local: bool, **run_options: Unpack[RunOptions]) -> None:
     """Run `grailnode dashboard`."""
+    if local and not _is_loopback(host):
+        raise click.UsageError(f"--local with --host {host}: logs are for this machine's owner, at a loopback address")
     config = open_config_to_read(**run_options)
     if not _is_loopback(host):
         click.echo(f"{host}: whoever reaches port {port} of this machine sees the page", err=True)
-    run_until_interrupted(partial(_serve, config, make_auditor(config), host, port))
+    run_until_interrupted(partial(_serve, config if local else None, make_auditor(config), host, port))
     raise click.exceptions.Abort
 
 
@@ -71,11 +73,11 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-async def _serve(config: Config, node: Node, host: str, port: int) -> None:
+async def _serve(config: Config | None, node: Node, host: str, port: int) -> None:
     period = node.run.schedule.rounds * node.run.beacon.period_ms / 1000
     pace = min(max(period / _POLLS_PER_WINDOW, _FASTEST_SECONDS), _SLOWEST_SECONDS)
     with tempfile.TemporaryDirectory(prefix="grailnode-dashboard-") as directory:
-        reader = RunReader(node, Path(directory), config if _is_loopback(host) else None)
+        reader = RunReader(node, Path(directory), config)
         page = Dashboard(node.run.name, reader.read, pace, node.clock.now)
         serve = partial(serve_http, connections=_VIEWERS, send_seconds=_SEND_SECONDS)
         async with trio.open_nursery() as nursery:
@@ -95,7 +97,7 @@ class RunReader:
 
     Args:
         directory: for the run's model files, of which the tokenizer is needed.
-        config: whose logs say for what this machine's nodes wait; None where others than its owner see the page.
+        config: whose logs say for what this machine's nodes wait; None where others may see the page.
     """
 
     def __init__(self, node: Node, directory: Path, config: Config | None = None) -> None:

@@ -194,6 +194,7 @@ class Collector:
                 await self._monitor.examine(window, miner, verdicts)
             if final or not reader.outstanding(ignored):
                 self._monitor.compare(window, miner, verdicts)
+                await trio.lowlevel.checkpoint()  # a window may have hundreds of miners
             elif miner in self._monitor.canaries:
                 continue
             if self._processed_verdicts.get((window, miner), 0) == len(verdicts):

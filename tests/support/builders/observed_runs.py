@@ -50,6 +50,9 @@ def observed_run(windows: int = 60, miners: int = 6, words: Sequence[str] = ()) 
         rounds=(RoundRow(1, 1, 1, 1, 2, 4, 30, 51_200),) if words else (),
         sites=tuple(SiteRow(key, word, 3, {word: 2}, 4, 5, 6) for key, word in zip(keys, words, strict=False)),
         alarms=tuple(words),
+        bottleneck=words[0] if words else "",
+        troubles=tuple(words),
+        unjudged=tuple(words),
         pass_at=4,
         recent=dict.fromkeys(keys, recent),
         validators=tuple(
