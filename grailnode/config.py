@@ -222,11 +222,11 @@ class OuterSection(Settings):
 class HostsSection(Settings):
     """Machines whose GPUs train together (docs/guide/train.md)."""
 
-    count: int = Field(ge=2, le=1 << 10)
+    count: int = Field(default=2, ge=2, le=1 << 10)
     """Machines, each with `gpus` GPUs."""
     number: int = Field(default=0, ge=0)
     """Which of them this is. Machine 0 has the key and does all but the training of the others."""
-    meeting: str = Field(pattern=r"^[^:/\[\]]+:[0-9]{1,5}$")
+    meeting: str = Field(default="", pattern=r"^([^:/\[\]]+:[0-9]{1,5})?$")
     """`ADDRESS:PORT` of machine 0 in a network that nobody else is on: the port needs no password."""
 
 
@@ -295,9 +295,9 @@ class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSe
     def _check_bounds(self) -> "TrainerSection":
         check_retention(self.anchor_interval, self.keep_patches, self.keep_anchors)
         if self.ranks > 1 and self.optimizer != "adamw":
-            raise ValueError(f'gpus = {self.ranks} needs optimizer = "adamw": the others need whole tensors')
-        if self.hosts is not None and self.host >= self.hosts.count:
-            raise ValueError(f"hosts.number = {self.host}: there are {self.hosts.count}, and the first is 0")
+            raise ValueError(f'{self.ranks} processes need optimizer = "adamw": the others need whole tensors')
+        if self.hosts is not None and (self.host >= self.hosts.count or not self.hosts.meeting):
+            raise ValueError("hosts: `number` is below `count`, and `meeting` is the ADDRESS:PORT of host 0")
         if self.outer is not None and self.canaries:
             raise ValueError("canaries need a trainer that collects groups itself; with [trainer.outer] its sites do")
         return self

@@ -75,7 +75,7 @@ def go_on(learner: AnyLearner, directory: Path, saved: SavedRows | None, last: i
         trio.run(learner.load, state, saved, trio.to_thread.run_sync)
     views, _ = train(learner, None, learner.steps, last)
     previous = "" if saved is None else saved.folder
-    parts, _ = trio.run(learner.save, state, folder, previous, trio.to_thread.run_sync, 4096)
+    parts, _ = trio.run(learner.save, state, trio.to_thread.run_sync, 4096, folder, previous)
     return views, SavedRows(folder, tuple(parts), last)
 
 

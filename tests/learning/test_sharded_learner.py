@@ -77,6 +77,8 @@ def test_a_run_goes_on_from_what_ranks_on_two_hosts_have_saved(
     """With three ranks, tensors are divided unevenly and one rank has no pass."""
     expected_views, _ = train(alone(policy), None, 0, 4)
     hosts, saved, views = [tmp_path / "a", tmp_path / "b"], None, []
+    for host in hosts:
+        host.mkdir()
     for count, last in zip(counts, (2, 4), strict=True):
         if count == 1:
             shutil.copytree(hosts[1], hosts[0], dirs_exist_ok=True)

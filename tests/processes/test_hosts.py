@@ -55,6 +55,8 @@ def test_hosts_of_which_one_is_killed_and_one_is_cut_off_publish_what_one_host_d
         network.connect("b", on=True)
 
     def harm(version: int) -> None:
+        if version == 0:
+            trainer.kill("trainer/train")
         if version == 1:
             others[-1].end()
             eventually(lambda: not members(others[-1].session), "the killed host")

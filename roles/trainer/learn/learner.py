@@ -340,7 +340,7 @@ class Learner:
         return StateRows(tensors, {name: tensor.shape for name, tensor in tensors.items()}, Share())
 
     async def save(
-        self, state: ObjectStore, folder: str, _previous: str, run_sync: RunSync, shard_bytes: int
+        self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, _previous: str
     ) -> tuple[list[int], int]:
         return [await self.state_rows().save(state, folder, run_sync, shard_bytes)], 1
 

@@ -36,7 +36,7 @@ class PolicyLearner(Protocol):
         """Return the weights to publish: BF16, each whole."""
 
     async def save(
-        self, state: ObjectStore, folder: str, previous: str, run_sync: RunSync, shard_bytes: int
+        self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str
     ) -> tuple[list[int], int]:
         """Write masters and moments below a folder: each rank its own rows, into the state of its host.
 

@@ -13,6 +13,7 @@ first one after these, and its patch leads from what is published to what traini
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from statistics import fmean
 from typing import Final
 
@@ -177,13 +178,11 @@ class Training:
         node = self._node
         if replay is not None:
             tensors, moment = await node.run_sync(replay.tensors), (name.version, name.optimizer_step)
-            await put_checkpoint(node.state, moment, self._save, tensors, node.run_sync)
+            save = partial(self._learner.save, node.state, node.run_sync, self._shard_bytes)
+            await put_checkpoint(node.state, moment, save, tensors, node.run_sync)
         await self._put_snapshot(name, self._learner.view_source())
         self._masters_written.set()
         await self._delete_batches(digests)
-
-    async def _save(self, folder: str, previous: str) -> tuple[list[int], int]:
-        return await self._learner.save(self._node.state, folder, previous, self._node.run_sync, self._shard_bytes)
 
     async def _delete_batches(self, digests: frozenset[bytes]) -> None:
         await self._inbox.keep(lambda digest, _: digest not in digests)

@@ -78,6 +78,12 @@ class StepwiseTrainer:
     def end(self) -> None:
         self._program.end()
 
+    def kill(self, title: str) -> None:
+        """Kill the processes whose titles begin like this."""
+        for pid in members(self._program.session):
+            if _title(pid).startswith(title):
+                os.kill(pid, signal.SIGKILL)
+
     def _until_published(self, version: int) -> None:
         kills_for_later_versions = max(0, self._remaining_kills - _MAX_KILLS)
 

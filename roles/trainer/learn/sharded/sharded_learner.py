@@ -114,7 +114,7 @@ class ShardedLearner:
         return TensorSource(sizes, lambda names: {name: self._read(MASTER + name, view=True) for name in names})
 
     async def save(
-        self, state: ObjectStore, folder: str, previous: str, run_sync: RunSync, shard_bytes: int
+        self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str
     ) -> tuple[list[int], int]:
         group = self._learner.group
         await run_sync(group.broadcast, group.reads, _Save(folder, previous))
