@@ -117,7 +117,7 @@ class StateRows:
         for name, tensor in tensors.items():
             if name not in self._tensors or tensor.dtype != self._tensors[name].dtype:
                 raise ValueError(_FOREIGN)
-            own, new = torch.atleast_1d(self._tensors[name]), torch.atleast_1d(tensor)
+            own, new = (one if one.ndim else one.view(1) for one in (self._tensors[name], tensor))
             mine, theirs = self._share.rows(self._rows[name]), part.rows(self._rows[name])
             if new.shape != (theirs.stop - theirs.start, *own.shape[1:]):
                 raise ValueError(_FOREIGN)
