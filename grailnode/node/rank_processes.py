@@ -10,7 +10,7 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch
 import trio
@@ -37,7 +37,7 @@ class Meeting:
     def __init__(self, seat: Seat, device: str) -> None:
         self._seat = seat
         self._device = device
-        self._store: dist.TCPStore | None = None
+        self._store: Any = None  # a TCPStore, once all have met
 
     def join(self) -> RankGroup:
         """Return the group of all ranks, when all of them have called this.
@@ -51,7 +51,8 @@ class Meeting:
             return RankGroup.of(torch.device(self._device))
         address, _, port = seat.meeting.rpartition(":")
         try:
-            store = dist.TCPStore(address, int(port), seat.count, seat.rank == 0, timeout=_JOIN)
+            new_store = dist.TCPStore  # type: ignore[attr-defined]  # torch exports it by a star
+            store = new_store(address, int(port), seat.count, seat.rank == 0, timeout=_JOIN)
             dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.count)
             group = RankGroup.of(torch.device(self._device))
         except RuntimeError as error:  # torch has no narrower one

@@ -116,7 +116,9 @@ class Supervisor:
     async def _run_once(self, spec: ProcessSpec) -> int | None:
         """Start a spec's processes, wait until one ends, kill the others, and return its exit code."""
         with tempfile.TemporaryDirectory(prefix="grailnode-ranks-") if spec.seats else nullcontext("") as directory:
-            seats = [(replace(seat, meeting=seat.meeting or f"file://{directory}/meeting"),) for seat in spec.seats]
+            seats: list[tuple[Seat, ...]] = [
+                (replace(seat, meeting=seat.meeting or f"file://{directory}/meeting"),) for seat in spec.seats
+            ]
             processes = [
                 self._context.Process(target=spec.target, args=spec.arguments + seat, name=spec.name, daemon=True)
                 for seat in (seats or [()])
