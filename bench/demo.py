@@ -31,20 +31,22 @@ def run(seed: int, out: Path) -> DemoReport:
 
 def row(report: DemoReport) -> str:
     """Return the row of a report."""
-    pass_rates = [value for value in report.pass_at_1 if value is not None]
-    sparsity = [value for value in report.sparsity if value is not None]
-    honest = [miner for miner in report.groups if miner.kind == "honest"]
-    cheats = [miner for miner in report.groups if miner.kind == "cheating"]
+    state = report.state
+    pass_rates = [row.pass_at_1 for row in state.windows if row.pass_at_1 is not None]
+    sparsity = [row.sparsity for row in state.versions if row.sparsity is not None]
+    honest = [miner for miner in state.miners if miner.kind == "honest"]
+    cheats = [miner for miner in state.miners if miner.kind == "cheating"]
 
     def count_text(miners: list[MinerRow]) -> str:
         return f"{sum(miner.accepted for miner in miners)} of {sum(miner.submitted for miner in miners)}"
 
     equality = "equal" if len(set(report.weights_digest.values())) == 1 else "UNEQUAL"
     return (
-        f"{report.seed:4}  {report.windows:7}  {report.versions:8}  {pass_rates[0]:.3f} -> {pass_rates[-1]:.3f}  "
+        f"{report.seed:4}  {len(state.windows):7}  {len(state.versions):8}  "
+        f"{pass_rates[0]:.3f} -> {pass_rates[-1]:.3f}  "
         f"{pass_rates[-1] - pass_rates[0]:+.3f}  {sum(sparsity) / len(sparsity):.4f}    {count_text(honest):16}"
         f" {count_text(cheats):15} {equality:8} {report.trainer_io_wait_fraction:.3f}     "
-        f"{report.seconds:.0f}"
+        f"{state.seconds:.0f}"
     )
 
 

@@ -41,14 +41,14 @@ async def read_state(run: Path, report: DemoReport) -> NetworkState:
     """Return the state of a kept demo in its last window, as its operator saw it."""
     node = make_auditor(open_config_to_read(str(run)))
     names = {SigningKey(key_files.read(file)).public: file.stem for file in (run.parent / "keys").glob("*.key")}
-    kinds = {bytes.fromhex(miner.key): miner.kind for miner in report.groups}
-    windows = report.windows
+    kinds = {bytes.fromhex(miner.key): miner.kind for miner in report.state.miners}
+    windows = len(report.state.windows)
     observer = Observer(node, 0, OperatorKnowledge(names, kinds, windows), last_window=windows - 1)
     await observer.refresh()
     state = observer.state()
     return replace(
         state,
-        full_bytes=report.full_bytes,
+        full_bytes=report.state.full_bytes,
         seconds=windows * state.window_seconds,
         window=windows - 1,
         window_elapsed=state.window_seconds,

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from grailnode.ui.report.markup import Markup, element
+from markupsafe import Markup
+
 from grailnode.ui.report.plot import BOTTOM, LEFT, RIGHT, TOP, Axis, drawing, grid, line
 
 END: Final = RIGHT - 84
@@ -49,10 +50,9 @@ def write_figure(path: Path, labels: Labels, lines: Sequence[Line], x: Axis, y: 
         path.stem,
         labels.title,
         labels.description,
-        element("style", Markup(_STYLE)),
-        element("rect", class_="paper", width="100%", height="100%"),
+        Markup('<style>{}</style><rect class="paper" width="100%" height="100%"></rect>').format(Markup(_STYLE)),
         grid(x, y, labels.x),
-        element("text", labels.y, x=LEFT - 66, y=TOP - 2),
+        Markup('<text x="{:g}" y="{:g}">{}</text>').format(LEFT - 66, TOP - 2, labels.y),
         *(line(f"c{number}", item.points, partial(_tooltip, item.name), x, y) for number, item in enumerate(lines)),
         *_names(lines, y),
     )
@@ -85,7 +85,8 @@ def _names(lines: Sequence[Line], y: Axis) -> list[Markup]:
     for rank, (place, number) in enumerate(places):
         at = min(max(place, least), lowest + _LINE_HEIGHT * rank)
         least = at + _LINE_HEIGHT
-        names.append(element("text", lines[number].name, class_=f"c{number}", x=END + 8, y=at, dy="0.35em"))
+        text = Markup('<text class="c{}" x="{:g}" y="{:.6g}" dy="0.35em">{}</text>')
+        names.append(text.format(number, END + 8, round(at, 2), lines[number].name))
     return names
 
 

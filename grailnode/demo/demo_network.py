@@ -22,7 +22,7 @@ from grailnode.observe.state import MinerKind, NetworkState, NodeRow
 from grailnode.run import workspace
 from grailnode.run.recipe import DEMO, Recipe, read_recipe
 from grailnode.track.training_log import LogFollower
-from grailnode.ui.report import DemoReport, RunFacts, write_report
+from grailnode.ui.report import DemoReport, write_report
 from grailnode.ui.terminal import View, open_view
 from protocol.proof import Arithmetic
 
@@ -229,7 +229,8 @@ class _Demo:
         digests = {name: digest for name, (_, digest) in self._logs.serving().items()}
         trainer_digest = self._observer.weights_digest()
         step = self._logs.last("trainer/training", "step") or {}
-        facts = RunFacts(
+        return DemoReport(
+            state=state,
             command=self._settings.command,
             verify_command=f"grailnode verify --run {self._settings.out / 'network' / 'run.toml'}",
             seed=self._settings.seed,
@@ -239,7 +240,6 @@ class _Demo:
             trainer_io_wait_fraction=float(step.get("io_wait_fraction", 0.0)),
             trainer_data_wait_fraction=float(step.get("data_wait_fraction", 0.0)),
         )
-        return DemoReport.of(state, facts)
 
 
 class _Logs:

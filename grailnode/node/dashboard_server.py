@@ -16,8 +16,9 @@ import trio
 from grailnode.node.http_server import Answer, Request
 from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.observe.state import NetworkState
+from grailnode.ui.report import templates
 from grailnode.ui.report.dashboard_sections import Choice, dashboard, rollout_list, sections_of
-from grailnode.ui.report.page import asset
+from grailnode.ui.report.templates import asset
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _STREAM_SECONDS: Final = 600.0  # then a browser asks again
@@ -58,8 +59,9 @@ class Dashboard:
         now: Callable[[], float],
         streams: int = 400,
     ) -> None:
-        for name in ("page.html", "dashboard.html", "style.css", "dashboard.js"):
-            asset(name)  # later this process may have no free file descriptor
+        templates.load()
+        for path in _ASSETS:
+            asset(path[1:])  # later this process may have no free file descriptor
         self._run_name = run_name
         self._read = read
         self._pace = pace

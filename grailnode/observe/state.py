@@ -1,15 +1,15 @@
 """The state of a run as `status`, the demo's live view and its report show it.
 
 It is read from public objects alone (grailnode/observe/observer.py): every stranger can check what these views show.
-Rows of miners, rounds and sites stand in report.json as they are, so they are checked when one is read.
+It stands in report.json as it is, so it is checked when one is read.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as checked_dataclass
+from pydantic.dataclasses import dataclass
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -22,7 +22,7 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """A misspelt key must not pass silently, and JSON has no NaN."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class VersionRow:
     """One published policy version, of which 0 is genesis.
 
@@ -48,7 +48,7 @@ class VersionRow:
         return 1.0 - self.changed / self.total if self.total else 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class StratumRow:
     """The held-out problems of one kind: its name (empty for none), their number, and pass@1 and pass@k on them."""
 
@@ -58,7 +58,7 @@ class StratumRow:
     pass_at_k: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class WindowRow:
     """One window as the validators judged it.
 
@@ -78,7 +78,7 @@ class WindowRow:
     strata: tuple[StratumRow, ...] = ()
 
 
-@checked_dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT)
 class MinerRow:
     """One miner over the windows that were read.
 
@@ -113,7 +113,7 @@ class MinerRow:
         return max(0, self.submitted - self.judged)
 
 
-@checked_dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT)
 class RoundRow:
     """One closed round of sites that train together.
 
@@ -132,7 +132,7 @@ class RoundRow:
     payload_bytes: Count
 
 
-@checked_dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT)
 class SiteRow:
     """One site over the rounds that were read.
 
@@ -151,7 +151,7 @@ class SiteRow:
     payload_bytes: Count
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class JudgedWindow:
     """The groups of one miner in a window, or those that one validator judged."""
 
@@ -160,7 +160,7 @@ class JudgedWindow:
     rejected: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class ValidatorRow:
     """One validator of the run.
 
@@ -178,7 +178,7 @@ class ValidatorRow:
     recent: tuple[JudgedWindow, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class StageRow:
     """A window that is not decided yet.
 
@@ -193,7 +193,7 @@ class StageRow:
     revealed: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class HeadRow:
     """The head, as the trainer signed it (docs/spec/chain.md).
 
@@ -215,7 +215,7 @@ class HeadRow:
     weights: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class NodeRow:
     """One node that the demo runs: its name ('trainer', 'miner-1', ...), its policy version, and its newest event in
     words.
@@ -226,7 +226,7 @@ class NodeRow:
     doing: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class NetworkState:
     """A run at one moment.
 

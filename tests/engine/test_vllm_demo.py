@@ -24,7 +24,7 @@ def test_miners_with_vllm_are_believed(tmp_path: Path, monkeypatch: pytest.Monke
         result = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out), "--engine", "vllm")
         assert result.returncode == 0, result.stdout + result.stderr
         report = DemoReport.model_validate_json((out / "report.json").read_bytes())
-        groups = {miner.name: miner for miner in report.groups}
+        groups = {miner.name: miner for miner in report.state.miners}
         assert not any(groups[name].rejected for name in HONEST if name in groups)
         assert "cheat" not in groups or groups["cheat"].accepted == 0
         accepted = {name: groups[name].accepted for name in HONEST if name in groups}

@@ -32,10 +32,10 @@ def run_demo(out: Path, windows: int, *options: str) -> DemoReport:
 
 def has_progress(report: DemoReport) -> bool:
     """Return whether the machine was fast enough for every node to take part in these windows."""
-    accepted_groups = {miner.name: miner.accepted for miner in report.groups}
+    accepted_groups = {miner.name: miner.accepted for miner in report.state.miners}
     return (
         set(report.weights_digest) == NODES
-        and report.versions >= 2
+        and len(report.state.versions) >= 2
         and accepted_groups.keys() >= {"miner-1", "miner-2", "cheat"}
         and min(accepted_groups["miner-1"], accepted_groups["miner-2"]) > 0
         and report.trainer_io_wait_fraction < 0.2
@@ -47,7 +47,7 @@ def test_a_short_demo_writes_its_report_and_leaves_nothing_else(tmp_path: Path, 
     for windows in (7, 30, 120):  # windows have a fixed length: a busy machine needs more of them to show as much
         report = run_demo(tmp_path / f"out-{windows}", windows)
         assert not list(temporary.glob("grailnode-demo-*"))
-        kinds = {miner.name: miner for miner in report.groups}
+        kinds = {miner.name: miner for miner in report.state.miners}
         assert all(kinds[name].accepted == 0 for name in {"cheat"} & kinds.keys())
         assert not any(kinds[name].rejected for name in {"miner-1", "miner-2"} & kinds.keys())
         if has_progress(report):
@@ -55,13 +55,17 @@ def test_a_short_demo_writes_its_report_and_leaves_nothing_else(tmp_path: Path, 
     assert has_progress(report)
     assert len(set(report.weights_digest.values())) == 1
     assert kinds["cheat"].submitted > 0
-    assert report.patch_bytes[1] is not None
+    assert report.state.versions[1].patch_bytes is not None
 
 
 @pytest.mark.slow
 def test_two_sites_learn_in_one_demo(tmp_path: Path, temporary: Path):
     def sites_took_part(report: DemoReport) -> bool:
-        return has_progress(report) and len(report.sites) == 2 and min(site.rounds for site in report.sites) > 0
+        return (
+            has_progress(report)
+            and len(report.state.sites) == 2
+            and min(site.rounds for site in report.state.sites) > 0
+        )
 
     for windows in (12, 40, 120):
         report = run_demo(tmp_path / f"out-{windows}", windows, "--trainers", "2")
@@ -69,9 +73,9 @@ def test_two_sites_learn_in_one_demo(tmp_path: Path, temporary: Path):
         if sites_took_part(report):
             break
     assert sites_took_part(report)
-    assert [site.name for site in report.sites] == ["worker-1", "worker-2"]
-    assert all(site.steps > 0 and site.groups >= site.steps and site.payload_bytes > 0 for site in report.sites)
-    assert sum(item.groups for item in report.rounds) == sum(site.groups for site in report.sites)
+    assert [site.name for site in report.state.sites] == ["worker-1", "worker-2"]
+    assert all(site.steps > 0 and site.groups >= site.steps and site.payload_bytes > 0 for site in report.state.sites)
+    assert sum(item.groups for item in report.state.rounds) == sum(site.groups for site in report.state.sites)
     assert len(set(report.weights_digest.values())) == 1
     html = (tmp_path / f"out-{windows}" / "report.html").read_text()
     assert "<h2>Sites</h2>" in html

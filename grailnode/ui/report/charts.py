@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from grailnode.observe.state import MinerRow
+from markupsafe import Markup
+
+from grailnode.observe.state import MinerRow, NetworkState, WindowRow
 from grailnode.ui.formatting import byte_part_text, byte_text, clean, share_text
 from grailnode.ui.report import plot
-from grailnode.ui.report.markup import Markup, element
 from grailnode.ui.report.plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP
-from grailnode.ui.report_data import Findings, RunFigures
+from grailnode.ui.report.templates import part
+from grailnode.ui.report_data import Findings
 from grailnode.ui.series import by_count, without_gaps
 
 MOST_MINERS: Final = 12  # the rest are in the table
@@ -19,94 +21,80 @@ _ROW: Final = 52.0
 _BAR: Final = 16.0
 
 
-def learning(report: RunFigures, findings: Findings) -> Markup:
+def learning(state: NetworkState, findings: Findings) -> Markup:
     """Plot held-out pass@1 and reward over windows."""
-    values = [*without_gaps(report.pass_at_1), *without_gaps(report.reward)]
-    x = plot.count_axis(report.window_index, LEFT, RIGHT)
+    values = without_gaps([value for row in state.windows for value in (row.pass_at_1, row.reward)])
+    x = plot.count_axis([row.window for row in state.windows], LEFT, RIGHT)
     y = plot.share_axis(values, BOTTOM, TOP)
 
-    def series(name: str, css: str, entries: Sequence[float | None]) -> Markup:
-        points = list(zip(report.window_index, entries, strict=True))
+    def series(name: str, css: str, value_of: Callable[[WindowRow], float | None]) -> Markup:
+        points = [(row.window, value_of(row)) for row in state.windows]
         return plot.line(css, points, lambda at, value: f"window {at}: {name} {value:.3f}", x, y)
 
     changes = [change.ends_text if change else _NOT_MEASURED for change in (findings.pass_at_1, findings.reward)]
-    body = [series("reward", "second", report.reward), series("held-out pass@1", "first", report.pass_at_1)]
-    return _figure(
-        "Learning",
-        plot.drawing(
-            "learning",
-            "Held-out pass@1 and reward over windows",
-            f"Held-out pass@1 {changes[0]}. Mean reward of accepted rollouts {changes[1]}.",
-            plot.grid(x, y, "window"),
-            *(body if values else [plot.empty_message(_NOT_MEASURED)]),
-        ),
-        ("first", "held-out pass@1", changes[0]),
-        ("second", "reward", changes[1]),
+    reward = series("reward", "second", lambda row: row.reward)
+    body = [reward, series("held-out pass@1", "first", lambda row: row.pass_at_1)]
+    drawing = plot.drawing(
+        "learning",
+        "Held-out pass@1 and reward over windows",
+        f"Held-out pass@1 {changes[0]}. Mean reward of accepted rollouts {changes[1]}.",
+        plot.grid(x, y, "window"),
+        *(body if values else [plot.empty_message(_NOT_MEASURED)]),
     )
+    return _figure("Learning", drawing, ("first", "held-out pass@1", changes[0]), ("second", "reward", changes[1]))
 
 
-def patches(report: RunFigures, findings: Findings) -> Markup:
+def patches(state: NetworkState, findings: Findings) -> Markup:
     """Plot the patch bytes of each version, on a logarithmic scale, against the full checkpoint."""
-    sizes = [round(size) for size in without_gaps(report.patch_bytes)]
-    y = plot.byte_axis([*sizes, *([report.full_bytes] if report.full_bytes else [])], BOTTOM, TOP)
+    full = state.full_bytes
+    sizes = [row.patch_bytes for row in state.versions if row.patch_bytes is not None]
+    y = plot.byte_axis([*sizes, *([full] if full else [])], BOTTOM, TOP)
     typical = "none was published"
     if findings.patch_bytes is not None:
-        typical = f"median {byte_part_text(findings.patch_bytes, report.full_bytes)}"
-    full = [plot.level(report.full_bytes, f"full checkpoint {byte_text(report.full_bytes)}", y)]
-    return _figure(
-        "Patch size",
-        plot.drawing(
-            "patches",
-            "Patch bytes of each policy version against the full checkpoint, logarithmic scale",
-            f"Patches: {typical}.",
-            *_versions(
-                report,
-                report.patch_bytes,
-                y,
-                lambda size: byte_part_text(round(size), report.full_bytes),
-                "no patch was published",
-            ),
-            *(full if report.full_bytes else []),
+        typical = f"median {byte_part_text(findings.patch_bytes, full)}"
+    drawing = plot.drawing(
+        "patches",
+        "Patch bytes of each policy version against the full checkpoint, logarithmic scale",
+        f"Patches: {typical}.",
+        *_versions(
+            [(row.version, row.patch_bytes) for row in state.versions],
+            y,
+            lambda size: byte_part_text(round(size), full),
+            "patch was published",
         ),
-        ("first", "patch bytes, log scale", typical),
+        *([plot.level(full, f"full checkpoint {byte_text(full)}", y)] if full else []),
     )
+    return _figure("Patch size", drawing, ("first", "patch bytes, log scale", typical))
 
 
-def sparsity(report: RunFigures, findings: Findings) -> Markup:
+def sparsity(state: NetworkState, findings: Findings) -> Markup:
     """Plot the share of weights that a version does not change."""
-    y = plot.sparsity_axis(without_gaps(report.sparsity), BOTTOM, TOP)
+    points = [(row.version, row.sparsity) for row in state.versions]
+    y = plot.sparsity_axis(without_gaps([value for _, value in points]), BOTTOM, TOP)
     mean = "none" if findings.sparsity is None else f"mean {share_text(findings.sparsity)}"
-    return _figure(
-        "Sparsity",
-        plot.drawing(
-            "sparsity",
-            "Share of weights that each version leaves unchanged, bit for bit",
-            f"Sparsity: {mean}.",
-            *_versions(
-                report,
-                report.sparsity,
-                y,
-                lambda value: f"{share_text(value)} unchanged",
-                "no version changed anything yet",
-            ),
-        ),
-        ("first", "unchanged BF16 weights", mean),
+    drawing = plot.drawing(
+        "sparsity",
+        "Share of weights that each version leaves unchanged, bit for bit",
+        f"Sparsity: {mean}.",
+        *_versions(points, y, lambda value: f"{share_text(value)} unchanged", "version changed anything yet"),
     )
+    return _figure("Sparsity", drawing, ("first", "unchanged BF16 weights", mean))
 
 
 def _versions(
-    report: RunFigures, values: Sequence[float | None], y: plot.Axis, words: Callable[[float], str], empty: str
+    points: Sequence[tuple[int, float | None]], y: plot.Axis, words: Callable[[float], str], absent: str
 ) -> tuple[Markup, Markup]:
     """Return the grid over policy versions, and the line of some values; a message where there are none."""
-    x = plot.count_axis(report.version_index, LEFT, RIGHT)
-    points = list(zip(report.version_index, values, strict=True))
+    x = plot.count_axis([version for version, _ in points], LEFT, RIGHT)
     line = plot.line("first", points, lambda at, value: f"version {at}: {words(value)}", x, y)
-    return plot.grid(x, y, "policy version"), line if without_gaps(values) else plot.empty_message(empty)
+    return plot.grid(x, y, "policy version"), line if without_gaps(
+        [value for _, value in points]
+    ) else plot.empty_message(f"no {absent}")
 
 
-def groups(report: RunFigures, findings: Findings) -> Markup:
+def groups(state: NetworkState, findings: Findings) -> Markup:
     """Plot the groups accepted and rejected per miner by reason, the largest miners first."""
-    ranked = sorted(report.groups, key=lambda miner: -_whole(miner))
+    ranked = sorted(state.miners, key=lambda miner: -_whole(miner))
     largest, rest = ranked[:MOST_MINERS], ranked[MOST_MINERS:]
     reasons = by_count(findings.groups.reasons)
     css = {reason: f"r{min(place, COLOURS)}" for place, (reason, _) in enumerate(reasons)}
@@ -116,25 +104,26 @@ def groups(report: RunFigures, findings: Findings) -> Markup:
     entries += [(css[reason], clean(reason, 32), f"{count:,}") for reason, count in reasons[:COLOURS]]
     if rare := reasons[COLOURS:]:
         entries.append((f"r{COLOURS}", f"{len(rare)} other reasons", f"{sum(count for _, count in rare):,}"))
-    if unjudged := sum(miner.unjudged for miner in report.groups):
+    if unjudged := sum(miner.unjudged for miner in state.miners):
         entries.append(("open", "not judged", f"{unjudged:,}"))
-    return _figure(
-        "Verification",
-        plot.drawing(
-            "groups",
-            "Groups accepted and rejected by reason, for each miner",
-            ". ".join(f"{clean(miner.name)}: {_counts(miner)}" for miner in largest) or "No miner took part.",
-            *(body or [plot.empty_message("no miner took part")]),
-            height=_EDGE + _ROW * len(largest) if largest else HEIGHT,
-        ),
-        *entries,
-        note=f"and {len(rest)} smaller miners, in the table below" if rest else "",
+    drawing = plot.drawing(
+        "groups",
+        "Groups accepted and rejected by reason, for each miner",
+        ". ".join(f"{clean(miner.name)}: {_counts(miner)}" for miner in largest) or "No miner took part.",
+        *(body or [plot.empty_message("no miner took part")]),
+        height=_EDGE + _ROW * len(largest) if largest else HEIGHT,
     )
+    note = f"and {len(rest)} smaller miners, in the table below" if rest else ""
+    return _figure("Verification", drawing, *entries, note=note)
+
+
+def _figure(title: str, drawing: Markup, *entries: tuple[str, str, str], note: str = "") -> Markup:
+    """Return a plot under its title and its legend, which has entries of (colour class, words, figure)."""
+    return part("svg.html", "figure", title, drawing, entries, note)
 
 
 def _row(miner: MinerRow, place: int, widest: int, css: dict[str, str]) -> Markup:
     """Draw a miner's name, its counts, and its bar."""
-    top = _EDGE + _ROW * place
     scale = (RIGHT - _EDGE) / widest if widest else 0.0
     parts = [("ok", "accepted", miner.accepted)]
     parts += [(css[reason], reason, count) for reason, count in by_count(miner.rejected)]
@@ -142,18 +131,11 @@ def _row(miner: MinerRow, place: int, widest: int, css: dict[str, str]) -> Marku
     bars, at = [], _EDGE
     for name, words, count in parts:
         if count:
-            tooltip = element("title", f"{clean(miner.name)}: {count} {clean(words)}")
             width = max(count * scale, 1.5)
-            css_class = name if width > 4 else f"{name} thin"
-            bars.append(element("rect", tooltip, class_=css_class, x=at, y=top + 18, width=width, height=_BAR))
+            tooltip = f"{clean(miner.name)}: {count} {clean(words)}"
+            bars.append((name if width > 4 else f"{name} thin", at, width, _BAR, tooltip))
         at += count * scale
-    kind = element("tspan", f"  {miner.kind}", class_=f"kind {miner.kind}")
-    return element(
-        "g",
-        element("text", clean(miner.name, 16), kind, class_="label", x=_EDGE, y=top + 10),
-        element("text", _counts(miner), class_="tick", x=RIGHT, y=top + 10, text_anchor="end"),
-        *bars,
-    )
+    return part("svg.html", "miner", miner, _counts(miner), bars, _EDGE + _ROW * place, _EDGE, RIGHT)
 
 
 def _counts(miner: MinerRow) -> str:
@@ -164,13 +146,3 @@ def _counts(miner: MinerRow) -> str:
 def _whole(miner: MinerRow) -> int:
     """Return the length of a miner's bar: more groups may be judged than this view read commitments for."""
     return max(miner.submitted, miner.judged)
-
-
-def _figure(title: str, drawing: Markup, *entries: tuple[str, str, str], note: str = "") -> Markup:
-    """Return a plot under its title and its legend, which has entries of (colour class, words, figure)."""
-    items = [
-        element("li", element("i", class_=css), element("span", words), element("b", value) if value else None)
-        for css, words, value in entries
-    ]
-    caption = element("figcaption", element("h3", title), element("ul", *items, class_="legend"))
-    return element("figure", caption, drawing, element("p", note, class_="aside") if note else None)

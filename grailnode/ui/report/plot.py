@@ -9,8 +9,10 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
+from markupsafe import Markup
+
 from grailnode.ui.formatting import byte_text, share_text
-from grailnode.ui.report.markup import Markup, element, number
+from grailnode.ui.report.templates import number, part
 from grailnode.ui.series import mean
 
 # One size for every plot. The margins are wide enough for the larger letters on phones.
@@ -114,32 +116,12 @@ def _round_step(rough: float) -> float:
 
 def drawing(identity: str, title: str, description: str, *body: Markup, height: float = HEIGHT) -> Markup:
     """Return an SVG that a screen reader can announce: an image with a name and a description."""
-    return element(
-        "svg",
-        element("title", title, id=f"{identity}-title"),
-        element("desc", description, id=f"{identity}-desc"),
-        *body,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {number(WIDTH)} {number(height)}",
-        role="img",
-        aria_labelledby=f"{identity}-title {identity}-desc",
-    )
+    return part("svg.html", "drawing", identity, title, description, body, WIDTH, height)
 
 
-def grid(x: Axis, y: Axis, x_label: str) -> Markup:
+def grid(x: Axis, y: Axis, name: str) -> Markup:
     """Draw horizontal rules with their values, and the horizontal axis with its marks and its name."""
-    rules = [element("line", class_="rule", x1=LEFT, x2=RIGHT, y1=y.at(value), y2=y.at(value)) for value, _ in y.ticks]
-    value_labels = [
-        element("text", label, class_="tick", x=LEFT - 8, y=y.at(value), dy="0.35em", text_anchor="end")
-        for value, label in y.ticks
-    ]
-    marks = [
-        element("text", label, class_="tick", x=x.at(value), y=BOTTOM + 20, text_anchor="middle")
-        for value, label in x.ticks
-    ]
-    base = element("line", class_="base", x1=LEFT, x2=RIGHT, y1=BOTTOM, y2=BOTTOM)
-    name = element("text", x_label, class_="name", x=(LEFT + RIGHT) / 2, y=BOTTOM + 42, text_anchor="middle")
-    return element("g", *rules, *value_labels, *marks, base, name, aria_hidden="true")
+    return part("svg.html", "grid", x, y, name, LEFT, RIGHT, BOTTOM)
 
 
 def line(
@@ -153,30 +135,14 @@ def line(
     """
     points = [(position, at, value) for position, (at, value) in enumerate(_thinned(series)) if value is not None]
     usual = median([after - before for (before, *_), (after, *_) in pairwise(points)] or [1])
-    solid: list[str] = []
-    dashed: list[str] = []
+    moves: dict[bool, list[str]] = {True: [], False: []}  # by whether they are solid
     for (before, x0, y0), (after, x1, y1) in pairwise(points):
         move = f"M{number(x.at(x0))} {number(y.at(y0))}L{number(x.at(x1))} {number(y.at(y1))}"
-        (solid if after - before <= usual else dashed).append(move)
-    few = len(points) <= _MOST_DOTS
-    dots = [
-        element(
-            "circle",
-            element("title", tooltip(at, value)),
-            class_="dot" if few else "spot",
-            cx=x.at(at),
-            cy=y.at(value),
-            r=(3 if few else 5),
-        )
-        for _, at, value in points
-    ]
-    return element(
-        "g",
-        element("path", class_="line", d="".join(solid)) if solid else None,
-        element("path", class_="line gap", d="".join(dashed)) if dashed else None,
-        *dots,
-        class_=css,
-    )
+        moves[after - before <= usual].append(move)
+    solid, dashed = (Markup("").join(moves[is_solid]) for is_solid in (True, False))
+    dots = [(x.at(at), y.at(value), tooltip(at, value)) for _, at, value in points]
+    dot, radius = ("dot", 3) if len(points) <= _MOST_DOTS else ("spot", 5)
+    return part("svg.html", "line", css, solid, dashed, dots, dot, radius)
 
 
 def _thinned(series: Sequence[tuple[float, float | None]]) -> Sequence[tuple[float, float | None]]:
@@ -190,15 +156,9 @@ def _thinned(series: Sequence[tuple[float, float | None]]) -> Sequence[tuple[flo
 
 def level(value: float, label: str, y: Axis) -> Markup:
     """Draw a dashed horizontal line with a label above its right end."""
-    at = y.at(value)
-    return element(
-        "g",
-        element("line", class_="level", x1=LEFT, x2=RIGHT, y1=at, y2=at),
-        element("text", label, class_="note", x=RIGHT, y=at - 7, text_anchor="end"),
-    )
+    return part("svg.html", "level", y.at(value), label, LEFT, RIGHT)
 
 
 def empty_message(words: str) -> Markup:
     """Write a message into the middle of an empty plot."""
-    middle_x, middle_y = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2
-    return element("text", words, class_="name", x=middle_x, y=middle_y, text_anchor="middle")
+    return part("svg.html", "words", words, (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2)

@@ -133,16 +133,16 @@ class _Summary:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, _WIDEST_SUMMARY)
-        findings = Findings.of(self.report)
+        state, findings = self.report.state, Findings.of(self.report.state, self.report.weights_digest)
         inside = width - 4
         parts: list[RenderableType] = [_figures(self.report, findings, inside)]
-        if rows := self.report.groups:
+        if rows := state.miners:
             parts += [Text(""), miners(rows, inside, len(rows) + 1)]
-        if judgement := judgement_text(self.report, findings):
+        if judgement := judgement_text(state, findings):
             good = not findings.false_rejections and not findings.false_acceptances
             parts += [Text(""), Text(judgement, style="green" if good else "red")]
-        length = f"{self.report.windows} windows in {duration_words(self.report.seconds)}"
-        title = line((f"{clean(self.report.run_name, 24)}: {length}", "not dim bold"))
+        length = f"{len(state.windows)} windows in {duration_words(state.seconds)}"
+        title = line((f"{clean(state.run_name, 24)}: {length}", "not dim bold"))
         yield Panel(Group(*parts), box=box.ROUNDED, border_style="dim", title=title, title_align="left", width=width)
 
 
@@ -154,8 +154,8 @@ def _figures(report: DemoReport, findings: Findings, width: int) -> Table:
     grid.add_column(width=max(width - label - 2, 4), no_wrap=True)
     room = min(width - label - 2 - _CHANGE - 2, _WIDEST_SPARK)
     for name, change, values, style in (
-        ("held-out pass@1", findings.pass_at_1, report.pass_at_1, "cyan"),
-        ("reward", findings.reward, report.reward, "magenta"),
+        ("held-out pass@1", findings.pass_at_1, [row.pass_at_1 for row in report.state.windows], "cyan"),
+        ("reward", findings.reward, [row.reward for row in report.state.windows], "magenta"),
     ):
         words = line(((change.text if change else "not measured").ljust(_CHANGE + 2), "bold"))
         if room >= 8 and change is not None:
@@ -168,20 +168,20 @@ def _figures(report: DemoReport, findings: Findings, width: int) -> Table:
 
 def _lines(report: DemoReport, findings: Findings) -> list[tuple[str, str]]:
     """Return (name, words) of the other figures."""
-    lines = []
+    state, lines = report.state, []
     if findings.patch_bytes is not None:
-        lines.append(("median patch", byte_part_text(findings.patch_bytes, report.full_bytes)))
+        lines.append(("median patch", byte_part_text(findings.patch_bytes, state.full_bytes)))
     if findings.sparsity is not None:
         lines.append(("mean sparsity", f"{share_text(findings.sparsity)} of the weights unchanged by a version"))
     if findings.nodes:
         equal = f"{findings.equal_nodes} of {findings.nodes} nodes equal, bit for bit"
-        lines.append(("weights", f"{equal} · {(reference_digest(report) or '-')[:12]}"))
-    if report.sites:
-        rounds = sum(item.counted > 0 for item in report.rounds)
-        steps, groups = (sum(getattr(site, name) for site in report.sites) for name in ("steps", "groups"))
-        lines.append(("sites", f"{len(report.sites)}, {rounds} rounds, {steps:,} local steps on {groups:,} groups"))
+        lines.append(("weights", f"{equal} · {(reference_digest(report.weights_digest) or '-')[:12]}"))
+    if state.sites:
+        rounds = sum(item.counted > 0 for item in state.rounds)
+        steps, groups = (sum(getattr(site, name) for site in state.sites) for name in ("steps", "groups"))
+        lines.append(("sites", f"{len(state.sites)}, {rounds} rounds, {steps:,} local steps on {groups:,} groups"))
     else:
         lines.append(("trainer waited", trainer_wait_text(report)))
-    speed = report.tokens_per_second
-    lines.append(("tokens a second", f"{rate_text(speed.generated)} generated, {rate_text(speed.verified)} verified"))
+    generated, verified = rate_text(state.generated_per_second), rate_text(state.verified_per_second)
+    lines.append(("tokens a second", f"{generated} generated, {verified} verified"))
     return lines
