@@ -111,7 +111,7 @@ def _measure(size: str, completions: int, *, all_weights: bool) -> None:
     else:
         model = LoraModel(inner_model, base, dtype=torch.bfloat16)
         learner = Learner(model, initial_adapters(model.shapes), settings, dtype=torch.bfloat16)
-    state = sum(learner.state_source().sizes.values())
+    state = sum(learner.state_rows().source().sizes.values())
     del base
     for _ in range(2):
         learner.step([group])

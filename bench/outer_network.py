@@ -1,10 +1,10 @@
 """Five sites with buckets of their own over slow links: `python -m bench.outer_network --rate 10`.
 
 Trainer, sites, a validator and two miners run as `grailnode --role ...`, each in a network namespace with a limited
-link (bench/namespaces.py), and write to buckets of their own on a real S3 server (rclone). Four sites train from the
-beginning. One of them has a tenth of the others' rate, one is killed with SIGKILL after a quarter of the rounds and
-starts again after half of them, and a fifth one starts then. One is poisoned: its weight decay takes 4% off all weights
-in each local step.
+link (tests/support/processes/namespaces.py), and write to buckets of their own on a real S3 server (rclone). Four sites
+train from the beginning. One of them has a tenth of the others' rate, one is killed with SIGKILL after a quarter of the
+rounds and starts again after half of them, and a fifth one starts then. One is poisoned: its weight decay takes 4% off
+all weights in each local step.
 
 The command prints the length of the rounds; for each site its contributions that counted, why others were refused, the
 median seconds from the opening of a round to its contribution and from the end of a round until it has applied it, the
@@ -25,12 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from bench.namespaces import NamespaceNetwork
 from bench.soak import TIMEOUTS
 from bench.wan import PROXY_PORTS, open_links
 from grailnode.run import workspace
 from protocol import paths
 from tests.support.builders.recipes import demo_recipe
+from tests.support.processes.namespaces import NamespaceNetwork
 from tests.support.processes.programs import eventually
 from tests.support.processes.separate_buckets import MEETING_BUCKET, Machines
 

@@ -40,15 +40,15 @@ class _Site(Simulation):
     def train(self, base: Floats, steps: int, number: int) -> Floats:
         """Take optimizer steps from `base` and return the FP32 weights that they give."""
         masters = {MASTER + name: torch.from_numpy(values.copy()) for name, values in base.items()}
-        self._learner.restore(masters, self._learner.steps)
+        self._learner.restore(self._learner.state() | masters)
         view = self._learner.view()
         self._versions.append(view)
         version = len(self._versions) - 1
         self.serve(version)
         for step in range(steps):
             self._learner.step(self._mine(number * steps + step, version))
-        results = self._learner.state_source().read([MASTER + name for name in base])
-        return {name.removeprefix(MASTER): tensor.numpy().copy() for name, tensor in results.items()}
+        state = self._learner.state()
+        return {name: state[MASTER + name].numpy() for name in base}
 
 
 def record(learning_rate: float, *, rounds: int, sites: int = 4, steps: int = 8, seed: int = 0) -> Iterator[SiteRound]:

@@ -1,10 +1,10 @@
 """Times of publishing and following versions over links of several rates: `python -m bench.wan --rates 1,10,100`.
 
 Storage (two `rclone serve s3`, one for writes with credentials, one for public reads), a trainer, two miners and two
-validators each run in a network namespace of their own (bench/namespaces.py), whose link is limited to the rate in both
-directions. tests/support/faults/stream_fault_proxy.py between a node and its link adds latency and faults. The nodes
-run the trainer's real publisher and the real follower (bench/wan_nodes.py); each writes to its own bucket and reads the
-others' over HTTP.
+validators each run in a network namespace of their own (tests/support/processes/namespaces.py), whose link is limited
+to the rate in both directions. tests/support/faults/stream_fault_proxy.py between a node and its link adds latency and
+faults. The nodes run the trainer's real publisher and the real follower (bench/wan_nodes.py); each writes to its own
+bucket and reads the others' over HTTP.
 
 For each rate all followers fetch the anchor of a policy whose size fits the rate. Then the trainer publishes patches as
 dense as workload A1 of bench/patches.py, each one when all followers have the one before. In the table *sync* is the
@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.checkpoints import TARGETS, find_rate, simulate
-from bench.namespaces import HUB, NamespaceNetwork
 from bench.soak import ROLES, recipe
 from bench.wan_nodes import weights_of
 from grailnode.calibration import proof_file
@@ -37,6 +36,7 @@ from protocol import paths
 from protocol.chain import safetensors
 from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
+from tests.support.processes.namespaces import HUB, NamespaceNetwork
 from tests.support.processes.programs import eventually
 from tests.support.processes.separate_buckets import (
     AUTH_OPTIONS,

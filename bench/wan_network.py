@@ -18,12 +18,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bench.crash_audit import find_violations
-from bench.namespaces import NamespaceNetwork
 from bench.soak import ROLES, RULES, SETTINGS, TIMEOUTS, NodeNetwork, fault_proxy, progress, recipe, start_all
 from bench.wan import PROXY_PORTS, open_links
 from grailnode.calibration import proof_file
 from grailnode.config import load
 from grailnode.run import workspace
+from tests.support.processes.namespaces import NamespaceNetwork
 from tests.support.processes.separate_buckets import AUTH_OPTIONS, PUBLIC_OPTIONS, Machines
 from tests.support.servers.rclone import serving
 from tests.support.simulation import small_policy

@@ -219,6 +219,17 @@ class OuterSection(Settings):
     """So long before the end of a round a site stops its local steps."""
 
 
+class HostsSection(Settings):
+    """Machines whose GPUs train together (docs/guide/train.md)."""
+
+    count: int = Field(default=2, ge=2, le=1 << 10)
+    """Machines, each with `gpus` GPUs."""
+    number: int = Field(default=0, ge=0)
+    """Which of them this is. Machine 0 has the key and does all but the training of the others."""
+    meeting: str = Field(default="", pattern=r"^([^:/\[\]]+:[0-9]{1,5})?$")
+    """`ADDRESS:PORT` of machine 0 in a network that nobody else is on: the port needs no password."""
+
+
 class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSettings):
     """How the trainer learns and publishes (docs/guide/train.md)."""
 
@@ -236,6 +247,8 @@ class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSe
     """Compute the activations of layers a second time instead of keeping them."""
     gpus: Count = 1
     """Processes that share a step, each with a GPU of its own."""
+    hosts: HostsSection | None = None
+    """With this section several machines share a step."""
     anchor_interval: Count = 25
     """Most versions between two full checkpoints in storage. One is made earlier when it has fewer bytes than the
     patches since the last one.
@@ -268,11 +281,23 @@ class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSe
         """Whether groups whose rewards do not differ are left out: not if the loss learns from them."""
         return self.dynamic_filtering and self.needs_contrast
 
+    @property
+    def host(self) -> int:
+        """The number of this machine among those that train together."""
+        return self.hosts.number if self.hosts else 0
+
+    @property
+    def ranks(self) -> int:
+        """How many processes share a step."""
+        return self.gpus * (self.hosts.count if self.hosts else 1)
+
     @model_validator(mode="after")
     def _check_bounds(self) -> "TrainerSection":
         check_retention(self.anchor_interval, self.keep_patches, self.keep_anchors)
-        if self.gpus > 1 and self.optimizer != "adamw":
-            raise ValueError(f'gpus = {self.gpus} needs optimizer = "adamw": the others need whole tensors')
+        if self.ranks > 1 and self.optimizer != "adamw":
+            raise ValueError(f'{self.ranks} processes need optimizer = "adamw": the others need whole tensors')
+        if self.hosts is not None and (self.host >= self.hosts.count or not self.hosts.meeting):
+            raise ValueError("hosts: `number` is below `count`, and `meeting` is the ADDRESS:PORT of host 0")
         if self.outer is not None and self.canaries:
             raise ValueError("canaries need a trainer that collects groups itself; with [trainer.outer] its sites do")
         return self

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,13 @@ from grailnode.environments.wheels import PluginError
 from grailnode.node.canary import CanaryProducer
 from grailnode.node.canary_audit import CanaryAudit
 from grailnode.node.disk_check import check_disk, follower_bytes
-from grailnode.node.node_makers import engine_directory, make_spectator, open_trainer_state, read_key
+from grailnode.node.node_makers import (
+    engine_directory,
+    make_spectator,
+    open_trainer_state,
+    read_key,
+    state_directory,
+)
 from grailnode.node.process_launch import Kind, Launch, Seat
 from grailnode.node.run_model import (
     DTYPES,
@@ -30,6 +37,7 @@ from grailnode.node.run_model import (
     trainer_model,
 )
 from grailnode.node.settings import TrainerSettings, coordinator_settings, site_settings, trainer_settings
+from grailnode.node.state_locks import lock_state
 from grailnode.node.tracking import track
 from grailnode.node.wiring import (
     MINER_VERSIONS,
@@ -55,7 +63,7 @@ from roles.node.identity import Node
 from roles.node.retries import Pause, WaitReporter
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
-from roles.ports import Engine, StoreError
+from roles.ports import Engine, StoreError, Telemetry
 from roles.trainer.publish.publisher import PublisherSettings
 
 if TYPE_CHECKING:
@@ -156,23 +164,32 @@ async def train(node: Node, launch: Launch, seat: Seat | None = None) -> None:
     """Train, on one device or as rank 0 of several."""
     genesis = genesis_reader(launch.config, node.run, policy_directory(launch.config))
     compute, settings = await node.run_sync(_training_compute, launch.config, node.run)
-    make_learner = None if seat is None else _rank_0(compute, settings, genesis, seat)
-    await run_training(node, genesis, compute, settings, make_learner)
+    await _as_rank_0(node, partial(run_training, node, genesis, compute, settings), compute, settings, genesis, seat)
 
 
-def _rank_0(
-    compute: Compute, settings: TrainerSettings, genesis: Callable[[], Weights], seat: Seat
-) -> "Callable[[], ShardedLearner]":
-    """Return a function that joins the other ranks, and returns the learner of all."""
-    from grailnode.node.rank_processes import join_ranks  # noqa: PLC0415 - it imports torch's compiler
+async def _as_rank_0(
+    node: Node,
+    work: "Callable[[Callable[[], ShardedLearner] | None], Awaitable[None]]",
+    compute: Compute,
+    settings: TrainerSettings,
+    genesis: Callable[[], Weights],
+    seat: Seat | None,
+) -> None:
+    """Train with what returns the learner of all ranks, or without one if there is no seat."""
+    if seat is None:
+        await work(None)
+        return
+    from grailnode.node.rank_processes import Meeting  # noqa: PLC0415 - it imports torch's compiler
     from roles.trainer.learn.sharded.rank_learner import RankLearner  # noqa: PLC0415
     from roles.trainer.learn.sharded.sharded_learner import ShardedLearner  # noqa: PLC0415
 
-    def make_learner() -> ShardedLearner:
-        group = join_ranks(seat, compute.device)
-        return ShardedLearner(RankLearner(compute.model, settings.learner, group, compute.dtype), genesis())
+    meeting = Meeting(seat, compute.device)
 
-    return make_learner
+    def make_learner() -> ShardedLearner:
+        learner = RankLearner(compute.model, settings.learner, meeting.join(), compute.dtype)
+        return ShardedLearner(learner, genesis(), seat.local)
+
+    await meeting.run(partial(work, make_learner), node.telemetry)
 
 
 def _training_compute(config: Config, run: RunManifest) -> tuple[Compute, TrainerSettings]:
@@ -220,8 +237,8 @@ async def train_site(node: Node, launch: Launch, seat: Seat | None = None) -> No
     config = launch.config
     genesis = genesis_reader(config, node.run, policy_directory(config))
     compute, settings = await node.run_sync(_training_compute, config, node.run)
-    make_learner = None if seat is None else _rank_0(compute, settings, genesis, seat)
-    await run_worker(node, genesis, compute, settings, site_settings(config, node.run), make_learner)
+    work = partial(run_worker, node, genesis, compute, settings, site_settings(config, node.run))
+    await _as_rank_0(node, work, compute, settings, genesis, seat)
 
 
 async def _miner(node: Node, launch: Launch) -> None:
@@ -247,12 +264,16 @@ async def _validator(node: Node, launch: Launch) -> None:
     await run_validator(node, task, compute, launch.config.validator)
 
 
-async def follow_rank_0(launch: Launch, seat: Seat) -> None:
-    """Compute what rank 0 asks for, on another rank, which has no key, no store and no state."""
-    from grailnode.node.rank_processes import follow  # noqa: PLC0415 - it imports torch's compiler
+async def follow_rank_0(launch: Launch, seat: Seat, telemetry: Telemetry) -> None:
+    """Compute what rank 0 asks for, on another rank, which has no key and no store."""
+    from grailnode.node.rank_processes import follow_rank_0 as follow  # noqa: PLC0415 - it imports torch's compiler
 
-    compute, settings = _training_compute(launch.config, make_spectator(launch.config).run)
-    await follow(compute, settings.learner, seat)
+    config, directory = launch.config, state_directory(launch.config, launch.name)
+    spectator = make_spectator(config)
+    compute, settings = _training_compute(config, spectator.run)
+    with lock_state(directory, launch.kind) if seat.leads_host else nullcontext():
+        state = open_trainer_state(config, launch.name, spectator)
+        await follow(compute, settings.learner, seat, state, telemetry)
 
 
 BODIES: dict[Kind, ProcessBody] = {

@@ -1,10 +1,17 @@
 """What a process of a node needs to start, and the kinds of processes that nodes have."""
 
+import fcntl
 import os
+import socket
+import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from grailnode import UserError
 from grailnode.config import Config
+
+_GET_ADDRESS: Final = 0x8915  # SIOCGIFADDR of linux/sockios.h
 
 Kind = Literal[
     "beacon", "training", "upload", "download", "canary", "tracking", "coordinator", "site", "miner", "validator"
@@ -30,13 +37,33 @@ class Launch:
     echo: bool = True
 
 
+class LostRankError(UserError):
+    """A rank on another host does not answer, or has ended. A new start waits for it."""
+
+
 @dataclass(frozen=True)
 class Seat:
-    """The place of a process in its group, whose processes torch.distributed brings together at the URL `meeting`."""
+    """The place of a process in its group.
+
+    Attributes:
+        meeting: where torch.distributed brings the processes together: a file on one host, or the "address:port" of
+            rank 0; empty before the supervisor has made a file.
+        local: how many ranks each host has, one host after the other.
+    """
 
     rank: int
     count: int
     meeting: str
+    local: int
+
+    @property
+    def has_other_hosts(self) -> bool:
+        return self.local < self.count
+
+    @property
+    def leads_host(self) -> bool:
+        """Whether this is the first rank of a host other than that of rank 0."""
+        return self.rank > 0 and self.rank % self.local == 0
 
 
 def prepare_rank(seat: Seat) -> None:
@@ -46,7 +73,22 @@ def prepare_rank(seat: Seat) -> None:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible != "":
-        names = visible.split(",") if visible else [str(number) for number in range(seat.count)]
-        os.environ["CUDA_VISIBLE_DEVICES"] = names[seat.rank % len(names)]
-    if seat.meeting.startswith("file:"):
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        names = visible.split(",") if visible else [str(number) for number in range(seat.local)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[seat.rank % seat.local % len(names)]
+    interface = _interface_towards(seat.meeting) if seat.has_other_hosts else "lo"
+    for library in ("GLOO", "NCCL") if interface else ():
+        os.environ[f"{library}_SOCKET_IFNAME"] = interface
+
+
+def _interface_towards(meeting: str) -> str:
+    """Return the network interface of this host by which it reaches an address; empty if no one has this route."""
+    address, _, port = meeting.rpartition(":")
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, int(port)))  # sends nothing
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                request = struct.pack("256s", name.encode())
+                if fcntl.ioctl(probe, _GET_ADDRESS, request)[20:24] == own:
+                    return name
+    return ""

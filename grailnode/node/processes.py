@@ -96,7 +96,8 @@ def main_of_rank(launch: Launch, seat: Seat) -> None:
 async def _run_rank(launch: Launch, seat: Seat) -> int:
     """Follow rank 0, and return the exit code."""
     process = f"{launch.name}/{launch.kind}-{seat.rank}"
-    return await _report_failure(launch, _telemetry(launch, process), partial(follow_rank_0, launch, seat))
+    telemetry = _telemetry(launch, process)
+    return await _report_failure(launch, telemetry, partial(follow_rank_0, launch, seat, telemetry))
 
 
 async def _report_failure(launch: Launch, telemetry: NodeTelemetry, body: Callable[[], Awaitable[None]]) -> int:

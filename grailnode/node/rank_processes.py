@@ -1,38 +1,122 @@
 """How the ranks of a trainer on several GPUs meet, and what those other than rank 0 do.
 
 The ranks of one host meet through a file, and talk over the loopback interface alone: torch.distributed knows no
-passwords. So ranks on several hosts need a network that nobody else is on.
+passwords. Ranks on several hosts meet at an address of rank 0's host, and need a network that nobody else is on. Only
+rank 0 has the key and the run's state, so that a rank that is lost, or joins twice, can publish nothing. When one is
+lost, the ranks of all hosts end, meet again, and go on from the checkpoint.
 """
 
-from functools import partial
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final
 
 import torch
 import trio
 from torch import distributed as dist
 
 from grailnode.engine.compute import Compute
-from grailnode.node.process_launch import Seat
+from grailnode.node.process_launch import LostRankError, Seat
+from grailnode.node.supervisor import EXIT_TRANSIENT
+from roles.ports import ObjectStore, Telemetry
 from roles.trainer.learn.learner import LearnerSettings
 from roles.trainer.learn.sharded.rank_group import RankGroup
 from roles.trainer.learn.sharded.rank_learner import RankLearner
-from roles.trainer.learn.sharded.sharded_learner import follow_reads, follow_steps
+from roles.trainer.learn.sharded.sharded_learner import follow
+
+_JOIN: Final = timedelta(minutes=5)
+_BEAT_SECONDS: Final = 2.0
+_SILENCE_SECONDS: Final = 30.0
+"""After which a rank of another host counts as lost: a link that is cut closes no connection."""
 
 
-def join_ranks(seat: Seat, device: str) -> RankGroup:
-    """Return the group of all ranks, when all of them have called this; the device is "cpu" or "cuda"."""
-    backend = "gloo" if device == "cpu" else "nccl"
-    dist.init_process_group(backend, init_method=seat.meeting, rank=seat.rank, world_size=seat.count)
-    return RankGroup.of(torch.device(device))
+class Meeting:
+    """Where a rank meets the others."""
+
+    def __init__(self, seat: Seat, device: str) -> None:
+        self._seat = seat
+        self._device = device
+        self._store: Any = None  # a TCPStore, once all have met
+
+    def join(self) -> RankGroup:
+        """Return the group of all ranks, when all of them have called this.
+
+        Raises:
+            LostRankError: those of other hosts have not within some minutes.
+        """
+        seat, backend = self._seat, "gloo" if self._device == "cpu" else "nccl"
+        if not seat.has_other_hosts:
+            dist.init_process_group(backend, init_method=seat.meeting, rank=seat.rank, world_size=seat.count)
+            return RankGroup.of(torch.device(self._device))
+        address, _, port = seat.meeting.rpartition(":")
+        try:
+            new_store = dist.TCPStore  # type: ignore[attr-defined]  # torch exports it by a star
+            store = new_store(address, int(port), seat.count, seat.rank == 0, timeout=_JOIN)
+            dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.count)
+            group = RankGroup.of(torch.device(self._device))
+        except RuntimeError as error:  # torch has no narrower one
+            raise LostRankError(f"trainer.hosts: the {seat.count} ranks have not met at {seat.meeting}") from error
+        self._store = store
+        return group
+
+    async def run(self, work: Callable[[], Awaitable[None]], telemetry: Telemetry) -> None:
+        """Carry out a rank's work.
+
+        Raises:
+            LostRankError: a rank of another host has ended, or does not answer.
+        """
+        if not self._seat.has_other_hosts:
+            return await work()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, telemetry)
+            try:
+                await work()
+            except* RuntimeError as errors:  # also of a collective whose connection is closed
+                raise LostRankError(f"a rank has ended: {errors.exceptions[0]}") from errors
+            raise LostRankError("rank 0 has ended")
+
+    async def _watch(self, telemetry: Telemetry) -> None:
+        """Count this rank's beats in the store of rank 0, which also compares those of the others. End this process
+        when one stops: its threads may wait for the other rank for ever.
+        """
+        beats: list[int] = []
+        heard: list[float] = []
+        while True:
+            with trio.move_on_after(_SILENCE_SECONDS), suppress(RuntimeError):  # of a store that is gone
+                before, beats = beats, await trio.to_thread.run_sync(self._beat, abandon_on_cancel=True)
+                now = trio.current_time()
+                if len(before) != len(beats):
+                    before, heard = [-1] * len(beats), [now] * len(beats)
+                for rank, (old, new) in enumerate(zip(before, beats, strict=True)):
+                    heard[rank] = now if new != old else heard[rank]
+            silent = [rank for rank, moment in enumerate(heard) if moment < trio.current_time() - _SILENCE_SECONDS]
+            if silent:
+                error = f"no answer from another host for {_SILENCE_SECONDS:.0f} s (of rank {silent[0]}, or to it)"
+                telemetry.event("failed", error=error)
+                os._exit(EXIT_TRANSIENT)
+            await trio.sleep(_BEAT_SECONDS)
+
+    def _beat(self) -> list[int]:
+        """Count a beat; return the counts of the ranks that this one watches, none before all have met."""
+        store, seat = self._store, self._seat
+        if store is None:
+            return []
+        own = store.add(f"beat/{seat.rank}", 1)
+        return [own] if seat.rank else [store.add(f"beat/{rank}", 0) for rank in range(seat.count)]
 
 
-async def follow(compute: Compute, settings: LearnerSettings, seat: Seat) -> None:
+async def follow_rank_0(
+    compute: Compute, settings: LearnerSettings, seat: Seat, state: ObjectStore, telemetry: Telemetry
+) -> None:
     """Take part in what rank 0 computes, on another rank, until rank 0 has ended."""
+    meeting = Meeting(seat, compute.device)
 
     def make_learner() -> RankLearner:
-        return RankLearner(compute.model, settings, join_ranks(seat, compute.device), compute.dtype)
+        return RankLearner(compute.model, settings, meeting.join(), compute.dtype)
 
-    learner = await trio.to_thread.run_sync(make_learner, abandon_on_cancel=True)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(trio.to_thread.run_sync, follow_reads, learner, abandon_on_cancel=True))
-        await trio.to_thread.run_sync(follow_steps, learner, abandon_on_cancel=True)
-        nursery.cancel_scope.cancel()
+    async def work() -> None:
+        learner = await trio.to_thread.run_sync(make_learner, abandon_on_cancel=True)
+        await follow(learner, state, sweeps=seat.leads_host)
+
+    await meeting.run(work, telemetry)

@@ -24,7 +24,7 @@ from grailnode.engine.policy import Policy
 from grailnode.environments import registry
 from grailnode.node import admission_credential, disk_check, start_checks, time_check
 from grailnode.node.bodies import published_files
-from grailnode.node.node_makers import make_canary, make_node, state_directory
+from grailnode.node.node_makers import make_canary, make_node, make_spectator, state_directory
 from grailnode.node.run_model import check_run_settings, policy_directory
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
@@ -70,6 +70,8 @@ class RoleChecks:
     @cached_property
     def node(self) -> Node:
         """The node, whose authority is refreshed by the check of storage."""
+        if self.config.trainer.host:
+            return make_spectator(self.config)
         return make_node(self.config, self.name, NodeTelemetry(self.name))
 
     @property
@@ -89,12 +91,16 @@ class RoleChecks:
 
     def all(self) -> Sequence[Check]:
         """Return the checks in their order: what the machine has, storage, and what the run asks of the role."""
+        engine, state = Check("engine", self._check_engine), Check("state", self._check_state)
+        run, disk = Check("run", self._check_run), Check("disk", self._check_disk)
+        if self.role in ("trainer", "worker") and self.config.trainer.host:
+            return engine, state, run, disk  # ranks that follow those of another host
         return (
-            Check("engine", self._check_engine),
+            engine,
             Check("key", self._check_key),
-            Check("state", self._check_state),
-            Check("run", self._check_run),
-            Check("disk", self._check_disk),
+            state,
+            run,
+            disk,
             Check("storage", self._check_storage),
             Check("permission", self._check_permission, needs="storage"),
             *([Check("trainer", self._check_trainer)] if self.role == "trainer" else []),
@@ -238,7 +244,7 @@ def check_engine(config: Config, role: Role) -> None:
             raise ConfigError(f"engine.python: no interpreter at {python}; `grailnode engine install DIR` makes one")
         return
     _check_device(engine.device)
-    if role in ("trainer", "worker") and config.trainer.gpus > 1:
+    if role in ("trainer", "worker") and config.trainer.ranks > 1:
         start_checks.check_ranks(engine.device, config.trainer.gpus)
 
 

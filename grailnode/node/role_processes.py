@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from grailnode.config import Config
-from grailnode.node.process_launch import Kind, Launch
+from grailnode.node.process_launch import Kind, Launch, Seat
 from grailnode.node.processes import main, main_of_rank
 from grailnode.node.role_checks import Role
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
@@ -28,15 +28,22 @@ def run_role(config: Config, role: Role, name: str, report: LineReporter) -> Non
 
 
 def make_spec(launch: Launch) -> ProcessSpec:
-    """Return what the supervisor keeps running: one process, or the ranks of a trainer or site on several GPUs."""
-    title = f"{launch.name}/{launch.kind}"
-    if launch.kind in ("training", "site") and launch.config.trainer.gpus > 1:
-        return ProcessSpec(title, main_of_rank, (launch,), launch.config.trainer.gpus)
+    """Return what the supervisor keeps running: one process, or this host's ranks of a trainer or site on several
+    GPUs.
+    """
+    title, trainer = f"{launch.name}/{launch.kind}", launch.config.trainer
+    if launch.kind in ("training", "site") and trainer.ranks > 1:
+        first, meeting = trainer.host * trainer.gpus, trainer.hosts.meeting if trainer.hosts else ""
+        ranks = range(first, first + trainer.gpus)
+        seats = [Seat(rank, trainer.ranks, meeting, trainer.gpus) for rank in ranks]
+        return ProcessSpec(title, main_of_rank, (launch,), seats)
     return ProcessSpec(title, main, (launch,))
 
 
 def process_kinds(config: Config, role: Role) -> tuple[Kind, ...]:
-    """Return the kinds of processes of a node."""
+    """Return the kinds of processes of a node; a host whose ranks follow those of another has no others."""
+    if config.trainer.host:
+        return ("site",) if role == "worker" else ("training",)
     has_sites = role == "trainer" and config.trainer.outer is not None
     kinds: tuple[Kind, ...] = ("coordinator",) if has_sites else PROCESSES[role]
     if role == "trainer" and config.trainer.external:

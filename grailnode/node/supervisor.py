@@ -14,7 +14,7 @@ import tempfile
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, Final, TypeVar
@@ -58,14 +58,14 @@ class ProcessSpec:
 
     Attributes:
         target: a module-level function that runs until the process is stopped; its arguments are picklable.
-        ranks: processes that are started together, each with a `Seat` as another argument. When one of them ends, the
-            others are killed, and all are started again.
+        seats: of processes that are started together, each with its seat as another argument. When one of them ends,
+            the others are killed, and all are started again.
     """
 
     name: str
     target: Callable[..., None]
     arguments: tuple[Any, ...]
-    ranks: int = 1
+    seats: Sequence[Seat] = ()
 
 
 class Supervisor:
@@ -118,11 +118,13 @@ class Supervisor:
 
     async def _run_once(self, spec: ProcessSpec) -> int | None:
         """Start a spec's processes, wait until one ends, kill the others, and return its exit code."""
-        with tempfile.TemporaryDirectory(prefix="grailnode-ranks-") if spec.ranks > 1 else nullcontext("") as directory:
-            seats = [(Seat(rank, spec.ranks, f"file://{directory}/meeting"),) for rank in range(spec.ranks)]
+        with tempfile.TemporaryDirectory(prefix="grailnode-ranks-") if spec.seats else nullcontext("") as directory:
+            seats: list[tuple[Seat, ...]] = [
+                (replace(seat, meeting=seat.meeting or f"file://{directory}/meeting"),) for seat in spec.seats
+            ]
             processes = [
                 self._context.Process(target=spec.target, args=spec.arguments + seat, name=spec.name, daemon=True)
-                for seat in (seats if spec.ranks > 1 else [()])
+                for seat in (seats or [()])
             ]
             for process in processes:
                 process.start()

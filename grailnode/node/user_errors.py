@@ -5,6 +5,7 @@ from typing import Final
 
 from grailnode import UserError
 from grailnode.config import Config
+from grailnode.node.process_launch import LostRankError
 from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
 from roles.ports import BeaconError, RepairError, StateError, StoreError
@@ -29,10 +30,12 @@ def with_repair_command(line: str, config: Config, name: str) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether starting again may help: storage or beacon failed, or this machine was short of something."""
+    """Whether starting again may help: storage, beacon or a host failed, or this machine was short of something."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_transient(inner) for inner in error.exceptions)
-    return isinstance(error, StoreError | BeaconError) or (isinstance(error, OSError) and error.errno in _SHORTAGES)
+    return isinstance(error, StoreError | BeaconError | LostRankError) or (
+        isinstance(error, OSError) and error.errno in _SHORTAGES
+    )
 
 
 def explain(error: BaseException) -> str | None:

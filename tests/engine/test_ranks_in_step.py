@@ -193,7 +193,7 @@ def answer_of_rank(rank: int, directory: Path, gather: Gather, kind: str) -> dic
 
 def _be_process(rank: int, directory: Path, answers: "Connection[Any, Any]") -> None:
     torch.set_num_threads(1)
-    seat = Seat(rank, RANKS, f"file://{directory}/meeting")
+    seat = Seat(rank, RANKS, f"file://{directory}/meeting", RANKS)
     prepare_rank(seat)
     distributed.init_process_group("gloo", init_method=seat.meeting, rank=rank, world_size=RANKS)
     answers.send(answer_of_rank(rank, directory, rank_gather(), "processes"))

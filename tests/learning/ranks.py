@@ -5,27 +5,30 @@ runs a scenario and the others follow it.
 import multiprocessing
 import pickle
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
+import trio
 from torch import Tensor
 
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.node.process_launch import Seat, prepare_rank
-from grailnode.node.rank_processes import join_ranks
+from grailnode.node.rank_processes import Meeting
+from grailnode.store.local import LocalStore
 from protocol.lora import LoraSpec
 from roles.policy.causal_model import CausalModel
-from roles.trainer.learn.learner import LearnerSettings
+from roles.trainer.learn.checkpoint_files import checkpoint_folder
+from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
-from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.sharded.rank_learner import RankLearner
-from roles.trainer.learn.sharded.sharded_learner import ShardedLearner, follow_reads, follow_steps
+from roles.trainer.learn.sharded.sharded_learner import ShardedLearner, follow
+from roles.trainer.learn.state_rows import SavedRows
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
@@ -51,16 +54,29 @@ def read(source: TensorSource) -> dict[str, Tensor]:
     return {name: source.read([name])[name].clone() for name in sorted(source.sizes)}
 
 
-def train(learner: PolicyLearner, state: Tensors | None, first: int, last: int) -> tuple[list[Tensors], Tensors]:
+AnyLearner = Learner | ShardedLearner
+
+
+def train(learner: AnyLearner, state: Tensors | None, first: int, last: int) -> tuple[list[Tensors], Tensors]:
     """Take steps from a state, or from the start; return the view after each, and the last state."""
     if state is not None:
-        for name, tensor in state.items():
-            learner.restore({name: tensor}, first)
+        learner.restore(state)
     views: list[Tensors] = []
     for step in range(first, last):
         learner.update(learner.gradients(groups_of(step)))
         views.append(read(learner.view_source()))
-    return views, read(learner.state_source())
+    return views, learner.state()
+
+
+def go_on(learner: AnyLearner, directory: Path, saved: SavedRows | None, last: int) -> tuple[list[Tensors], SavedRows]:
+    """Take steps from what is saved in the state of a host, or from the start; return the views and save again."""
+    state, folder = LocalStore(directory), checkpoint_folder(last)
+    if saved is not None:
+        trio.run(learner.load, state, saved, trio.to_thread.run_sync)
+    views, _ = train(learner, None, learner.steps, last)
+    previous = "" if saved is None else saved.folder
+    parts, _ = trio.run(learner.save, state, trio.to_thread.run_sync, 4096, folder, previous)
+    return views, SavedRows(folder, tuple(parts), last)
 
 
 def assert_equal(one: Tensors, other: Tensors) -> None:
@@ -92,6 +108,7 @@ class Ranks:
     Args:
         policy: the directory of the policy, which begins with random weights.
         lora: the adapters that they train instead, on the policy as it is; None for all weights.
+        states: of one of several hosts each, among which the ranks are divided.
     """
 
     def __init__(
@@ -103,13 +120,17 @@ class Ranks:
         *rest: Any,
         dtype: torch.dtype = torch.float32,
         lora: LoraSpec | None = None,
+        states: Sequence[Path] = (),
     ) -> None:
         self._directory = tempfile.TemporaryDirectory()
         self._answers, answers = _context.Pipe(duplex=False)
         self.processes = []
         for rank in range(count):
-            seat = Seat(rank, count, f"file://{self._directory.name}/meeting")
-            arguments = seat, policy, settings, dtype, lora, answers, scenario, pickle.dumps(rest)
+            seat = Seat(rank, count, f"file://{self._directory.name}/meeting", count)
+            host = rank * len(states) // count
+            state = states[host] if states else Path(self._directory.name)
+            sweeps = host > (rank - 1) * len(states) // count  # the first rank of its host
+            arguments = seat, policy, settings, dtype, lora, state, sweeps, answers, scenario, pickle.dumps(rest)
             self.processes.append(_context.Process(target=_take_seat, args=arguments, daemon=True))
             self.processes[-1].start()
         answers.close()
@@ -140,6 +161,8 @@ def _take_seat(
     settings: LearnerSettings,
     dtype: torch.dtype,
     lora: LoraSpec | None,
+    state: Path,
+    sweeps: bool,
     answers: "Connection[Any, Any]",
     scenario: Scenario,
     rest: bytes,
@@ -149,11 +172,10 @@ def _take_seat(
     model: CausalModel = build(Policy.load(directory), recompute=True, lora=lora)
     if lora is not None:
         model = LoraModel(model, load_weights(directory), dtype=dtype)
-    learner = RankLearner(model, settings, join_ranks(seat, "cpu"), dtype)
+    learner = RankLearner(model, settings, Meeting(seat, "cpu").join(), dtype)
     if seat.rank == 0:
         result = scenario(ShardedLearner(learner, random_weights(model)), *pickle.loads(rest))
         answers.send_bytes(pickle.dumps(result))  # multiprocessing would send descriptors that end with this process
         return
     answers.close()
-    Thread(target=follow_reads, args=(learner,), daemon=True).start()
-    follow_steps(learner)
+    trio.run(partial(follow, learner, LocalStore(state), sweeps=sweeps))

@@ -22,7 +22,6 @@ from roles.trainer.learn.loss.surrogates import Tokens
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
-from tests.learning.ranks import read
 from tests.support.builders.policies import random_weights, write_policy
 
 TEMPERATURE = 0.7
@@ -197,7 +196,7 @@ def test_chunks_of_logits_give_the_same_step(model: CausalModel, name: LossName,
         recorder = WidthRecorder(model)
         learner = new_learner(recorder, loss=loss, max_tokens=4, logits_chunk=chunk, filters=filters)
         report = learner.step(groups)
-        first_moments = {k: v for k, v in read(learner.state_source()).items() if k.startswith("exp_avg/")}
+        first_moments = {k: v for k, v in learner.state().items() if k.startswith("exp_avg/")}
         results.append((report, first_moments))
         assert max(recorder.widths) == min(chunk, 14)
     (one, gradients), (other, plain_gradients) = results
@@ -218,7 +217,7 @@ def test_recomputed_layers_give_the_same_bits(tmp_path: Path, family: str) -> No
         model = build(policy, recompute=recompute)
         learner = new_learner(model)
         learner.step(_groups(model))
-        views.append(read(learner.state_source()))
+        views.append(learner.state())
     assert views[0].keys() == views[1].keys()
     assert all(torch.equal(tensor, views[1][name]) for name, tensor in views[0].items())
 

@@ -99,7 +99,7 @@ def test_masters_moments_and_gradients_are_those_of_the_adapters_alone(policy: P
     learner, base = learner_of(policy, "lora"), load_weights(policy)
     adapters = sum(RANK * (out + inner) for out, inner in ((32, 32), (32, 48)) * 2)
     assert learner.parameters == adapters < sum(tensor.numel() for tensor in base.values()) / 4
-    assert sum(learner.state_source().sizes.values()) == 12 * adapters
+    assert sum(learner.state_rows().source().sizes.values()) == 12 * adapters
     assert sum(learner.view_source().sizes.values()) == 2 * adapters
     gradients = learner.gradients(groups_of(0))
     assert sum(tensor.numel() for tensor in gradients.tensors.values()) == adapters
@@ -158,7 +158,7 @@ def test_each_view_is_the_quantization_of_the_masters(
     learner = Learner(model, random_weights(model), SETTINGS, dtype=dtype, precision=precision)
     for step in range(3):
         learner.step(groups_of(step))
-        digest = digest_weights(quantize(masters(read(learner.state_source())), precision))
+        digest = digest_weights(quantize(masters(learner.state()), precision))
         assert digest_weights(learner.view()) == digest == digest_weights(read(learner.view_source()))
     sizes = learner.view_source().sizes
     assert sizes == {name: tensor.nbytes for name, tensor in learner.view().items()}
@@ -174,9 +174,7 @@ async def test_masters_that_are_made_from_a_version_give_that_version(model: Cau
     note = await newest_checkpoint(state)
     assert note is not None
     other = Learner(model, random_weights(model, seed=1), SETTINGS, precision=precision)
-    reader = note.reader(state, run_inline)
-    while (tensors := await reader.next_shard()) is not None:
-        other.restore(tensors, 0)
+    await other.load(state, note.rows, run_inline)
     values = [digest_weights(dequantize(one.view())) for one in (learner, other)]
     assert values[0] == values[1]
 

@@ -56,14 +56,13 @@ def test_a_tensor_at_a_time_gives_what_torch_gives_with_all_of_them(decay: float
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_optimizer_goes_on_from_its_state_bit_for_bit(name: OptimizerName) -> None:
-    """The state is restored a tensor at a time, as from the files of a checkpoint; to begin changes no weight."""
+    """To begin changes no weight."""
     one, other = new(name, weight_decay=0.1), new(name, weight_decay=0.1)
     untouched = {weight: tensor.view(torch.int32) for weight, tensor in _weights().items()}
     assert all(torch.equal(one.masters[weight].view(torch.int32), bits) for weight, bits in untouched.items())
     for step in range(3):
         one.step(_gradients(step))
-    for part, tensor in copies(one).items():
-        other.restore({part: tensor}, one.steps)
+    other.restore(one.state())
     for step in range(3, 6):
         assert one.step(_gradients(step)) == other.step(_gradients(step))
     assert all(torch.equal(tensor, other.tensors[part]) for part, tensor in one.tensors.items())
@@ -104,7 +103,7 @@ def test_a_state_of_another_model_is_refused_and_changes_nothing() -> None:
     before = copies(optimizer)
     for change in ({"master/c": torch.zeros(1)}, {"master/a": torch.zeros(1)}):
         with pytest.raises(ValueError, match="another model"):
-            optimizer.restore(copies(MasterOptimizer(_weights(), OptimizerSettings())) | change, 7)
+            optimizer.restore(MasterOptimizer(_weights(), OptimizerSettings()).state() | change)
     assert optimizer.steps == 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in optimizer.tensors.items())
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,27 @@ from grailnode.engine.policy import Policy
 from grailnode.node.process_launch import Seat
 from grailnode.node.supervisor import ProcessSpec, Supervisor
 from protocol.outer.shared_state import SharedState
+from roles.ports import StateError
+from roles.trainer.learn.checkpoint_files import checkpoint_folder
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LossSettings
-from roles.trainer.learn.policy_learner import PolicyLearner
+from roles.trainer.learn.sharded.sharded_learner import ShardedLearner
+from roles.trainer.learn.state_rows import SavedRows
 from roles.trainer.outer.local_learner import LocalLearner, masters, with_masters, without_masters
 from roles.trainer.outer.local_steps import encode_work
 from tests.learning.groups import group
-from tests.learning.ranks import SETTINGS, Ranks, Tensors, assert_equal, assert_same_run, groups_of, run_ranks, train
+from tests.learning.ranks import (
+    SETTINGS,
+    AnyLearner,
+    Ranks,
+    Tensors,
+    assert_equal,
+    assert_same_run,
+    go_on,
+    groups_of,
+    run_ranks,
+    train,
+)
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.builders.samples import round_rules
 from tests.support.processes.programs import eventually
@@ -55,18 +70,54 @@ def test_models_of_transformers_are_gathered_layer_by_layer(tmp_path: Path, fami
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_run_resumes_on_another_number_of_ranks(policy: Path, count: int) -> None:
+@pytest.mark.parametrize("counts", [(2, 2), (2, 3), (3, 1), (1, 2)], ids=str)
+def test_a_run_goes_on_from_what_ranks_on_two_hosts_have_saved(
+    policy: Path, tmp_path: Path, counts: tuple[int, int]
+) -> None:
     """With three ranks, tensors are divided unevenly and one rank has no pass."""
     expected_views, _ = train(alone(policy), None, 0, 4)
-    views, state = run_ranks(count, policy, SETTINGS, train, None, 0, 2)
+    hosts, saved, views = [tmp_path / "a", tmp_path / "b"], None, []
+    for host in hosts:
+        host.mkdir()
+    for count, last in zip(counts, (2, 4), strict=True):
+        if count == 1:
+            shutil.copytree(hosts[1], hosts[0], dirs_exist_ok=True)
+            new_views, saved = go_on(alone(policy), hosts[0], saved, last)
+        else:
+            new_views, saved = run_ranks(count, policy, SETTINGS, go_on, hosts[0], saved, last, states=hosts)
+        views += new_views
+        assert len(saved.parts) == count
     assert_equal(views[1], expected_views[1])
-    (_, last_view), on_one = train(alone(policy), state, 2, 4)
-    assert_equal(last_view, expected_views[3])
-    halfway = train(alone(policy), None, 0, 2)[1]
-    (_, last_view), on_several = run_ranks(count, policy, SETTINGS, train, halfway, 2, 4)
-    assert_equal(last_view, expected_views[3])
-    assert_equal(on_several, on_one)
+    assert_equal(views[3], expected_views[3])
+
+
+def load_missing(learner: ShardedLearner, directory: Path, saved: SavedRows) -> str:
+    try:
+        go_on(learner, directory, saved, 3)
+    except StateError as error:
+        return str(error)
+    return ""
+
+
+def test_each_rank_writes_its_rows_on_its_host_and_a_host_that_has_lost_them_is_named(
+    policy: Path, tmp_path: Path
+) -> None:
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    for host in hosts:
+        host.mkdir()
+    old = hosts[1] / checkpoint_folder(1) / "00001" / "00000"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"of a run that was killed")
+    _, saved = run_ranks(2, policy, SETTINGS, go_on, hosts[0], None, 2, states=hosts)
+    files = [sorted(path.relative_to(host) for path in host.glob("checkpoints/*/*/*")) for host in hosts]
+    assert [{path.parts[2] for path in paths} for paths in files] == [{"00000"}, {"00001"}]
+    sizes = [sum((host / path).stat().st_size for path in paths) for host, paths in zip(hosts, files, strict=True)]
+    state = alone(policy).state()
+    assert sum(sizes) == pytest.approx(sum(tensor.nbytes for tensor in state.values()), rel=0.1)
+    assert max(sizes) < 0.6 * sum(sizes)
+    (hosts[1] / files[1][0]).unlink()
+    error = run_ranks(2, policy, SETTINGS, load_missing, hosts[0], saved, states=hosts)
+    assert "00001/: not in the state of this host" in error
 
 
 @pytest.mark.slow
@@ -88,14 +139,14 @@ def test_ranks_that_compute_in_bfloat16_agree(policy: Path) -> None:
     assert_equal(runs[0][0][-1], runs[1][0][-1])
 
 
-def refuse(learner: PolicyLearner) -> tuple[list[str], list[Tensors]]:
+def refuse(learner: AnyLearner) -> tuple[list[str], list[Tensors]]:
     """Give a learner what it must refuse, and take a step after it."""
-    errors = []
-    weight = min(name for name in learner.state_source().sizes if name.startswith("master/"))
+    errors, state = [], learner.state()
+    weight = min(name for name in state if name.startswith("master/"))
     infinite = group("c", rewards=(1.0, float("inf")))
     for attempt in (
-        lambda: learner.restore({weight: torch.zeros(1)}, 1),
-        lambda: learner.restore({"master/other": torch.zeros(1)}, 1),
+        lambda: learner.restore(state | {weight: torch.zeros(1)}),
+        lambda: learner.restore(state | {"master/other": torch.zeros(1)}),
         lambda: learner.gradients([]),
         lambda: learner.update(learner.gradients([infinite])),
     ):
@@ -113,7 +164,7 @@ def test_what_is_refused_changes_nothing_on_any_rank(policy: Path) -> None:
     assert_equal(views[0], train(alone(policy), None, 0, 1)[0][0])
 
 
-def train_without_end(learner: PolicyLearner, checkpoint: Path) -> None:
+def train_without_end(learner: AnyLearner, checkpoint: Path) -> None:
     """Save the state after two steps, and go on."""
     _, state = train(learner, None, 0, 2)
     torch.save(state, checkpoint.with_suffix(".part"))
@@ -151,7 +202,10 @@ async def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Pat
         return {tuple(path.name.split("-")) for path in tmp_path.iterdir()}
 
     with trio.fail_after(60):
-        async with running(Supervisor(lines.append).keep, [ProcessSpec("ranks", sit, (tmp_path,), 2)]):
+        async with running(
+            Supervisor(lines.append).keep,
+            [ProcessSpec("ranks", sit, (tmp_path,), [Seat(0, 2, "", 2), Seat(1, 2, "", 2)])],
+        ):
             while len(seated()) < 2:
                 await trio.sleep(0.02)
             first = seated()

@@ -8,14 +8,15 @@ import torch
 import trio
 
 from grailnode.store.memory import MemoryStore
-from protocol.chain import safetensors
 from roles.trainer.learn.checkpoint_files import newest_checkpoint
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer_settings import OptimizerName, OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
+from roles.trainer.learn.state_rows import SavedRows
 from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.spool import INBOX, list_snapshots
+from roles.trainer.tensor_shards import run_inline
 from tests.learning.groups import group
 from tests.support.builders.chains import equal
 from tests.support.builders.recipes import demo_rules
@@ -48,9 +49,9 @@ async def test_a_learner_goes_on_from_its_files_bit_for_bit(name: OptimizerName)
     settings = LearnerSettings(optimizer=OptimizerSettings(optimizer=name, learning_rate=1e-3, warmup_steps=0))
     one, other = (Learner(network.compute.model, network.weights, settings) for _ in range(2))
     one.step([group("a")])
-    source = one.state_source()
-    for names in safetensors.shards(source.sizes, 1 << 20):
-        other.restore(safetensors.read(source.file(names)), one.steps)
+    state = MemoryStore()
+    parts, _ = await one.save(state, run_inline, 1 << 20, "saved/", "")
+    await other.load(state, SavedRows("saved/", tuple(parts), one.steps), run_inline)
     assert other.step([group("b")]) == one.step([group("b")])
     assert equal(other.view(), one.view())
 

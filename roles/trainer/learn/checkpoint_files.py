@@ -1,14 +1,15 @@
 """The checkpoints of the training process, in the node's state, and their repair (docs/guide/operate.md).
 
-    checkpoints/{step}/{number}   masters and moments (roles/trainer/tensor_shards.py)
-    checkpoints/{step}/replay     the replay buffer (safetensors)
-    training/{step}               a note that these are complete, of which version, and how many they are
+    checkpoints/{step}/{rank}/{number}   masters and moments (roles/trainer/learn/state_rows.py)
+    checkpoints/{step}/replay            the replay buffer (safetensors)
+    training/{step}                      a note that these are complete, of which version, and how many they are
 
-The note is written last and deleted first, so a checkpoint is there whole or not at all. There is no more than one in
-memory at any time: masters and moments are written from where training has them, one file after the other.
+The note is written last and deleted first, so a checkpoint is there whole or not at all. There is no more than one file
+in memory at any time: each rank writes masters and moments from where it has them, one file after the other. Ranks on
+other hosts write into the state of their host, which has no notes: what the note of rank 0's host names is kept there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Annotated, ClassVar, Final
 
@@ -24,11 +25,10 @@ from protocol.quantization import SCALE, dequantize, is_scale
 from roles.ports import LineReporter, NotFoundError, ObjectStore
 from roles.trainer.dithering import dither
 from roles.trainer.learn.optimizer import MASTER
+from roles.trainer.learn.state_rows import SavedRows, is_whole, part_folder
 from roles.trainer.spool import newest_weights, weights_folder
 from roles.trainer.tensor_shards import (
-    SHARD_BYTES,
     RunSync,
-    ShardReader,
     TensorSource,
     delete_below,
     put_shards,
@@ -39,26 +39,37 @@ from roles.trainer.tensor_shards import (
 NOTES: Final = "training/"
 CHECKPOINTS: Final = "checkpoints/"
 
+Save = Callable[[str, str], Awaitable[tuple[Sequence[int], int]]]
+"""Writes masters and moments below a folder, given also the folder of the checkpoint before; returns how many files
+each rank has written, and how many of the ranks, the first ones, share this state.
+"""
+
 
 class CheckpointNote(Record):
     """A note of a complete checkpoint."""
 
     kind: ClassVar[str] = "checkpoint"
-    max_bytes: ClassVar[int] = 1 << 12
+    max_bytes: ClassVar[int] = 1 << 16
     version: Version  # whose snapshot was taken at the same moment
     step: Annotated[int, Field(ge=0, lt=1 << 53)]  # optimizer steps up to it
-    shards: Annotated[int, Field(ge=1)]  # files of masters and moments; at step 0 there are no moments: they are zero
+    parts: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]  # each rank's number of files
+    local_parts: Annotated[int, Field(ge=1)]  # how many of them, the first ones, are in this state
 
     @property
     def folder(self) -> str:
-        return f"{CHECKPOINTS}{self.step:012d}/"
+        return checkpoint_folder(self.step)
 
     @property
     def path(self) -> str:
         return f"{NOTES}{self.step:012d}"
 
-    def reader(self, state: ObjectStore, run_sync: RunSync) -> ShardReader:
-        return ShardReader(state, self.folder, self.shards, run_sync)
+    @property
+    def rows(self) -> SavedRows:
+        return SavedRows(self.folder, self.parts, self.step)
+
+
+def checkpoint_folder(step: int) -> str:
+    return f"{CHECKPOINTS}{step:012d}/"
 
 
 async def newest_checkpoint(state: ObjectStore) -> CheckpointNote | None:
@@ -69,22 +80,17 @@ async def newest_checkpoint(state: ObjectStore) -> CheckpointNote | None:
 
 
 async def put_checkpoint(
-    state: ObjectStore,
-    moment: tuple[int, int],
-    source: TensorSource,
-    replay: Mapping[str, Tensor],
-    run_sync: RunSync,
-    shard_bytes: int,
+    state: ObjectStore, moment: tuple[int, int], save: Save, replay: Mapping[str, Tensor], run_sync: RunSync
 ) -> None:
     """Write a checkpoint of a version and an optimizer step, then delete the older ones.
 
     Masters and moments do not change before this returns.
     """
     version, step = moment
-    folder = CheckpointNote(version=version, step=step, shards=1).folder
-    count = await put_shards(state, folder, source, run_sync, shard_bytes)
+    previous, folder = await newest_checkpoint(state), checkpoint_folder(step)
+    parts, local_parts = await save(folder, previous.folder if previous else "")
     await state.put(f"{folder}replay", await run_sync(safetensors.write, replay))
-    note = CheckpointNote(version=version, step=step, shards=count)
+    note = CheckpointNote(version=version, step=step, parts=tuple(parts), local_parts=local_parts)
     await state.put(note.path, note.to_bytes())
     await delete_checkpoints(state, note)
 
@@ -101,8 +107,13 @@ async def delete_checkpoints(state: ObjectStore, newest: CheckpointNote | None) 
     for path in [item.path async for item in state.list(NOTES)]:
         if newest is None or path != newest.path:
             await state.delete(path)
-    folders = {item.path[: item.path.rindex("/") + 1] async for item in state.list(CHECKPOINTS)}
-    for folder in sorted(folders - ({newest.folder} if newest else set())):
+    await delete_folders(state, {newest.folder} if newest else set())
+
+
+async def delete_folders(state: ObjectStore, kept: Set[str]) -> None:
+    """Delete the files of all checkpoints but some."""
+    folders = {f"{CHECKPOINTS}{item.path.split('/')[1]}/" async for item in state.list(CHECKPOINTS)}
+    for folder in sorted(folders - kept):
         await delete_below(state, folder)
 
 
@@ -125,7 +136,11 @@ async def repair_checkpoint(
     if note is None or is_rewound or (chain_is_rebuilt and note.version < version):
         await delete_checkpoints(state, None)
         source = _masters(await read_tensors(state, weights_folder(version), shards))
-        await put_checkpoint(state, (version, 0), source, {}, run_inline, SHARD_BYTES)
+
+        async def save(folder: str, _previous: str) -> tuple[Sequence[int], int]:
+            return [await put_shards(state, part_folder(folder, 0), source, run_inline)], 1
+
+        await put_checkpoint(state, (version, 0), save, {}, run_inline)
         say(f"{NOTES}: made from version {version}; moments and waiting groups are lost, the warm-up starts again")
     elif note.version > version + 1:
         next_note = note.model_copy(update={"version": version + 1})
@@ -140,7 +155,7 @@ async def _whole_checkpoint(state: ObjectStore) -> CheckpointNote | None:
         return None
     with suppress(NotFoundError):
         await get_replay(state, note, run_inline)
-        if len([item async for item in state.list(note.folder)]) == note.shards + 1:
+        if all([await is_whole(state, note.rows, part) for part in range(note.local_parts)]):
             return note
     return None
 

@@ -21,14 +21,20 @@ from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
+<<<<<<< HEAD
 from roles.trainer.dithering import dither
+=======
+from roles.ports import ObjectStore
+from roles.trainer.learn.dithering import dither
+>>>>>>> hosts
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, PolicyLoss, advantages, entropy, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens
 from roles.trainer.learn.optimizer import MasterOptimizer
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
-from roles.trainer.tensor_shards import TensorSource
+from roles.trainer.learn.state_rows import SavedRows, Share, StateRows
+from roles.trainer.tensor_shards import RunSync, TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 
 
@@ -332,21 +338,27 @@ class Learner:
         sizes = {name: dtypes[dtype].itemsize * math.prod(shape) for name, (dtype, shape) in outline.items()}
         return TensorSource(sizes, lambda names: published_tensors(masters, self._precision, names))
 
-    def state_source(self) -> TensorSource:
-        """Return masters and moments. They are not copied on a CPU: no update may run while they are read."""
+    def state_rows(self) -> StateRows:
+        """Return masters and moments as rows of which this process has all."""
         tensors = self._optimizer.tensors
-        return TensorSource(
-            {name: tensor.nbytes for name, tensor in tensors.items()},
-            lambda names: {name: tensors[name].cpu().contiguous() for name in names},
-        )
+        return StateRows(tensors, {name: tensor.shape for name, tensor in tensors.items()}, Share())
+
+    async def save(
+        self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, _previous: str
+    ) -> tuple[list[int], int]:
+        return [await self.state_rows().save(state, folder, run_sync, shard_bytes)], 1
+
+    async def load(self, state: ObjectStore, saved: SavedRows, run_sync: RunSync) -> None:
+        await self.state_rows().load(state, saved, run_sync)
+        self._optimizer.set_steps(saved.steps)
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of masters, moments and step count by name, for a state that is changed and restored."""
         return self._optimizer.state()
 
-    def restore(self, state: Mapping[str, Tensor], steps: int | None = None) -> None:
-        """Take over some or all of the tensors of `state_source`, or with no `steps` a whole `state`."""
-        self._optimizer.restore(state, steps)
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a whole `state`."""
+        self._optimizer.restore(state)
 
 
 def reference_weights(settings: LearnerSettings, first: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -109,27 +109,20 @@ class MasterOptimizer:
         copies = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in self.tensors.items()}
         return copies | {STEPS: torch.tensor(self.steps, dtype=torch.int64)}
 
-    def restore(self, tensors: Mapping[str, Tensor], steps: int | None = None) -> None:
-        """Take over some or all of the tensors of a saved state. With all of them, training goes on bit for bit.
-
-        Args:
-            tensors: some of those of `tensors`, by name, or a whole `state`.
-            steps: the optimizer steps of the saved state; None for those in a whole `state`.
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a saved state; training goes on bit for bit.
 
         Raises:
-            ValueError: they are not tensors of these weights, or the step count is missing; nothing has changed.
+            ValueError: it is not one of these weights; nothing has changed.
         """
-        own_tensors = self.tensors
-        values = {name: tensor for name, tensor in tensors.items() if steps is not None or name != STEPS}
-        for name, tensor in values.items():
-            own = own_tensors.get(name)
-            if own is None or own.shape != tensor.shape or own.dtype != tensor.dtype:
-                raise ValueError("a saved state of another model or optimizer")
-        if steps is None and (STEPS not in tensors or values.keys() != own_tensors.keys()):
+        tensors = self.tensors
+        if state.keys() != tensors.keys() | {STEPS} or any(
+            own.shape != state[name].shape or own.dtype != state[name].dtype for name, own in tensors.items()
+        ):
             raise ValueError("a saved state of another model or optimizer")
-        for name, tensor in values.items():
-            own_tensors[name].copy_(tensor)
-        self.set_steps(int(tensors[STEPS]) if steps is None else steps)
+        for name, own in tensors.items():
+            own.copy_(state[name])
+        self.set_steps(int(state[STEPS]))
 
 
 _Part = tuple[Tensor, torch.optim.Optimizer]

@@ -1,17 +1,18 @@
 """What the training process asks of a learner: one in this process (learner.py), or on several ranks (sharded/)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
-
+from roles.ports import ObjectStore
 from roles.trainer.learn.learner import Gradients, StepReport
-from roles.trainer.tensor_shards import TensorSource
+from roles.trainer.learn.state_rows import SavedRows
+from roles.trainer.tensor_shards import RunSync, TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 
 
 class PolicyLearner(Protocol):
-    """The policy in training. Sources may be read while gradients are computed, and not during an update."""
+    """The policy in training. It may be read and saved while gradients are computed, and not during an
+    update."""
 
     @property
     def steps(self) -> int:
@@ -34,12 +35,22 @@ class PolicyLearner(Protocol):
     def view_source(self) -> TensorSource:
         """Return the weights to publish: BF16, each whole."""
 
-    def state_source(self) -> TensorSource:
-        """Return masters and moments, each whole, whatever the number of ranks."""
+    async def save(
+        self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str
+    ) -> tuple[list[int], int]:
+        """Write masters and moments below a folder: each rank its own rows, into the state of its host.
 
-    def restore(self, state: Mapping[str, Tensor], steps: int) -> None:
-        """Take over some of the tensors of a `state_source`.
+        Args:
+            previous: the folder that was saved before, which ranks on other hosts keep until the next call.
+
+        Returns:
+            How many files each rank has written, and how many ranks, the first ones, share this state.
+        """
+
+    async def load(self, state: ObjectStore, saved: SavedRows, run_sync: RunSync) -> None:
+        """Go on from what any number of ranks has saved.
 
         Raises:
-            ValueError: they are not tensors of this model; nothing has changed.
+            ValueError: it is that of another model or optimizer.
+            StateError: a part of it is on no host.
         """

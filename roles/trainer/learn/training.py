@@ -13,6 +13,7 @@ first one after these, and its patch leads from what is published to what traini
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from statistics import fmean
 from typing import Final
 
@@ -32,7 +33,6 @@ from roles.trainer.learn.checkpoint_files import (
     put_checkpoint,
 )
 from roles.trainer.learn.learner import StepReport
-from roles.trainer.learn.optimizer import MASTER
 from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.replay_buffer import FrozenReplay, ReplayBuffer
 from roles.trainer.learn.training_settings import TrainingSettings
@@ -177,9 +177,9 @@ class Training:
         """
         node = self._node
         if replay is not None:
-            tensors, source = await node.run_sync(replay.tensors), self._learner.state_source()
-            moment = name.version, name.optimizer_step
-            await put_checkpoint(node.state, moment, source, tensors, node.run_sync, self._shard_bytes)
+            tensors, moment = await node.run_sync(replay.tensors), (name.version, name.optimizer_step)
+            save = partial(self._learner.save, node.state, node.run_sync, self._shard_bytes)
+            await put_checkpoint(node.state, moment, save, tensors, node.run_sync)
         await self._put_snapshot(name, self._learner.view_source())
         self._masters_written.set()
         await self._delete_batches(digests)
@@ -230,14 +230,9 @@ class Training:
 
     async def _load(self, note: CheckpointNote) -> None:
         """Restore learner and replay buffer from a checkpoint."""
-        node, missing = self._node, set(self._learner.state_source().sizes)
-        reader = note.reader(node.state, node.run_sync)
+        node = self._node
         try:
-            while (tensors := await reader.next_shard()) is not None:
-                await node.run_sync(self._learner.restore, tensors, note.step)
-                missing -= tensors.keys()
-            if any(note.step > 0 or name.startswith(MASTER) for name in missing):
-                raise ValueError("a saved state of another model or optimizer")
+            await self._learner.load(node.state, note.rows, node.run_sync)
             replay = await get_replay(node.state, note, node.run_sync)
             if replay:
                 await node.run_sync(self._buffer.restore, replay)

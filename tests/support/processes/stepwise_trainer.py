@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,9 +37,11 @@ class StepwiseTrainer:
 
     Args:
         kills: how many processes to kill with SIGKILL, one after another.
+        within: a command that starts it in another environment, and becomes it.
     """
 
-    def __init__(self, directory: Path, seed: int = 0, kills: int = 0) -> None:
+    def __init__(self, directory: Path, seed: int = 0, kills: int = 0, within: tuple[str, ...] = ()) -> None:
+        self._within = within
         self._directory = directory
         self._config = load(directory / "run.toml")
         objects = self._config.at(self._config.node.state) / "trainer" / "objects"
@@ -49,15 +52,19 @@ class StepwiseTrainer:
         self.kill_counts: Counter[str] = Counter()
         """Numbers of killed processes by title."""
 
-    def publish_versions(self, versions: int, first: int = 0) -> dict[int, str]:
+    def publish_versions(
+        self, versions: int, first: int = 0, when_published: Callable[[int], object] = lambda number: None
+    ) -> dict[int, str]:
         """Learn and publish versions, and return the digest of each one's weights.
 
         Args:
             versions: the last version; first: the one that is published already.
+            when_published: called with each version but the last, before there are groups for the next.
         """
         try:
             for number in range(first, versions):
                 self._until_published(number)
+                when_published(number)
                 trio.run(self._state.put, f"{INBOX}{number:010d}-x", verified_batch(number, version=number).to_bytes())
             self._until_published(versions)
             return self._weights()
@@ -66,10 +73,16 @@ class StepwiseTrainer:
 
     def _start(self) -> Program:
         run = str(self._directory / "run.toml")
-        return Program("--role", "trainer", "--run", run, log=self._directory / "trainer.terminal")
+        return Program("--role", "trainer", "--run", run, log=self._directory / "trainer.terminal", within=self._within)
 
     def end(self) -> None:
         self._program.end()
+
+    def kill(self, title: str) -> None:
+        """Kill the processes whose titles begin like this."""
+        for pid in members(self._program.session):
+            if _title(pid).startswith(title):
+                os.kill(pid, signal.SIGKILL)
 
     def _until_published(self, version: int) -> None:
         kills_for_later_versions = max(0, self._remaining_kills - _MAX_KILLS)

@@ -3,11 +3,9 @@
 Rank 0 has two channels to the others, so that weights are read while gradients are computed: each rank has a thread for
 each. Both use gloo, because collectives of NCCL that two threads begin in different orders on two ranks may wait for
 each other for ever.
-
-A tensor is divided along its first dimension, as `fully_shard` does: rank r of R has rows r*c to (r+1)*c with
-c = ceil(rows / R), and the last ranks may have fewer, or none.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +16,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from roles.trainer.learn.state_rows import Share
 
 _NEVER: Final = timedelta(days=365)  # rank 0 waits for groups as long as it takes
 
@@ -41,27 +41,33 @@ class RankGroup:
         steps, reads = (dist.new_group(backend="gloo", timeout=_NEVER) for _ in range(2))
         return cls(dist.get_rank(), count, device, mesh, steps, reads)
 
-    def broadcast(self, channel: "dist.ProcessGroup", message: Any = None) -> Any:
-        """Return rank 0's message on every rank."""
+    @property
+    def share(self) -> Share:
+        return Share(self.rank, self.count)
+
+    def broadcast(self, channel: "dist.ProcessGroup", message: Any = None, source: int = 0) -> Any:
+        """Return one rank's message on every rank."""
         box = [message]
-        dist.broadcast_object_list(box, src=0, group=channel, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, src=source, group=channel, device=torch.device("cpu"))
         return box[0]
 
+    def send(self, message: Any, source: int) -> Any:
+        """Return one rank's message on every rank, by the channel of steps."""
+        return self.broadcast(self.steps, message, source)
+
+    def exchange(self, message: Any, channel: "dist.ProcessGroup | None" = None) -> list[Any]:
+        """Return the messages of all ranks on every rank, by the channel of steps if no other is given."""
+        messages = [None] * self.count
+        dist.all_gather_object(messages, message, group=channel or self.steps)
+        return messages
+
     def add(self, numbers: Sequence[float]) -> float:
-        """Return the sum of all ranks' numbers, the same on every rank. All ranks give equally many."""
-        own = torch.tensor(numbers, dtype=torch.float64)
-        everyone = [torch.empty_like(own) for _ in range(self.count)]
-        dist.all_gather(everyone, own, group=self.steps)
-        return math.fsum(torch.cat(everyone).tolist())
+        """Return the sum of all ranks' numbers, the same on every rank."""
+        return math.fsum(itertools.chain.from_iterable(self.exchange(list(numbers))))
 
     def wait(self) -> None:
         """Return when all ranks have called this."""
-        self.add([0.0])
-
-    def rows(self, rank: int, rows: int) -> slice:
-        """Return which of a tensor's rows a rank has."""
-        share = -(-rows // self.count)
-        return slice(min(rank * share, rows), min((rank + 1) * share, rows))
+        self.exchange(None)
 
     def gather(self, own: Tensor, rows: int) -> Tensor | None:
         """Return a whole tensor on rank 0 from each rank's contiguous rows on the CPU, and None on the other ranks."""
@@ -69,9 +75,9 @@ class RankGroup:
             self._send(own, 0, self.reads)
             return None
         whole = own.new_empty(rows, *own.shape[1:])
-        whole[self.rows(0, rows)] = own
+        whole[self.share.rows(rows)] = own
         for rank in range(1, self.count):
-            self._receive(whole[self.rows(rank, rows)], rank, self.reads)
+            self._receive(whole[Share(rank, self.count).rows(rows)], rank, self.reads)
         return whole
 
     def scatter(self, whole: Tensor | None, own: Tensor) -> None:
@@ -82,8 +88,8 @@ class RankGroup:
             own.copy_(part)
             return
         for rank in range(1, self.count):
-            self._send(whole[self.rows(rank, len(whole))], rank, self.steps)
-        own.copy_(whole[self.rows(0, len(whole))])
+            self._send(whole[Share(rank, self.count).rows(len(whole))], rank, self.steps)
+        own.copy_(whole[self.share.rows(len(whole))])
 
     @staticmethod
     def _send(tensor: Tensor, rank: int, group: "dist.ProcessGroup") -> None:

@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from roles.policy.causal_model import CausalModel
+<<<<<<< HEAD
 from roles.trainer.dithering import dither
+=======
+from roles.ports import ObjectStore
+from roles.trainer.learn.dithering import dither
+>>>>>>> hosts
 from roles.trainer.learn.learner import (
     Gradients,
     Learner,
@@ -21,6 +26,8 @@ from roles.trainer.learn.learner import (
 from roles.trainer.learn.optimizer import MASTER, MasterOptimizer
 from roles.trainer.learn.sharded.rank_group import RankGroup
 from roles.trainer.learn.sharded.sharded_weights import ShardedWeights
+from roles.trainer.learn.state_rows import SavedRows, StateRows
+from roles.trainer.tensor_shards import RunSync
 from roles.trainer.verified_batch import VerifiedGroup
 
 REFERENCE: Final = "reference/"
@@ -84,6 +91,16 @@ class RankLearner(Learner):
             group.add([math.fsum(column)]) for column in zip((0.0,) * 4, *sums, strict=True)
         )
         return [(loss, clipped_tokens, divergence, entropy)]
+
+    def state_rows(self) -> StateRows:
+        """Return this rank's rows of masters and moments."""
+        names = [name for name in self.tensors if not name.startswith(REFERENCE)]
+        return StateRows({n: self.tensors[n] for n in names}, {n: self.shapes[n] for n in names}, self.group.share)
+
+    async def load(self, state: ObjectStore, saved: SavedRows, run_sync: RunSync) -> None:
+        """Load this rank's rows, while all ranks do."""
+        await self.state_rows().load(state, saved, run_sync, self.group)
+        self._optimizer.set_steps(saved.steps)
 
     def gather(self, name: str, *, view: bool) -> Tensor | None:
         """Return a whole master (rounded to BF16 for a view) or moment on rank 0, and None on the others."""

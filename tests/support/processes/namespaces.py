@@ -69,6 +69,10 @@ class NamespaceNetwork:
         _ip(namespace, "link", "set", "dev", machine_device, "up")
         _ip(namespace, "link", "set", "lo", "up")
 
+    def connect(self, machine: str, *, on: bool) -> None:
+        """Cut a machine's link without a word to either end, or mend it."""
+        _ip(self.name, "link", "set", "dev", self._links[machine][0], "up" if on else "down")
+
     def limit(self, machine: str, mbps: float) -> None:
         """Limit a machine's link to `mbps` megabits a second in each direction."""
         hub_device, machine_device = self._links[machine]

@@ -1,0 +1,76 @@
+"""A trainer whose ranks are on two hosts, which are network namespaces: one is killed, and their link is cut."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.support.processes.namespaces import NamespaceNetwork
+from tests.support.processes.programs import Program, eventually, logged_events, members
+from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
+
+VERSIONS = 3
+HOSTS = """[trainer]
+hosts = {{ count = 2, number = {}, meeting = "10.77.0.10:29500" }}
+"""
+
+
+@pytest.fixture
+def network() -> Iterator[NamespaceNetwork]:
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and ip")
+    with NamespaceNetwork.open(("a", "b")) as network:
+        yield network
+
+
+@pytest.mark.slow
+def test_hosts_of_which_one_is_killed_and_one_is_cut_off_publish_what_one_host_does(
+    tmp_path: Path, network: NamespaceNetwork
+) -> None:
+    """A step has one pass, so that the second rank adds nothing to the gradients but its rows of the masters."""
+    alone = make_run(tmp_path / "alone")
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    for number, host in enumerate(hosts):
+        shutil.copytree(alone, host)
+        settings = host / "run.toml"
+        settings.write_text(settings.read_text().replace("[trainer]\n", HOSTS.format(number)))
+    shutil.rmtree(hosts[1] / "keys")
+    weights = StepwiseTrainer(alone).publish_versions(VERSIONS)
+    others: list[Program] = []
+
+    def start_other() -> None:
+        run = ("--role", "trainer", "--run", str(hosts[1] / "run.toml"))
+        others.append(Program(*run, log=tmp_path / "b.terminal", within=network.command_prefix("b")))
+
+    def failures() -> list[int]:
+        logs = hosts[0] / "logs" / "trainer-training.jsonl", hosts[1] / "logs" / "trainer-training-1.jsonl"
+        events = [logged_events(log, "failed") for log in logs]
+        return [sum("no answer" in event["error"] for event in found) for found in events]
+
+    def join_again() -> None:
+        eventually(lambda: min(failures()) > 0, "both hosts notice that the link is cut")
+        network.connect("b", on=True)
+
+    def harm(version: int) -> None:
+        if version == 0:
+            trainer.kill("trainer/train")
+        if version == 1:
+            others[-1].end()
+            eventually(lambda: not members(others[-1].session), "the killed host")
+            start_other()
+        if version == 2:
+            network.connect("b", on=False)
+            Thread(target=join_again, daemon=True).start()
+
+    start_other()
+    try:
+        trainer = StepwiseTrainer(hosts[0], within=network.command_prefix("a"))
+        assert trainer.publish_versions(VERSIONS, when_published=harm) == weights
+        assert min(failures()) > 0
+        parts = [{path.parent.name for path in host.glob("**/checkpoints/*/*/*")} for host in hosts]
+        assert parts == [{"00000"}, {"00001"}]
+    finally:
+        others[-1].end()
