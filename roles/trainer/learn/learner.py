@@ -21,12 +21,8 @@ from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
-<<<<<<< HEAD
-from roles.trainer.dithering import dither
-=======
 from roles.ports import ObjectStore
-from roles.trainer.learn.dithering import dither
->>>>>>> hosts
+from roles.trainer.dithering import dither
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, PolicyLoss, advantages, entropy, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens

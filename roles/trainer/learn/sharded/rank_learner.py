@@ -8,12 +8,8 @@ import torch
 from torch import Tensor
 
 from roles.policy.causal_model import CausalModel
-<<<<<<< HEAD
-from roles.trainer.dithering import dither
-=======
 from roles.ports import ObjectStore
-from roles.trainer.learn.dithering import dither
->>>>>>> hosts
+from roles.trainer.dithering import dither
 from roles.trainer.learn.learner import (
     Gradients,
     Learner,
