@@ -11,8 +11,8 @@ other:
    disagree by chance, so what was taken out is scaled down to a tenth. It is refused if all contributions of its site
    disagreed for as long as a drift takes to show, and until one agrees again.
 3. A contribution is scaled down if what its site sent over many rounds shows a drift, and the more the longer that is
-   (protocol/outer/drift.py). The largest drift is looked for first; that site then does not count among the others, and
-   they are looked at again, as long as fewer than half of all are scaled down.
+   (protocol/outer/drift.py). The largest drift is looked for first, with others of nearly its length; these sites then
+   do not count among the others, and the rest is looked at again, as long as fewer than half of all are scaled down.
 4. No site has more than a share of the summed lengths.
 
 A contribution without values, or one that is much shorter than the median, is not compared, and counts as it is: its
@@ -34,6 +34,9 @@ from protocol.outer.drift import drift_factors, settled_contributions
 
 DISTRUST: Final = 0.1
 """What scales a contribution down that does not agree with the others; a share of the median length."""
+
+ALIKE: Final = 4.0
+"""How much larger than the smallest one the factors of other drifts may be that count at once: twice shorter drifts."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,9 @@ def _drift_factors(
         drifting = sorted((factor, place) for factor, place in zip(drifts, rest, strict=True) if factor < 1)
         if not drifting:
             break
-        for factor, place in drifting[: min(room, max(1, len(drifting) // 4))]:
+        # What a site adds to the mean of the others makes each of these drift the other way, by a part of its length.
+        alike = [(factor, place) for factor, place in drifting if factor <= ALIKE * drifting[0][0]]
+        for factor, place in alike[: min(room, max(1, len(drifting) // 4))]:
             factors[place] = factor
             rest.remove(place)
     return factors

@@ -248,6 +248,17 @@ def test_a_site_with_shorter_contributions_makes_no_other_one_drift(length: floa
         assert weighting.drift_factors == (1.0,) * 4
 
 
+@pytest.mark.parametrize(("count", "agreement"), [(9, 0.1)])
+def test_a_site_that_drifts_far_makes_no_honest_one_drift_the_other_way(count: int, agreement: float) -> None:
+    drift, sent = noise(1), SentRounds()
+    for number in range(SETTLED + 4):
+        vectors = honest(number, count, agreement)
+        vectors[0] = 0.5 * vectors[0] + 0.9 * drift
+        weighting, sent = weigh(vectors, sent)
+        assert min(weighting.drift_factors[1:]) > 0.9
+    assert weighting.drift_factors[0] < 0.1
+
+
 def test_noise_hides_no_drift() -> None:
     """A site that adds much noise to its drift, and little of what the others send, is clipped over the rounds."""
     random, sent, factors = np.random.default_rng(4), SentRounds(), []
