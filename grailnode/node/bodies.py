@@ -1,5 +1,6 @@
 """What each kind of process of a node does, once its node has been made: the bodies that processes.py runs."""
 
+import importlib.metadata
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -164,11 +165,13 @@ async def train(node: Node, launch: Launch, seat: Seat | None = None) -> None:
     """Train, on one device or as rank 0 of several."""
     genesis = genesis_reader(launch.config, node.run, policy_directory(launch.config))
     compute, settings = await node.run_sync(_training_compute, launch.config, node.run)
-    await _as_rank_0(node, partial(run_training, node, genesis, compute, settings), compute, settings, genesis, seat)
+    work = partial(run_training, node, genesis, compute, settings)
+    await _as_rank_0(node, launch.config, work, compute, settings, genesis, seat)
 
 
 async def _as_rank_0(
     node: Node,
+    config: Config,
     work: "Callable[[Callable[[], ShardedLearner] | None], Awaitable[None]]",
     compute: Compute,
     settings: TrainerSettings,
@@ -183,13 +186,24 @@ async def _as_rank_0(
     from roles.trainer.learn.sharded.rank_learner import RankLearner  # noqa: PLC0415
     from roles.trainer.learn.sharded.sharded_learner import ShardedLearner  # noqa: PLC0415
 
-    meeting = Meeting(seat, compute.device)
+    meeting = Meeting(seat, compute.device, _terms(config, node.run_id, compute, settings))
 
     def make_learner() -> ShardedLearner:
         learner = RankLearner(compute.model, settings.learner, meeting.join(), compute.dtype)
         return ShardedLearner(learner, genesis(), seat.local)
 
     await meeting.run(partial(work, make_learner), node.telemetry)
+
+
+def _terms(config: Config, run_id: bytes, compute: Compute, settings: TrainerSettings) -> dict[str, str]:
+    """Return what must be equal on all hosts that share a step; a step cannot notice that it is not."""
+    learner = replace(settings.learner, read_reference=None)  # rank 0 alone reads it
+    return {
+        "the run": run_id.hex(),
+        **{f"the version of {name}": importlib.metadata.version(name) for name in ("grailnode", "torch")},
+        "the policy's config.json": (policy_directory(config) / "config.json").read_text(encoding="utf-8"),
+        "the settings [trainer] and [engine]": f"{learner} {compute.dtype} recompute={config.trainer.recompute}",
+    }
 
 
 def _training_compute(config: Config, run: RunManifest) -> tuple[Compute, TrainerSettings]:
@@ -238,7 +252,7 @@ async def train_site(node: Node, launch: Launch, seat: Seat | None = None) -> No
     genesis = genesis_reader(config, node.run, policy_directory(config))
     compute, settings = await node.run_sync(_training_compute, config, node.run)
     work = partial(run_worker, node, genesis, compute, settings, site_settings(config, node.run))
-    await _as_rank_0(node, work, compute, settings, genesis, seat)
+    await _as_rank_0(node, config, work, compute, settings, genesis, seat)
 
 
 async def _miner(node: Node, launch: Launch) -> None:
@@ -266,14 +280,15 @@ async def _validator(node: Node, launch: Launch) -> None:
 
 async def follow_rank_0(launch: Launch, seat: Seat, telemetry: Telemetry) -> None:
     """Compute what rank 0 asks for, on another rank, which has no key and no store."""
-    from grailnode.node.rank_processes import follow_rank_0 as follow  # noqa: PLC0415 - it imports torch's compiler
+    from grailnode.node import rank_processes  # noqa: PLC0415 - it imports torch's compiler
 
     config, directory = launch.config, state_directory(launch.config, launch.name)
     spectator = make_spectator(config)
     compute, settings = _training_compute(config, spectator.run)
+    meeting = rank_processes.Meeting(seat, compute.device, _terms(config, spectator.run_id, compute, settings))
     with lock_state(directory, launch.kind) if seat.leads_host else nullcontext():
         state = open_trainer_state(config, launch.name, spectator)
-        await follow(compute, settings.learner, seat, state, telemetry)
+        await rank_processes.follow_rank_0(meeting, compute, settings.learner, seat.leads_host, state, telemetry)
 
 
 BODIES: dict[Kind, ProcessBody] = {
