@@ -120,6 +120,14 @@ async def test_ranks_do_not_load_what_a_host_has_of_another_checkpoint_of_the_sa
     assert torch.cat(tensors).unique().tolist() == [2.0]
 
 
+async def test_each_rank_says_that_a_checkpoint_is_of_another_model():
+    state = MemoryStore()
+    files = await rows_of(0, 1.0)[1].save(state, "saved/", run_inline, 4096)
+    other = StateRows({"master/v": torch.zeros(2, 3)}, {"master/v": torch.Size((2, 3))}, Share())
+    with pytest.raises(StateError, match="checkpoints/ of this node's state: a saved state of another model"):
+        await other.load(state, SavedRows("saved/", (files,), 1), run_inline)
+
+
 async def test_a_note_of_another_format_is_named_and_repaired():
     network, state = Network(demo_rules()), MemoryStore()
     learner = Learner(network.compute.model, network.weights, SETTINGS)
