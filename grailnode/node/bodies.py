@@ -65,6 +65,8 @@ from roles.node.retries import Pause, WaitReporter
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, StoreError, Telemetry
+from roles.trainer.learn.loss.loss_settings import LossSettings
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.publish.publisher import PublisherSettings
 
 if TYPE_CHECKING:
@@ -197,12 +199,15 @@ async def _as_rank_0(
 
 def _terms(config: Config, run_id: bytes, compute: Compute, settings: TrainerSettings) -> dict[str, str]:
     """Return what must be equal on all hosts that share a step; a step cannot notice that it is not."""
-    learner = replace(settings.learner, read_reference=None)  # rank 0 alone reads it
+    # `settings` have all of [trainer] in these places; what reads the reference is used by rank 0 alone
+    learner = replace(settings.learner, loss=LossSettings(), optimizer=OptimizerSettings(), read_reference=None)
+    names = {*LossSettings.model_fields, *OptimizerSettings.model_fields} - {"reference"}
+    section = config.trainer.model_dump(include=names)
     return {
         "the run": run_id.hex(),
         **{f"the version of {name}": importlib.metadata.version(name) for name in ("grailnode", "torch")},
         "the policy's config.json": (policy_directory(config) / "config.json").read_text(encoding="utf-8"),
-        "the settings [trainer] and [engine]": f"{learner} {compute.dtype} recompute={config.trainer.recompute}",
+        "the settings [trainer] and [engine]": f"{learner} {section} {compute.dtype} {config.trainer.recompute}",
     }
 
 
