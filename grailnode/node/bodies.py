@@ -1,5 +1,6 @@
 """What each kind of process of a node does, once its node has been made: the bodies that processes.py runs."""
 
+import importlib.metadata
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
@@ -64,6 +65,8 @@ from roles.node.retries import Pause, WaitReporter
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, StoreError, Telemetry
+from roles.trainer.learn.loss.loss_settings import LossSettings
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.publish.publisher import PublisherSettings
 
 if TYPE_CHECKING:
@@ -164,11 +167,13 @@ async def train(node: Node, launch: Launch, seat: Seat | None = None) -> None:
     """Train, on one device or as rank 0 of several."""
     genesis = genesis_reader(launch.config, node.run, policy_directory(launch.config))
     compute, settings = await node.run_sync(_training_compute, launch.config, node.run)
-    await _as_rank_0(node, partial(run_training, node, genesis, compute, settings), compute, settings, genesis, seat)
+    work = partial(run_training, node, genesis, compute, settings)
+    await _as_rank_0(node, launch.config, work, compute, settings, genesis, seat)
 
 
 async def _as_rank_0(
     node: Node,
+    config: Config,
     work: "Callable[[Callable[[], ShardedLearner] | None], Awaitable[None]]",
     compute: Compute,
     settings: TrainerSettings,
@@ -183,13 +188,27 @@ async def _as_rank_0(
     from roles.trainer.learn.sharded.rank_learner import RankLearner  # noqa: PLC0415
     from roles.trainer.learn.sharded.sharded_learner import ShardedLearner  # noqa: PLC0415
 
-    meeting = Meeting(seat, compute.device)
+    meeting = Meeting(seat, compute.device, _terms(config, node.run_id, compute, settings))
 
     def make_learner() -> ShardedLearner:
         learner = RankLearner(compute.model, settings.learner, meeting.join(), compute.dtype)
         return ShardedLearner(learner, genesis(), seat.local)
 
     await meeting.run(partial(work, make_learner), node.telemetry)
+
+
+def _terms(config: Config, run_id: bytes, compute: Compute, settings: TrainerSettings) -> dict[str, str]:
+    """Return what must be equal on all hosts that share a step; a step cannot notice that it is not."""
+    # `settings` have all of [trainer] in these places; what reads the reference is used by rank 0 alone
+    learner = replace(settings.learner, loss=LossSettings(), optimizer=OptimizerSettings(), read_reference=None)
+    names = {*LossSettings.model_fields, *OptimizerSettings.model_fields} - {"reference"}
+    section = config.trainer.model_dump(include=names)
+    return {
+        "the run": run_id.hex(),
+        **{f"the version of {name}": importlib.metadata.version(name) for name in ("grailnode", "torch")},
+        "the policy's config.json": (policy_directory(config) / "config.json").read_text(encoding="utf-8"),
+        "the settings [trainer] and [engine]": f"{learner} {section} {compute.dtype} {config.trainer.recompute}",
+    }
 
 
 def _training_compute(config: Config, run: RunManifest) -> tuple[Compute, TrainerSettings]:
@@ -238,7 +257,7 @@ async def train_site(node: Node, launch: Launch, seat: Seat | None = None) -> No
     genesis = genesis_reader(config, node.run, policy_directory(config))
     compute, settings = await node.run_sync(_training_compute, config, node.run)
     work = partial(run_worker, node, genesis, compute, settings, site_settings(config, node.run))
-    await _as_rank_0(node, work, compute, settings, genesis, seat)
+    await _as_rank_0(node, config, work, compute, settings, genesis, seat)
 
 
 async def _miner(node: Node, launch: Launch) -> None:
@@ -266,14 +285,15 @@ async def _validator(node: Node, launch: Launch) -> None:
 
 async def follow_rank_0(launch: Launch, seat: Seat, telemetry: Telemetry) -> None:
     """Compute what rank 0 asks for, on another rank, which has no key and no store."""
-    from grailnode.node.rank_processes import follow_rank_0 as follow  # noqa: PLC0415 - it imports torch's compiler
+    from grailnode.node import rank_processes  # noqa: PLC0415 - it imports torch's compiler
 
     config, directory = launch.config, state_directory(launch.config, launch.name)
     spectator = make_spectator(config)
     compute, settings = _training_compute(config, spectator.run)
+    meeting = rank_processes.Meeting(seat, compute.device, _terms(config, spectator.run_id, compute, settings))
     with lock_state(directory, launch.kind) if seat.leads_host else nullcontext():
         state = open_trainer_state(config, launch.name, spectator)
-        await follow(compute, settings.learner, seat, state, telemetry)
+        await rank_processes.follow_rank_0(meeting, compute, settings.learner, seat.leads_host, state, telemetry)
 
 
 BODIES: dict[Kind, ProcessBody] = {

@@ -6,8 +6,9 @@ rank 0 has the key and the run's state, so that a rank that is lost, or joins tw
 lost, the ranks of all hosts end, meet again, and go on from the checkpoint.
 """
 
+import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -16,6 +17,7 @@ import torch
 import trio
 from torch import distributed as dist
 
+from grailnode import UserError
 from grailnode.engine.compute import Compute
 from grailnode.node.process_launch import LostRankError, Seat
 from grailnode.node.supervisor import EXIT_TRANSIENT
@@ -31,19 +33,29 @@ _SILENCE_SECONDS: Final = 30.0
 """After which a rank of another host counts as lost: a link that is cut closes no connection."""
 
 
-class Meeting:
-    """Where a rank meets the others."""
+class OtherTermsError(UserError):
+    """This host would compute something else than host 0."""
 
-    def __init__(self, seat: Seat, device: str) -> None:
+
+class Meeting:
+    """Where a rank meets the others.
+
+    Args:
+        terms: what must be equal on all hosts, by its name.
+    """
+
+    def __init__(self, seat: Seat, device: str, terms: Mapping[str, str]) -> None:
         self._seat = seat
         self._device = device
+        self._terms = dict(terms)
         self._store: Any = None  # a TCPStore, once all have met
 
     def join(self) -> RankGroup:
         """Return the group of all ranks, when all of them have called this.
 
         Raises:
-            LostRankError: those of other hosts have not within some minutes.
+            LostRankError: those of other hosts have not within some minutes, or have other terms.
+            OtherTermsError: rank 0 has other terms.
         """
         seat, backend = self._seat, "gloo" if self._device == "cpu" else "nccl"
         if not seat.has_other_hosts:
@@ -53,12 +65,29 @@ class Meeting:
         try:
             new_store = dist.TCPStore  # type: ignore[attr-defined]  # torch exports it by a star
             store = new_store(address, int(port), seat.count, seat.rank == 0, timeout=_JOIN)
+            self._compare(store)
             dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.count)
             group = RankGroup.of(torch.device(self._device))
         except RuntimeError as error:  # torch has no narrower one
-            raise LostRankError(f"trainer.hosts: the {seat.count} ranks have not met at {seat.meeting}") from error
+            reason = str(error).partition("\n")[0]
+            text = f"trainer.hosts: the {seat.count} ranks have not met at {seat.meeting}: {reason}"
+            raise LostRankError(text) from error
         self._store = store
         return group
+
+    def _compare(self, store: Any) -> None:
+        """Compare the terms of rank 0 with those of each other rank, on both."""
+        seat = self._seat
+        if store.add(f"seat/{seat.rank}", 1) > 1:
+            raise LostRankError(f"trainer.hosts: rank {seat.rank} has joined at {seat.meeting} already")
+        store.set(f"terms/{seat.rank}", json.dumps(self._terms))
+        for rank in range(seat.count) if seat.rank == 0 else (0,):
+            others = json.loads(store.get(f"terms/{rank}"))
+            different = [name for name, value in self._terms.items() if others.get(name) != value]
+            if different:
+                names = " and ".join(different)
+                text = f"trainer.hosts: rank {seat.rank} and rank {rank} differ in {names}"
+                raise LostRankError(text) if seat.rank == 0 else OtherTermsError(text)
 
     async def run(self, work: Callable[[], Awaitable[None]], telemetry: Telemetry) -> None:
         """Carry out a rank's work.
@@ -107,16 +136,20 @@ class Meeting:
 
 
 async def follow_rank_0(
-    compute: Compute, settings: LearnerSettings, seat: Seat, state: ObjectStore, telemetry: Telemetry
+    meeting: Meeting,
+    compute: Compute,
+    settings: LearnerSettings,
+    sweeps: bool,
+    state: ObjectStore,
+    telemetry: Telemetry,
 ) -> None:
     """Take part in what rank 0 computes, on another rank, until rank 0 has ended."""
-    meeting = Meeting(seat, compute.device)
 
     def make_learner() -> RankLearner:
         return RankLearner(compute.model, settings, meeting.join(), compute.dtype)
 
     async def work() -> None:
         learner = await trio.to_thread.run_sync(make_learner, abandon_on_cancel=True)
-        await follow(learner, state, sweeps=seat.leads_host)
+        await follow(learner, state, sweeps=sweeps)
 
     await meeting.run(work, telemetry)

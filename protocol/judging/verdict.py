@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from protocol import limits, paths
 from protocol.encoding import Record, Reward, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging.evidence import SHARE_UNIT, Counts, Evidence, exceeded, is_improbable, weigh
+from protocol.judging.evidence import NO_COUNTS, SHARE_UNIT, Counts, Evidence, exceeded, is_improbable, weigh
 from protocol.proof import STATISTICS, Arithmetic, StatisticName, Thresholds
 
 
@@ -70,6 +70,8 @@ class Judgement(Record):
             raise ValueError("not one log-probability for each token")
         if max(getattr(self.counts, name).trials for name in STATISTICS) > SHARE_UNIT * self.tokens:
             raise ValueError("more trials than tokens can have")
+        if self.reason == Reason.LAPSED and self.counts != NO_COUNTS:
+            raise ValueError("counts of a group whose version has lapsed")
         return self
 
     @property

@@ -9,6 +9,7 @@ from grailnode.engine.compute import make_engine
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.store.memory import MemoryStore
 from protocol.errors import ProtocolError
+from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import LedgerRow, balances, clean_windows, evidence_of
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Reason, Verdict
@@ -141,9 +142,9 @@ async def test_an_older_announcement_of_the_miners_own_does_not_change_its_pledg
 
 
 def test_a_lapsed_window_changes_no_score_and_no_evidence() -> None:
-    lapsed = LedgerRow.of(samples.verdict(*(samples.rejected(index, Reason.LAPSED) for index in range(16))))
+    lapsed = LedgerRow.of(samples.verdict(*(samples.lapsed(index) for index in range(16))))
     assert (lapsed.submitted, lapsed.audited, lapsed.rejected) == (16, 0, 0)
-    short = LedgerRow.of(samples.verdict(samples.rejected(0, Reason.LAPSED), submitted=1))
+    short = LedgerRow.of(samples.verdict(samples.lapsed(0), submitted=1))
     scoring, proof = samples.SCORING, samples.run_manifest().proof
     for row in (lapsed, short):
         before, after = samples.summary(samples.row(), window=6), samples.summary(row, window=7)
@@ -157,9 +158,9 @@ def test_a_lapsed_window_changes_no_score_and_no_evidence() -> None:
 
 def test_a_verdict_does_not_call_some_groups_lapsed_and_judge_others() -> None:
     with pytest.raises(ValueError, match="lapsed"):
-        samples.verdict(samples.judgement(0), samples.rejected(1, Reason.LAPSED), submitted=2)
+        samples.verdict(samples.judgement(0), samples.lapsed(1), submitted=2)
     with pytest.raises(ValueError, match="lapsed"):
-        samples.verdict(samples.rejected(0, Reason.LAPSED), submitted=2)
+        samples.verdict(samples.lapsed(0), submitted=2)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,8 @@ async def test_a_validator_that_spares_a_miner_by_calling_its_version_lapsed_is_
     version: int, reason: Reason, holds: bool
 ) -> None:
     testbed = AttackedTrainer()
-    verdict = testbed.verdict(FIRST, *(samples.rejected(index, reason) for index in range(2)), submitted=2)
+    groups = [samples.rejected(index, reason, counts=NO_COUNTS) for index in range(2)]
+    verdict = testbed.verdict(FIRST, *groups, submitted=2)
     verdict = verdict.model_copy(update={"version": version})
     summary = testbed.summary(FIRST, verdict, version=3, previous=b"", scores=())
     await testbed.seal_and_reveal(FIRST, summary, verdict)

@@ -1,6 +1,7 @@
 """Reading policy directories, and the files that bring a restarted engine back to its version."""
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,29 @@ def test_a_staged_version_that_is_replaced_leaves_no_file(tmp_path: Path) -> Non
         stage_weights(files, version)
     files.commit()
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_full_disk_is_not_filled_with_parts_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "MAX_PATCHES", 0)
+    files, target = Checkpoints(tmp_path), changed(WEIGHTS, 1, 0.2)
+    stage_weights(files, 0)
+    files.commit()
+    path = files.write_patch(1, encode(WEIGHTS, target))
+    files.stage(RecoveryStep("stage_patch", 1, digest_weights(target), path))
+    files.commit()
+    before = sorted(tmp_path.iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        for write in (files.compact, lambda: stage_weights(files, 2), lambda: files.write_patch(2, bytes(1001))):
+            with pytest.raises(OSError, match="File too large"):
+                write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(tmp_path.iterdir()) == before
+    assert not files.staged
+    files.compact()
+    assert digest_weights(load_file(files.steps[0].path)) == digest_weights(target)
 
 
 async def test_a_disk_that_cannot_be_written_refuses_the_stage(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from grailnode.engine.vllm.server_supervisor import ServerSupervisor, check_desc
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
 from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer
 from grailnode.engine.vllm.vllm_settings import EngineLimits, VllmSettings
+from protocol.lora import LoraSpec
+from protocol.objects import ObjectRef
 from roles.ports import EngineError
 from tests.engine.vllm_site import fitting_description
 
@@ -170,6 +172,17 @@ def test_what_the_processes_of_vllm_compile_lies_in_its_environment(
     caches = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT", "NUMBA_CACHE_DIR")
     for name in (*caches, "FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME"):
         assert variables[name] == str(tmp_path / "grailnode-cache")
+
+
+def test_models_compiled_with_another_factor_are_not_used_again(tmp_path: Path) -> None:
+    """Both have the same flags, from which vLLM makes the key of a compiled model."""
+    settings = VllmSettings(python=tmp_path / "python")
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}', encoding="utf-8")
+    base, shards = bytes(32), (ObjectRef(digest=bytes(32), size=1),)
+    specs = [LoraSpec(rank=rank, alpha=16.0, targets=("q_proj",), base=base, shards=shards) for rank in (4, 8)]
+    servers = [ChildServer(settings, tmp_path, tmp_path, spec) for spec in specs]
+    assert servers[0].flags("socket") == servers[1].flags("socket")
+    assert len({server.environment()["VLLM_CACHE_ROOT"] for server in servers}) == 2
 
 
 # A server of vLLM that does not fit is refused in one line, before it gets a weight

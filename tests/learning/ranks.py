@@ -70,7 +70,7 @@ def train(learner: AnyLearner, state: Tensors | None, first: int, last: int) -> 
 
 def go_on(learner: AnyLearner, directory: Path, saved: SavedRows | None, last: int) -> tuple[list[Tensors], SavedRows]:
     """Take steps from what is saved in the state of a host, or from the start; return the views and save again."""
-    state, folder = LocalStore(directory), checkpoint_folder(last)
+    state, folder = LocalStore(directory), checkpoint_folder(last, 0)
     if saved is not None:
         trio.run(learner.load, state, saved, trio.to_thread.run_sync)
     views, _ = train(learner, None, learner.steps, last)
@@ -172,7 +172,7 @@ def _take_seat(
     model: CausalModel = build(Policy.load(directory), recompute=True, lora=lora)
     if lora is not None:
         model = LoraModel(model, load_weights(directory), dtype=dtype)
-    learner = RankLearner(model, settings, Meeting(seat, "cpu").join(), dtype)
+    learner = RankLearner(model, settings, Meeting(seat, "cpu", {}).join(), dtype)
     if seat.rank == 0:
         result = scenario(ShardedLearner(learner, random_weights(model)), *pickle.loads(rest))
         answers.send_bytes(pickle.dumps(result))  # multiprocessing would send descriptors that end with this process

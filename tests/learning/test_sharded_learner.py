@@ -105,7 +105,7 @@ def test_each_rank_writes_its_rows_on_its_host_and_a_host_that_has_lost_them_is_
     hosts = [tmp_path / "a", tmp_path / "b"]
     for host in hosts:
         host.mkdir()
-    old = hosts[1] / checkpoint_folder(1) / "00001" / "00000"
+    old = hosts[1] / checkpoint_folder(1, 0) / "00001" / "00000"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"of a run that was killed")
     _, saved = run_ranks(2, policy, SETTINGS, go_on, hosts[0], None, 2, states=hosts)

@@ -1,6 +1,7 @@
 """The training loop: each version is the policy of one step, although training goes on while it is written."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from threading import Barrier
 from typing import Any, get_args
 
 import pytest
@@ -8,14 +9,21 @@ import torch
 import trio
 
 from grailnode.store.memory import MemoryStore
-from roles.trainer.learn.checkpoint_files import newest_checkpoint
+from roles.ports import StateError
+from roles.trainer.learn.checkpoint_files import (
+    NOTES,
+    CheckpointNote,
+    newest_checkpoint,
+    put_checkpoint,
+    repair_checkpoint,
+)
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer_settings import OptimizerName, OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
-from roles.trainer.learn.state_rows import SavedRows
+from roles.trainer.learn.state_rows import SavedRows, Share, StateRows
 from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
-from roles.trainer.spool import INBOX, list_snapshots
+from roles.trainer.spool import INBOX, SnapshotName, list_snapshots, put_snapshot
 from roles.trainer.tensor_shards import run_inline
 from tests.learning.groups import group
 from tests.support.builders.chains import equal
@@ -61,6 +69,76 @@ def buffer_of(letters: str) -> ReplayBuffer:
     for letter in letters:
         buffer.add(group(letter))
     return buffer
+
+
+@dataclass
+class Peer:
+    """A rank in a thread of this process."""
+
+    rank: int
+    messages: list[Any]
+    barrier: Barrier
+
+    def exchange(self, message: Any) -> list[Any]:
+        self.messages[self.rank] = message
+        self.barrier.wait(60)
+        messages = [*self.messages]
+        self.barrier.wait(60)
+        return messages
+
+    def send(self, message: Any, source: int) -> Any:
+        return self.exchange(message)[source]
+
+
+def rows_of(rank: int, value: float) -> tuple[torch.Tensor, StateRows]:
+    tensor = torch.full((2, 3), value)
+    return tensor, StateRows({"master/w": tensor}, {"master/w": torch.Size((4, 3))}, Share(rank, 2))
+
+
+async def test_ranks_do_not_load_what_a_host_has_of_another_checkpoint_of_the_same_step():
+    """Rank 0 is killed before its note; its host then trains alone, and the other host comes back."""
+
+    async def put_values(states: list[MemoryStore], value: float) -> CheckpointNote:
+        async def save(folder: str, _previous: str) -> tuple[list[int], int]:
+            return [await rows_of(r, value)[1].save(states[r], folder, run_inline, 4096) for r in range(2)], 1
+
+        await put_checkpoint(states[0], (1, 2), save, {}, run_inline)
+        note = await newest_checkpoint(states[0])
+        assert note is not None
+        return note
+
+    one, other = MemoryStore(), MemoryStore()
+    await one.delete((await put_values([one, other], 1.0)).path)
+    note = await put_values([one, one], 2.0)
+    messages, barrier, tensors = [None, None], Barrier(2), list[torch.Tensor]()
+    async with trio.open_nursery() as nursery:
+        for rank, state in enumerate((one, other)):
+            tensor, rows = rows_of(rank, 0.0)
+            tensors.append(tensor)
+            peer = Peer(rank, messages, barrier)
+            nursery.start_soon(rows.load, state, note.rows, trio.to_thread.run_sync, peer)
+    assert torch.cat(tensors).unique().tolist() == [2.0]
+
+
+async def test_each_rank_says_that_a_checkpoint_is_of_another_model():
+    state = MemoryStore()
+    files = await rows_of(0, 1.0)[1].save(state, "saved/", run_inline, 4096)
+    other = StateRows({"master/v": torch.zeros(2, 3)}, {"master/v": torch.Size((2, 3))}, Share())
+    with pytest.raises(StateError, match="checkpoints/ of this node's state: a saved state of another model"):
+        await other.load(state, SavedRows("saved/", (files,), 1), run_inline)
+
+
+async def test_a_note_of_another_format_is_named_and_repaired():
+    network, state = Network(demo_rules()), MemoryStore()
+    learner = Learner(network.compute.model, network.weights, SETTINGS)
+    await put_snapshot(state, SnapshotName(1, 1), learner.view_source(), run_inline)
+    await state.put(f"{NOTES}{1:012d}", b"another format")
+    with pytest.raises(StateError, match=r"training/0+1: not a checkpoint of this version.*`grailnode repair`"):
+        await newest_checkpoint(state)
+    await repair_checkpoint(state, lambda line: None, chain_is_rebuilt=False)
+    note = await newest_checkpoint(state)
+    assert note is not None
+    assert (note.version, note.step) == (1, 0)
 
 
 @simulated
@@ -125,7 +203,7 @@ async def test_after_a_crash_behind_the_published_version_the_versions_go_on():
     note = await newest_checkpoint(state)
     assert note is not None
     assert (note.version, note.step, names[-1].version, names[-1].optimizer_step) == (4, 4, 6, 6)
-    assert {item.path.split("/")[1] async for item in state.list("checkpoints/")} == {f"{4:012d}"}
+    assert {item.path.split("/")[1] async for item in state.list("checkpoints/")} == {note.folder.split("/")[1]}
     second = await train(6)
     (resumed,) = network.events("trainer", "resumed")
     assert (resumed["version"], resumed["step"], resumed["behind"]) == (6, 4, 2)

@@ -182,6 +182,8 @@ def test_a_record_round_trips(record: Record) -> None:
 def test_missing_and_unknown_fields_are_malformed(record: Record) -> None:
     fields = unpack(record.to_bytes())
     for name in fields:
+        if type(record).model_fields[name].exclude_if is not None:
+            continue  # may be missing
         with pytest.raises(MalformedError):
             type(record).from_bytes(pack({other: value for other, value in fields.items() if other != name}))
     with pytest.raises(MalformedError):

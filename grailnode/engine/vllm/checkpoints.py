@@ -5,7 +5,8 @@ no longer after weeks, the patches are applied to the checkpoint from time to ti
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -60,17 +61,16 @@ class Checkpoints:
 
     def write_weights(self, version: int, weights: Weights) -> Path:
         """Write whole weights; the file is complete when this returns."""
-        path = self._path("weights", version)
         head, names = file_head(weights)
-        with path.open("wb") as output:
+        with self._new_file("weights", version) as path, path.open("wb") as output:
             output.write(head)
             for name in names:
                 output.write(raw_bytes(weights[name]))
         return path
 
     def write_patch(self, version: int, patch: bytes) -> Path:
-        path = self._path("patch", version)
-        path.write_bytes(patch)
+        with self._new_file("patch", version) as path:
+            path.write_bytes(patch)
         return path
 
     def stage(self, step: RecoveryStep) -> None:
@@ -99,21 +99,28 @@ class Checkpoints:
         if len(self.steps) <= MAX_PATCHES:
             return
         last = self.steps[-1]
-        path = self._path("weights", last.version)
         # The new file is complete before the old ones go, so a restart always finds a way to the version.
-        shutil.copyfile(self.steps[0].path, path)
-        _apply_to_file(path, [step.path.read_bytes() for step in self.steps[1:]])
+        with self._new_file("weights", last.version) as path:
+            shutil.copyfile(self.steps[0].path, path)
+            _apply_to_file(path, (step.path.read_bytes() for step in self.steps[1:]))
         for old in self.steps:
             old.path.unlink()
         self.steps = [RecoveryStep("stage_weights", last.version, last.digest, path)]
 
-    def _path(self, kind: str, version: int) -> Path:
+    @contextmanager
+    def _new_file(self, kind: str, version: int) -> Iterator[Path]:
+        """Yield the path of a file to write. One that cannot be completed, such as on a full disk, is removed."""
         # The number keeps the name apart from that of the same version staged before.
         self._number += 1
-        return self._directory / f"{kind}-{version}-{self._number}"
+        path = self._directory / f"{kind}-{version}-{self._number}"
+        try:
+            yield path
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
 
-def _apply_to_file(path: Path, patches: Sequence[bytes]) -> None:
+def _apply_to_file(path: Path, patches: Iterable[bytes]) -> None:
     """Apply patches to the tensors in a safetensors file, whose pages are in memory as long as there is room."""
     with safe_open(path, framework="pt") as file:
         like = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping

@@ -144,7 +144,11 @@ class EngineWeights:
 
     async def _stage(self, step: RecoveryStep) -> None:
         # Asked once more after a restart, because a server that fails while it takes a version lost only its own copy.
-        await self._server.repeat(partial(_stage, step=step))
+        try:
+            await self._server.repeat(partial(_stage, step=step))
+        except BaseException:
+            step.path.unlink(missing_ok=True)
+            raise
         self._checkpoints.stage(step)
         self._staged = step.version
 

@@ -200,6 +200,8 @@ class ChildServer:
             names = visible.split(",") if visible else list(map(str, range(first + settings.ranks)))
             own["CUDA_VISIBLE_DEVICES"] = ",".join(names[first : first + settings.ranks])
         if self._lora is not None:
+            # vLLM's key of a compiled model lacks the factor, which is a constant in it.
+            own["VLLM_CACHE_ROOT"] = str(cache / f"lora-{self._lora.scale!r}")
             own |= {SCALE: repr(self._lora.scale), "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         return inherited | server_environment(settings) | own | {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 

@@ -1,14 +1,15 @@
 """The checkpoints of the training process, in the node's state, and their repair (docs/guide/operate.md).
 
-    checkpoints/{step}/{rank}/{number}   masters and moments (roles/trainer/learn/state_rows.py)
-    checkpoints/{step}/replay            the replay buffer (safetensors)
-    training/{step}                      a note that these are complete, of which version, and how many they are
+    checkpoints/{step}-{nonce}/{rank}/{number}   masters and moments (roles/trainer/learn/state_rows.py)
+    checkpoints/{step}-{nonce}/replay            the replay buffer (safetensors)
+    training/{step}                              a note that these are complete, of which version, and how many they are
 
 The note is written last and deleted first, so a checkpoint is there whole or not at all. There is no more than one file
 in memory at any time: each rank writes masters and moments from where it has them, one file after the other. Ranks on
 other hosts write into the state of their host, which has no notes: what the note of rank 0's host names is kept there.
 """
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Annotated, ClassVar, Final
@@ -20,9 +21,10 @@ from torch import Tensor
 from protocol.chain import safetensors
 from protocol.digest import Weights
 from protocol.encoding import Record, Version
+from protocol.errors import ProtocolError
 from protocol.limits import MAX_SHARD_BYTES
 from protocol.quantization import SCALE, dequantize, is_scale
-from roles.ports import LineReporter, NotFoundError, ObjectStore
+from roles.ports import LineReporter, NotFoundError, ObjectStore, StateError
 from roles.trainer.dithering import dither
 from roles.trainer.learn.optimizer import MASTER
 from roles.trainer.learn.state_rows import SavedRows, is_whole, part_folder
@@ -54,10 +56,12 @@ class CheckpointNote(Record):
     step: Annotated[int, Field(ge=0, lt=1 << 53)]  # optimizer steps up to it
     parts: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]  # each rank's number of files
     local_parts: Annotated[int, Field(ge=1)]  # how many of them, the first ones, are in this state
+    # No two attempts share a folder: a host may still have files of another one that reached the same step.
+    nonce: Annotated[int, Field(ge=0, lt=1 << 53)]
 
     @property
     def folder(self) -> str:
-        return checkpoint_folder(self.step)
+        return checkpoint_folder(self.step, self.nonce)
 
     @property
     def path(self) -> str:
@@ -68,14 +72,22 @@ class CheckpointNote(Record):
         return SavedRows(self.folder, self.parts, self.step)
 
 
-def checkpoint_folder(step: int) -> str:
-    return f"{CHECKPOINTS}{step:012d}/"
+def checkpoint_folder(step: int, nonce: int) -> str:
+    return f"{CHECKPOINTS}{step:012d}-{nonce:014x}/"
 
 
 async def newest_checkpoint(state: ObjectStore) -> CheckpointNote | None:
-    """Return the note of the checkpoint of the newest version; None if there is none."""
-    paths = [item.path async for item in state.list(NOTES)]
-    notes = [CheckpointNote.from_bytes(await state.get(path, CheckpointNote.max_bytes)) for path in paths]
+    """Return the note of the checkpoint of the newest version; None if there is none.
+
+    Raises:
+        StateError: a note has another format.
+    """
+    notes = []
+    for path in [item.path async for item in state.list(NOTES)]:
+        try:
+            notes.append(CheckpointNote.from_bytes(await state.get(path, CheckpointNote.max_bytes)))
+        except ProtocolError as error:
+            raise StateError(path, f"not a checkpoint of this version of the program ({error})") from error
     return max(notes, key=lambda note: note.version, default=None)
 
 
@@ -87,10 +99,11 @@ async def put_checkpoint(
     Masters and moments do not change before this returns.
     """
     version, step = moment
-    previous, folder = await newest_checkpoint(state), checkpoint_folder(step)
+    previous, nonce = await newest_checkpoint(state), secrets.randbits(53)
+    folder = checkpoint_folder(step, nonce)
     parts, local_parts = await save(folder, previous.folder if previous else "")
     await state.put(f"{folder}replay", await run_sync(safetensors.write, replay))
-    note = CheckpointNote(version=version, step=step, parts=tuple(parts), local_parts=local_parts)
+    note = CheckpointNote(version=version, step=step, parts=tuple(parts), local_parts=local_parts, nonce=nonce)
     await state.put(note.path, note.to_bytes())
     await delete_checkpoints(state, note)
 
@@ -149,11 +162,11 @@ async def repair_checkpoint(
 
 
 async def _whole_checkpoint(state: ObjectStore) -> CheckpointNote | None:
-    """Return the newest checkpoint if no file of it is lost."""
-    note = await newest_checkpoint(state)
-    if note is None:
-        return None
-    with suppress(NotFoundError):
+    """Return the newest checkpoint if no file of it is lost, and its note can be read."""
+    with suppress(NotFoundError, StateError):
+        note = await newest_checkpoint(state)
+        if note is None:
+            return None
         await get_replay(state, note, run_inline)
         if all([await is_whole(state, note.rows, part) for part in range(note.local_parts)]):
             return note

@@ -51,6 +51,5 @@ class PolicyLearner(Protocol):
         """Go on from what any number of ranks has saved.
 
         Raises:
-            ValueError: it is that of another model or optimizer.
-            StateError: a part of it is on no host.
+            StateError: it is that of another model or optimizer, or a part of it is on no host.
         """

@@ -19,6 +19,7 @@ from roles.ports import ObjectStore, StateError
 from roles.trainer.learn.optimizer import MASTER
 from roles.trainer.tensor_shards import RunSync, ShardReader, TensorSource, put_shards, shard_path
 
+_PLACE: Final = "checkpoints/ of this node's state"
 _FOREIGN: Final = "a saved state of another model or optimizer"
 
 
@@ -88,8 +89,7 @@ class StateRows:
         """Take over the rows of a saved state; with peers, all of them load it at the same time.
 
         Raises:
-            ValueError: it is that of another model or optimizer.
-            StateError: a part of it is on no host.
+            StateError: it is that of another model or optimizer, or a part of it is on no host.
         """
         rank, parts = self._share.rank, range(len(saved.parts))
         own = [await is_whole(state, saved, part) for part in parts]
@@ -109,18 +109,18 @@ class StateRows:
         for name, tensor in self._tensors.items():
             incomplete = taken[name] < tensor.numel()
             if incomplete and (saved.steps > 0 or name.startswith(MASTER)):
-                raise ValueError(_FOREIGN)
+                raise StateError(_PLACE, _FOREIGN)
 
     def _take(self, tensors: Mapping[str, Tensor], part: Share) -> Counter[str]:
         """Copy what this rank has of another part; return how many elements of each tensor these are."""
         taken: Counter[str] = Counter()
         for name, tensor in tensors.items():
             if name not in self._tensors or tensor.dtype != self._tensors[name].dtype:
-                raise ValueError(_FOREIGN)
+                raise StateError(_PLACE, _FOREIGN)
             own, new = (one if one.ndim else one.view(1) for one in (self._tensors[name], tensor))
             mine, theirs = self._share.rows(self._rows[name]), part.rows(self._rows[name])
             if new.shape != (theirs.stop - theirs.start, *own.shape[1:]):
-                raise ValueError(_FOREIGN)
+                raise StateError(_PLACE, _FOREIGN)
             first, last = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
             if first < last:
                 target = own[first - mine.start : last - mine.start]

@@ -16,7 +16,7 @@ from protocol.identity.admission import Invite, ProofOfWorkSolution
 from protocol.identity.authority import OPEN, Admission, Authority, ChainPoint, Revision
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, Signature, SigningKey
-from protocol.judging.evidence import UNREPRODUCED, Counts, Tally
+from protocol.judging.evidence import NO_COUNTS, UNREPRODUCED, Counts, Tally
 from protocol.judging.ledger import (
     GROUP,
     SHARE,
@@ -322,6 +322,10 @@ def rejected(index: int = 0, reason: str = "wrong-sketch", **changes: Any) -> Ju
         "counts": counts(sketch=(5, 0, 0, 4), margin=(5,), stop=(2,)),
     }
     return judgement(index, reason=reason, **(fields | changes))
+
+
+def lapsed(index: int = 0) -> Judgement:
+    return rejected(index, "lapsed-version", counts=NO_COUNTS)
 
 
 def verdict(*judgements: Judgement, **changes: Any) -> Verdict:

@@ -1,0 +1,57 @@
+"""Hosts that meet, and what they compare before they compute together."""
+
+import socket
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch import distributed as dist
+
+from grailnode import UserError
+from grailnode.node.process_launch import LostRankError, Seat
+from grailnode.node.rank_processes import Meeting
+from grailnode.node.user_errors import is_transient
+
+TERMS = {"the run": "0a", "the version of torch": "2"}
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def refusal(rank: int, port: int, terms: Mapping[str, str] = TERMS) -> UserError:
+    """Return with what one of two hosts refuses to join."""
+    with pytest.raises(UserError) as caught:
+        Meeting(Seat(rank, 2, f"127.0.0.1:{port}", 1), "cpu", terms).join()
+    return caught.value
+
+
+def test_hosts_with_other_terms_do_not_compute_together_and_only_the_other_host_stops(listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    listener.close()
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(refusal, 1, port, {"the run": "0b", "the version of torch": "2"})
+        own = refusal(0, port)
+    assert str(own) == "trainer.hosts: rank 0 and rank 1 differ in the run"
+    assert str(other.result()) == "trainer.hosts: rank 1 and rank 0 differ in the run"
+    assert [is_transient(error) for error in (own, other.result())] == [True, False]
+
+
+def test_a_rank_does_not_join_twice(listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    listener.close()
+    with ThreadPoolExecutor() as pool:
+        server = pool.submit(dist.TCPStore, "127.0.0.1", port, 2, True)  # type: ignore[attr-defined]
+        client = dist.TCPStore("127.0.0.1", port, 2, False)  # type: ignore[attr-defined]
+        client.add("seat/1", 1)
+        assert "rank 1 has joined at" in str(refusal(1, port))
+        del client
+        server.result()
+
+
+def test_a_port_that_is_taken_is_named(listener: socket.socket) -> None:
+    error = refusal(0, listener.getsockname()[1])
+    assert isinstance(error, LostRankError)
+    assert "address already in use" in str(error).lower()
