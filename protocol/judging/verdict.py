@@ -70,6 +70,9 @@ class Judgement(Record):
             raise ValueError("not one log-probability for each token")
         if max(getattr(self.counts, name).trials for name in STATISTICS) > SHARE_UNIT * self.tokens:
             raise ValueError("more trials than tokens can have")
+        replay = self.counts.tally("replay")
+        if replay.trials > 1 or (self.accepted and sum(replay.steps)):
+            raise ValueError("a group that was replayed several times, or accepted though it was not reproduced")
         return self
 
     @property
