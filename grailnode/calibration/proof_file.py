@@ -195,6 +195,7 @@ class ProofFile(_Part):
         lora: LoraSpec | None = None,
         turns: int = 1,
         exact: bool = True,
+        group_size: int = 1,
     ) -> None:
         """Refuse a run that this proof was not measured for.
 
@@ -203,8 +204,8 @@ class ProofFile(_Part):
             exact: whether all machines give the same replies.
 
         Raises:
-            ProofFileError: another policy, temperature or form of prompts, other adapters, or longer completions or
-                episodes.
+            ProofFileError: another policy, temperature or form of prompts, other adapters, longer completions or
+                episodes, or larger groups of episodes whose replies are not exact.
         """
         subject = self.subject
         if subject.policy != policy.hex():
@@ -233,6 +234,11 @@ class ProofFile(_Part):
             raise ProofFileError(
                 "the proof has no rate at which the replies of the run's environment differ between honest nodes, or "
                 "one of another environment; run `grailnode calibrate` with the run's environment"
+            )
+        if not exact and turns > 1 and subject.group_size < group_size:
+            raise ProofFileError(
+                f"the proof was measured on groups of {subject.group_size} episodes, of which more are reproduced than "
+                f"of the run's {group_size}; run `grailnode calibrate` with --group-size {group_size}"
             )
 
     def _check_adapters(self, lora: LoraSpec | None) -> None:

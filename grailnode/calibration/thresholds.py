@@ -385,7 +385,7 @@ def _replay_table(honest: Honest, demands: ThresholdDemands) -> dict[StatisticNa
     if not rates:
         return {}
     size = max(len(group.lengths) for groups in honest.values() for group in groups)
-    rate = min(_MOST_RATE, size * max(rates))
+    rate = min(1.0 - 1e-9, size * max(rates))  # a smaller one than the bound would refuse honest miners
     tails = [np.array([rate + share * (1.0 - rate)]) for share in (0.9, 0.5, 0.2)]
     return {"replay": table((0,), (rate,), [likelihood_scores((rate,), tail) for tail in tails])}
 

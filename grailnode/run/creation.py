@@ -101,7 +101,9 @@ def draft_manifest(
         spec, turns = None if lora is None else lora.spec, 1 if episode is None else episode.turns
         exact = all(member.environment.exact for member in environment)
         sampling = rules.temperature, rules.max_tokens
-        proof.check(digest, *sampling, chat=chat is not None, lora=spec, turns=turns, exact=exact)
+        proof.check(
+            digest, *sampling, chat=chat is not None, lora=spec, turns=turns, exact=exact, group_size=rules.group_size
+        )
         thresholds = proof.spec(rules.miner_arithmetics, rules.validator_arithmetics, **audit)
     return RunManifest(
         name=rules.title,

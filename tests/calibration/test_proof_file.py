@@ -145,5 +145,20 @@ def test_a_proof_of_fewer_turns_than_a_run_has_is_refused() -> None:
     of_episodes.check(policy, 1.0, 8, chat=False, turns=6)
 
 
+def test_a_rate_of_replays_is_refused_for_larger_groups() -> None:
+    """The more episodes a group has, the more often one of them is not reproduced."""
+    proof = proof_file.read(PACKAGED)
+    subject = proof.subject.model_copy(update={"turns": 6, "group_size": 4})
+    rows = tuple(
+        item.model_copy(update={"thresholds": item.thresholds.model_copy(update={"replay": item.thresholds.stop})})
+        for item in proof.table
+    )
+    measured = proof.model_copy(update={"subject": subject, "table": rows})
+    policy = digest_weights(load_weights(PACKAGED_POLICY))
+    measured.check(policy, 1.0, 8, chat=False, turns=6, exact=False, group_size=4)
+    with pytest.raises(ProofFileError, match=r"groups of 4 episodes.*--group-size 8"):
+        measured.check(policy, 1.0, 8, chat=False, turns=6, exact=False, group_size=8)
+
+
 def test_reading_a_file_equals_parsing_its_bytes() -> None:
     assert ProofFile.parse(PACKAGED.read_bytes()) == proof_file.read(PACKAGED)

@@ -386,6 +386,9 @@ def test_the_largest_verdict_has_a_row() -> None:
     most = (1 << 40, 1 << 40)
     with pytest.raises(ValidationError, match="more trials than tokens"):
         judgement(0, counts=counts(margin=most))
+    for replay in (Tally(trials=(1 << 53) - 1, steps=(0,)), Tally(trials=1, steps=(1,))):
+        with pytest.raises(ValidationError, match="replayed several times, or accepted though"):
+            judgement(0, counts=counts(margin=(5,)).model_copy(update={"replay": replay}))
     largest = judgement(0, tokens=1 << 25, logprobs=bytes(4 << 25), counts=counts(luck=(1000 << 25, 1)))
     assert sum([largest.counts] * 4096, NO_COUNTS).luck.trials < 1 << 53
 

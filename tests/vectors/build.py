@@ -295,12 +295,18 @@ def verdict() -> list[Case]:
     record = samples.verdict(samples.judgement(0), samples.rejected(3))
     fields = unpack(record.to_bytes())
     first, second = fields["judgements"]
-    counts = first["counts"]
+    counts, missed = first["counts"], {"replay": {"trials": 1, "steps": (1,)}}
     return [
         good("verdict", "verdict", record.to_bytes()),
         good("a group that was not reproduced", "verdict", samples.verdict(samples.unreproduced()).to_bytes()),
         bad(
             "a replay that was not tried", "counts", pack(counts | {"replay": {"trials": 0, "steps": (1,)}}), MALFORMED
+        ),
+        bad(
+            "an accepted group that was not reproduced",
+            "judgement",
+            pack(first | {"counts": counts | missed}),
+            MALFORMED,
         ),
         bad("a replay of nil", "counts", pack(counts | {"replay": None}), MALFORMED),
         bad("a group judged twice", "verdict", pack(fields | {"judgements": (first, first)}), MALFORMED),
