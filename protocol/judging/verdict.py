@@ -73,7 +73,7 @@ class Judgement(Record):
         if self.reason == Reason.LAPSED and self.counts != NO_COUNTS:
             raise ValueError("counts of a group whose version has lapsed")
         replay = self.counts.tally("replay")
-        if replay.trials > 1 or (self.accepted and sum(replay.steps)):
+        if replay.trials > 1 or (self.accepted and any(replay.steps)):
             raise ValueError("a group that was replayed several times, or accepted though it was not reproduced")
         return self
 
