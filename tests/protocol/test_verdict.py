@@ -22,7 +22,7 @@ ROW = thresholds()
 
 def test_a_judgement_without_a_reason_accepts() -> None:
     assert judgement().accepted
-    assert not any(rejected(reason=reason.value).accepted for reason in Reason)
+    assert not any(rejected(reason=reason.value, counts=NO_COUNTS).accepted for reason in Reason)
 
 
 @pytest.mark.parametrize("indices", [(0, 0), (1, 0), (3, 16), (16,)])
