@@ -1,9 +1,11 @@
 """The steps of the images, carried out in a clean Debian tree: without Docker, and with Debian's Python 3.11."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +15,16 @@ from tests.deployment.dockerfiles import DOCKER, ROOT, instructions
 
 PACKAGES = "ca-certificates,python3,python3-venv,python-is-python3"
 """What the base image has, by Debian's names."""
-MOUNTED = ("/proc", "/dev", "/opt/wheels", "/opt/pypi", "/etc/resolv.conf", "/etc/ssl/certs", "/etc/xdg")
-"""What a step sees of this machine: kernel and network, and where pip finds packages, if it is here."""
+MOUNTED = ("/proc", "/dev", "/etc/resolv.conf", "/etc/ssl/certs", "/etc/xdg")
+"""What a step sees of this machine: its kernel, its network, and what configures pip."""
+
+
+def folders_of_pip() -> list[Path]:
+    """Return the folders of this machine in which pip finds packages, of an index with the files beside it."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    settings = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    paths = [Path(path) for path in re.findall(r"(?:file://|')(/[^\s']+)", settings)]
+    return [path.parent if path.name == "simple" else path for path in paths if path.is_dir()]
 
 
 class Stage:
@@ -26,7 +36,7 @@ class Stage:
 
     def carry_out(self, command: str) -> str:
         mounts = []
-        for path in filter(Path.exists, map(Path, MOUNTED)):
+        for path in (*filter(Path.exists, map(Path, MOUNTED)), *folders_of_pip()):
             place = self.root / path.relative_to("/")
             (place if path.is_dir() else place.parent).mkdir(parents=True, exist_ok=True)
             if path.is_file():
