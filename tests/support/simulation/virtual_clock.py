@@ -5,7 +5,9 @@ wall-clock time; and deterministic runs, in which a seed decides the order of re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
+from random import Random
 from typing import Any, ParamSpec, TypeVar
+from unittest.mock import patch
 
 import trio
 from trio._core import _run as scheduler
@@ -80,6 +82,6 @@ def seeded_scheduling(seed: int) -> Iterator[None]:
 
 
 def run_seeded(seed: int, scenario: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    """Run a scenario in virtual time, in the order of a seed, and return its result."""
-    with seeded_scheduling(seed):
+    """Run a scenario in virtual time, in the order and with the nonces of a seed, and return its result."""
+    with seeded_scheduling(seed), patch("secrets.randbits", Random(seed).getrandbits):
         return simulate(scenario, *arguments)
