@@ -180,7 +180,7 @@ async def _as_rank_0(
     genesis: Callable[[], Weights],
     seat: Seat | None,
 ) -> None:
-    """Train with what returns the learner of all ranks, or without one if there is no seat."""
+    """Train; where several ranks train together, with a function that returns the learner of all of them."""
     if seat is None:
         await work(None)
         return

@@ -28,8 +28,8 @@ from roles.node.retries import Pause
 from roles.ports import LineReporter
 
 PRELOADED: Final = ("grailnode.node.fork_server", "torch", "grailnode.node.processes", "protocol.rollout.gumbel_max")
-"""What the fork server imports, the kernels of miners and validators with it: what is imported later is looked through
-by the garbage collector, on the event loop, for as long as a window of a small model takes.
+"""What the fork server imports, with the kernels of miners and validators. The garbage collector would look through the
+objects of later imports again and again, each time in a step of the event loop (20 ms and more).
 """
 EXIT_PERMANENT: Final = 3
 """The exit code of a process whose failure a restart would not mend; it has logged the cause."""

@@ -244,7 +244,7 @@ class EngineWeights:
         return self.version
 
     async def _load_base(self, client: VllmClient, base: Weights) -> None:
-        """Bring the base into a server that has its places, verified, and then have adapters beside it."""
+        """Load and verify the base in a server, then have the server load adapters beside it."""
         if self._base_step is None:
             path = await self._on_disk(self._checkpoints.write_weights, 0, base)
             digest = await self._run_sync(digest_weights, base)

@@ -95,7 +95,7 @@ class StateRows:
         own = [await is_whole(state, saved, part) for part in parts]
         present: list[list[bool]] = [own] if peers is None else await run_sync(peers.exchange, own)
         in_place = len(present) == len(parts) and all(present[part][part] for part in parts)
-        taken: Counter[str] = Counter()
+        element_counts: Counter[str] = Counter()
         for part in (rank,) if in_place else parts:
             holder = next((holder for holder, there in enumerate(present) if there[part]), None)
             if holder is None:
@@ -105,15 +105,15 @@ class StateRows:
                 tensors = await reader.next_shard() if in_place or holder == rank else None
                 if peers is not None and not in_place:
                     tensors = await run_sync(peers.send, tensors, holder)
-                taken += await run_sync(self._take, tensors, Share(part, len(parts)))
+                element_counts += await run_sync(self._take, tensors, Share(part, len(parts)))
         for name, tensor in self._tensors.items():
-            incomplete = taken[name] < tensor.numel()
+            incomplete = element_counts[name] < tensor.numel()
             if incomplete and (saved.steps > 0 or name.startswith(MASTER)):
                 raise StateError(_PLACE, _FOREIGN)
 
     def _take(self, tensors: Mapping[str, Tensor], part: Share) -> Counter[str]:
         """Copy what this rank has of another part; return how many elements of each tensor these are."""
-        taken: Counter[str] = Counter()
+        element_counts: Counter[str] = Counter()
         for name, tensor in tensors.items():
             if name not in self._tensors or tensor.dtype != self._tensors[name].dtype:
                 raise StateError(_PLACE, _FOREIGN)
@@ -124,8 +124,8 @@ class StateRows:
             first, last = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
             if first < last:
                 target = own[first - mine.start : last - mine.start]
-                taken[name] = target.copy_(new[first - theirs.start : last - theirs.start]).numel()
-        return taken
+                element_counts[name] = target.copy_(new[first - theirs.start : last - theirs.start]).numel()
+        return element_counts
 
 
 async def is_whole(state: ObjectStore, saved: SavedRows, part: int) -> bool:
