@@ -12,11 +12,12 @@ from urllib.parse import urlsplit
 import platformdirs
 import trio
 
-from grailnode.config import URL_RULE, Config, ConfigError, is_space_url, load, without_file
+from grailnode.config import Config, ConfigError, load, without_file
 from grailnode.run import creation
 from grailnode.run.files import write_whole
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
+from grailnode.store.place import URL_RULE, is_space_url
 from protocol import limits
 from protocol.errors import error_context
 from roles.ports import LineReporter, NotFoundError

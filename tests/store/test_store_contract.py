@@ -17,7 +17,7 @@ import grailnode.store.memory
 import grailnode.store.s3.s3_store
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
-from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
+from grailnode.store.decorators.limiting import LimitedStore
 from grailnode.store.decorators.metering import MeteredStore
 from grailnode.store.decorators.restricted import PrefixedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
@@ -267,8 +267,7 @@ class TestDecorated(StoreContract):
     def store(self) -> ObjectStore:
         whole = MemoryStore()
         rng = random.Random(1)
-        limits = RequestLimits(concurrency=3, rate=1e6, burst=1000, max_put_bytes=10**6, max_get_bytes=10**6)
-        limited = LimitedStore(FaultyStore(whole, rng), limits)
+        limited = LimitedStore(FaultyStore(whole, rng), concurrency=3, rate=1e6, burst=1000, max_bytes=10**6)
         return PrefixedStore(MeteredStore(RetryingStore(limited, rng, BRIEF), TallyMeter()), "participant/one/")
 
 

@@ -41,7 +41,6 @@ class ExportError(UserError):
 
 
 def export(directory: Path, version: int | None, merged: bool, **run_options: Unpack[RunOptions]) -> None:
-    """Run `grailnode export`."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ExportError(f"{directory}: there is something already; choose another directory")
     node = make_spectator(open_config_to_read(**run_options))

@@ -41,7 +41,6 @@ class PolicyRules:
 
 
 def evaluate(attempts: Sequence[int], problems: int, samples: int | None, as_json: bool, **parameters: Any) -> None:
-    """Run `grailnode evaluate`."""
     largest = attempts[-1]
     samples = (0 if largest == 1 else largest) if samples is None else samples
     if largest > max(1, samples):

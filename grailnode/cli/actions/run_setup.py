@@ -22,7 +22,6 @@ _LISTED_LINES: Final = 8
 
 
 def init(directory: Path, policy: Path | None, recipe: Path | None, proof: Path | None, **parameters: Any) -> None:
-    """Run `grailnode init`."""
     place_options = given(Place, parameters)
     place = validate(Place, place_options, "init")
     if place.bucket is None and place_options:

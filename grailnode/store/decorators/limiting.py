@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -15,36 +14,25 @@ MAX_ENTRIES: Final = 1 << 17
 """Entries of one listing, repeated ones included: objects of 4,096 participants and 32 windows, some 10 MB of paths."""
 
 
-@dataclass(frozen=True)
-class RequestLimits:
-    """How much a node may demand of a store.
+class LimitedStore:
+    """Delays operations until the limits allow them, first come, first served. Refuses objects that are too large.
 
-    Attributes:
+    Args:
+        concurrency: operations at a time.
         rate: operations per second in the long run.
         burst: operations that may start at once after a pause.
-        max_put_bytes: bytes of one object to store.
-        max_get_bytes: bytes of one answer.
+        max_bytes: of one object to store, and of one answer.
     """
 
-    concurrency: int
-    rate: float
-    burst: int
-    max_put_bytes: int
-    max_get_bytes: int
-
-
-class LimitedStore:
-    """Delays operations until the limits allow them, first come, first served. Refuses objects that are too large."""
-
-    def __init__(self, store: ObjectStore, limits: RequestLimits) -> None:
+    def __init__(self, store: ObjectStore, *, concurrency: int, rate: float, burst: int, max_bytes: int) -> None:
         self._store = store
-        self._limits = limits
-        self._slots = trio.CapacityLimiter(limits.concurrency)
-        self._bucket = _TokenBucket(limits.rate, limits.burst)
+        self._max_bytes = max_bytes
+        self._slots = trio.CapacityLimiter(concurrency)
+        self._bucket = _TokenBucket(rate, burst)
 
     async def put(self, path: str, data: bytes) -> None:
-        if len(data) > self._limits.max_put_bytes:
-            raise TooLargeError(f"{path}: {len(data)} bytes where at most {self._limits.max_put_bytes} may be stored")
+        if len(data) > self._max_bytes:
+            raise TooLargeError(f"{path}: {len(data)} bytes where at most {self._max_bytes} may be stored")
         await self._bucket.take()
         async with self._slots:
             await self._store.put(path, data)
@@ -52,7 +40,7 @@ class LimitedStore:
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         await self._bucket.take()
         async with self._slots:
-            return await self._store.get(path, min(max_bytes, self._limits.max_get_bytes), offset=offset, size=size)
+            return await self._store.get(path, min(max_bytes, self._max_bytes), offset=offset, size=size)
 
     async def delete(self, path: str) -> None:
         await self._bucket.take()

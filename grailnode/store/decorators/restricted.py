@@ -1,8 +1,8 @@
-"""Restricts a store to the objects below a prefix, or to reading."""
+"""Restricts a store to the objects below a prefix."""
 
 from collections.abc import AsyncIterator
 
-from grailnode.store.checks import PermanentError, check_path, check_prefix
+from grailnode.store.checks import check_path, check_prefix
 from roles.ports import ObjectInfo, ObjectStore
 
 
@@ -36,18 +36,3 @@ class PrefixedStore:
         async for info in self._store.list(self._prefix + check_prefix(prefix), after=start):
             if info.path.startswith(self._prefix):
                 yield ObjectInfo(info.path.removeprefix(self._prefix), info.size)
-
-
-class ReadOnlyStore:
-    """Decorates a store: reads pass, writes raise an error without reaching it."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self.get, self.list = store.get, store.list
-
-    async def put(self, path: str, data: bytes) -> None:
-        """Always raises PermanentError."""
-        raise PermanentError(f"{path}: not stored, this store is opened for reading")
-
-    async def delete(self, path: str) -> None:
-        """Always raises PermanentError."""
-        raise PermanentError(f"{path}: not deleted, this store is opened for reading")

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from grailnode.store.s3.s3_errors import UnknownUploadError
-from grailnode.store.s3.s3_session import S3Location
 from protocol.limits import MIB
 from roles.gather import gather
 from roles.ports import StoreError
@@ -49,9 +48,9 @@ class _Upload:
 class Uploads:
     """The multipart uploads of one store."""
 
-    def __init__(self, client: "S3Client", location: S3Location, run: Runner) -> None:
+    def __init__(self, client: "S3Client", bucket: str, part_bytes: int, run: Runner) -> None:
         self._client = client
-        self._bucket, self._part_bytes = location.bucket, location.part_bytes
+        self._bucket, self._part_bytes = bucket, part_bytes
         self._run = run
         self._unfinished: dict[str, _Upload] = {}
 
