@@ -21,8 +21,7 @@ from grailnode.store.checks import PermanentError
 from grailnode.store.credentials import read_credentials
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
-from grailnode.store.decorators.limiting import BoundedStore, LimitedStore
-from grailnode.store.decorators.metering import MeteredStore
+from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore
 from grailnode.store.decorators.mirrored import MirroredStore
 from grailnode.store.decorators.restricted import PrefixedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy

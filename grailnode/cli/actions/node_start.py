@@ -12,7 +12,7 @@ import trio
 from grailnode import UserError
 from grailnode.cli.options import RunOptions, check_name, report_line
 from grailnode.config import Config
-from grailnode.node import state_copies, state_repair
+from grailnode.node import state_care
 from grailnode.node.node_makers import make_auditor
 from grailnode.node.role_checks import Role, check_start
 from grailnode.node.role_processes import run_role
@@ -69,14 +69,14 @@ async def _mirror(config: Config, to: str, region: str) -> None:
 
 def backup(directory: Path, name: str, **run_options: Unpack[RunOptions]) -> None:
     check_name(name)
-    state_copies.back_up(open_config(**run_options), name, directory, click.echo)
+    state_care.back_up(open_config(**run_options), name, directory, click.echo)
 
 
 def restore(directory: Path, name: str, **run_options: Unpack[RunOptions]) -> None:
     check_name(name)
-    state_copies.restore(open_config(**run_options), name, directory, click.echo)
+    state_care.restore(open_config(**run_options), name, directory, click.echo)
 
 
 def repair(name: str, **run_options: Unpack[RunOptions]) -> None:
     check_name(name)
-    state_repair.repair_node(open_config(**run_options), name, click.echo)
+    state_care.repair_node(open_config(**run_options), name, click.echo)
