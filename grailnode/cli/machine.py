@@ -116,7 +116,6 @@ def _verify() -> None:
 
 
 def _source_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what an environment is made with."""
     for option in (
         click.option("--data", type=EXISTING_FILE, help="Its file of problems. Default: an example of this program."),
         shown_option("--environment-config", "config", default="{}", help="The configuration of a plug-in: JSON."),
@@ -150,7 +149,6 @@ def _check() -> None:
 
 
 def _state_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name the state of a node of a run."""
     name = click.option("--name", required=True, help="The node's name: trainer, validator, miner-1, ...")
     return run_options(name(function))
 

@@ -120,7 +120,6 @@ _ASKED_RULES: Final = (
 
 
 def _numbers(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    """Return the values of --k, ascending."""
     words = text.split(",")
     if not all(word.isdecimal() and 1 <= int(word) <= limits.MAX_EVALUATION_SAMPLES for word in words):
         raise click.BadParameter(f"{text}: write numbers from 1 to {limits.MAX_EVALUATION_SAMPLES}, such as 1,8")

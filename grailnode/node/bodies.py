@@ -133,7 +133,6 @@ async def _open_plugins(node: Node, config: Config, sandbox: BubblewrapSandbox) 
 
 
 def _torch_compute(model: CausalModel, config: Config) -> Compute:
-    """Return how a node computes a model with torch."""
     engine = config.engine
     return Compute(model, engine.device, DTYPES[engine.dtype], engine.max_batch_tokens, engine.draft is not None)
 

@@ -13,6 +13,7 @@ other versions are passed over.
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -130,7 +131,8 @@ class CanaryProducer(HonestProducer):
         (assignment,) = self.assignments(mining_window, [group.index])
         first = self._trainer.derive("canary kind", mining_window.window, group.index)[0] % 3
         kinds: tuple[Falsification, ...] = (
-            *(self._with_runner_up, self._with_near_tie),
+            partial(self._edited, rank=lambda edit: abs(edit.noise_change)),  # runners-up
+            partial(self._edited, rank=lambda edit: edit.shortfall),  # near ties
             self._with_states_of_another_prompt,
         )
         if self.task.run.episode is not None:  # an edit would change what the environment replies
@@ -141,12 +143,6 @@ class CanaryProducer(HonestProducer):
                 return false_group
         zeroed = tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
         return group.model_copy(update={"rollouts": zeroed})
-
-    async def _with_runner_up(self, mining_window: MiningWindow, group: Group, assignment: Assignment) -> Group | None:
-        return await self._edited(mining_window, group, assignment, lambda edit: abs(edit.noise_change))
-
-    async def _with_near_tie(self, mining_window: MiningWindow, group: Group, assignment: Assignment) -> Group | None:
-        return await self._edited(mining_window, group, assignment, lambda edit: edit.shortfall)
 
     async def _with_states_of_another_prompt(
         self, mining_window: MiningWindow, group: Group, assignment: Assignment
@@ -193,7 +189,6 @@ class CanaryProducer(HonestProducer):
         return await self.engine.check(requests, CheckRules(self.task.run.sampling.params(), rivals=rivals))
 
     def _runners_up(self, rollout: int, tokens: tuple[int, ...], seed: bytes, check: Check) -> list[Edit]:
-        """Return an edit for each token of a rollout."""
         words, positions = sampling.token_places(sampling.seed_words([seed]), [len(tokens)], 0)
         rivals, shortfalls = check.rivals[:, 0].to(torch.int64).cpu(), check.rivals[:, 1].tolist()
         noise = sampling.gumbel(sampling.hash_pairs(words, positions, torch.stack([rivals, torch.tensor(tokens)])))

@@ -126,7 +126,6 @@ def _copy_state(source: Path, target: Path, run_id: bytes) -> tuple[int, int]:
 
 
 def _files(root: Path) -> Iterator[str]:
-    """Yield the paths of the objects of a state."""
     for folder, _, files in os.walk(root):
         for file in files:
             path = (Path(folder) / file).relative_to(root).as_posix()

@@ -21,9 +21,8 @@ from grailnode.store.checks import PermanentError
 from grailnode.store.credentials import read_credentials
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
-from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore
+from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore, PrefixedStore
 from grailnode.store.decorators.mirrored import MirroredStore
-from grailnode.store.decorators.restricted import PrefixedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
 from grailnode.store.decorators.space_directory import SpaceDirectory

@@ -63,14 +63,7 @@ def split_manifest_url(url: str) -> tuple[str, str]:
 
 
 def check_base(base: str, source: str) -> None:
-    """Check that objects can be read below the base of a manifest's URL.
-
-    Args:
-        source: the option that gave the URL, for the error.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Check that objects can be read below the base of a manifest's URL, which the option `source` gave."""
     if not is_space_url(base):
         raise ConfigError(f"{source}: {URL_RULE}")
 

@@ -7,8 +7,7 @@ import trio
 import trio.testing
 
 from grailnode.store.checks import PermanentError
-from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore
-from grailnode.store.decorators.restricted import PrefixedStore
+from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore, PrefixedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.memory import MemoryStore

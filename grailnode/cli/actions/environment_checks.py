@@ -79,8 +79,6 @@ def _open(name: str, config: str, data: Path | None) -> Environment:
 
 
 class _Writer:
-    """Writes the most likely turns of a policy."""
-
     def __init__(self, directory: Path, prompt: str, max_tokens: int) -> None:
         policy = Policy.load(directory)
         self._tokenizer, self._engine = policy.tokenizer, TorchEngine(build(policy))

@@ -103,7 +103,6 @@ async def export_version(
 
 
 async def _write_merged(node: Node, lora: LoraSpec, policy: Policy, adapters: Weights) -> None:
-    """Write base and adapters as one model into the policy's directory."""
     shapes = models.build(policy, lora=lora).shapes
     base_directory = policy.directory / "base"
     base = await fetch_base(node, lora, node.authority.trainers, base_directory, shapes)

@@ -13,9 +13,9 @@ from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.buckets import Document
 from grailnode.run.new_run import COMMANDS, NewRun, create_run, join_run
-from grailnode.run.recipe import read_recipe
 from grailnode.run.requirements import completion_tokens
 from grailnode.run.rules import Place, Rules
+from grailnode.run.run_toml import read_recipe
 from protocol.environments.dataset import Dataset
 
 _LISTED_LINES: Final = 8

@@ -157,12 +157,10 @@ class Uploads:
         ]
 
     async def _list_parts(self, path: str, upload_id: str) -> dict[int, str]:
-        """Return the ETags of the parts that the service has, by number."""
         items = await self._items(path, "list_parts", "Parts", Key=path, UploadId=upload_id)
         return {item["PartNumber"]: item["ETag"] for item in items if "PartNumber" in item and "ETag" in item}
 
     async def _items(self, path: str, operation: Any, key: str, **arguments: Any) -> list[Any]:
-        """Return the items under a key in all pages of the answers to an operation."""
 
         def read() -> list[Any]:
             pages: Any = self._client.get_paginator(operation).paginate(Bucket=self._bucket, **arguments)

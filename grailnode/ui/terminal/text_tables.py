@@ -120,7 +120,6 @@ def _miner(row: MinerRow, why: int, *, has_kind: bool, bar_width: int) -> list[T
 
 
 def _site(row: SiteRow, why: int) -> list[Text]:
-    """Return a site's six cells."""
     return [
         Text(clean(row.name, 16)),
         Text(f"{row.rounds:,}", style="green" if row.rounds else ""),
