@@ -24,7 +24,7 @@ import trio
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.engines.agreement import agreement
-from bench.engines.faults import WORKER, Trial, process_of
+from bench.engines.faults import CORE, WORKER, Trial, process_of
 from bench.engines.patches import patches
 from bench.engines.setting import cache_flags, directory, problems_of, reported
 from bench.engines.speed import speed
@@ -276,12 +276,12 @@ async def experts(machine: Machine, python: Path) -> list[Claim]:
 
 
 async def kill(machine: Machine, python: Path) -> list[Claim]:
-    """Kill the worker in the middle of a call."""
+    """Kill the process that computes, in the middle of a call; on one GPU it is the engine core."""
     with directory() as place:
         trial = Trial(python, place, 128, 10.0, machine.device, machine.memory_share)
         try:
             await trial.begin()
-            worker = process_of(trial.server, WORKER)
+            worker = process_of(trial.server, WORKER if machine.small else CORE)
             result = await trial.disturbed(partial(os.kill, worker, signal.SIGKILL), 0.2)
         finally:
             await trial.engine.close()
