@@ -29,7 +29,7 @@ from roles.trainer.learn.loss.surrogates import Tokens
 from roles.trainer.learn.optimizer import MasterOptimizer
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
-from roles.trainer.learn.state_rows import SavedRows, Share, StateRows
+from roles.trainer.learn.state_rows import Peers, SavedRows, Share, StateRows
 from roles.trainer.tensor_shards import RunSync, TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 
@@ -99,7 +99,7 @@ PassSums = tuple[float, float, float, float]
 
 
 class Learner:
-    """The policy in training.
+    """The policy in training. It may be read and saved while gradients are computed, and not during an update.
 
     Args:
         weights: the initial weights; the reference policy of a loss with a KL coefficient has them for ever.
@@ -121,27 +121,37 @@ class Learner:
         self._device = device
         self._dtype = dtype
         self._precision = precision
-        masters = {name: t.detach().to(device, torch.float32, copy=True).contiguous() for name, t in weights.items()}
-        if settings.optimizer.dither and precision == "bf16":
-            masters = {name: dither(name, master) for name, master in masters.items()}
+        self._peers: Peers | None = None
+        masters = {name: self._first_master(name, tensor.detach().to(device)) for name, tensor in weights.items()}
         self._optimizer = MasterOptimizer(masters, settings.optimizer)
-        self._reference = {  # the weights of the reference policy, if the loss needs one
-            name: rounded(name, tensor.detach().to(device, copy=True), precision, torch.bfloat16)
-            for name, tensor in (reference_weights(settings, weights).items() if weights else ())
-        }
+        self._shapes = {name: master.shape for name, master in masters.items()}
+        reference = reference_weights(settings, weights) if weights else {}  # if the loss needs one
+        self._reference = {n: self._reference_weight(n, tensor.detach().to(device)) for n, tensor in reference.items()}
+
+    def _first_master(self, name: str, weight: Tensor) -> Tensor:
+        """Return the FP32 master with which the training of a weight begins: a tensor of its own."""
+        master = weight.to(torch.float32, copy=True).contiguous()
+        return dither(name, master) if self._settings.optimizer.dither and self._precision == "bf16" else master
+
+    def _reference_weight(self, name: str, weight: Tensor) -> Tensor:
+        """Return a weight of the reference policy: BF16, as it would be published."""
+        return rounded(name, weight, self._precision, torch.bfloat16).clone()
 
     @property
     def steps(self) -> int:
+        """Optimizer steps taken."""
         return self._optimizer.steps
 
     @property
     def parameters(self) -> int:
-        return sum(master.numel() for master in self._optimizer.masters.values())
+        """Number of weights."""
+        return sum(shape.numel() for shape in self._shapes.values())
 
     def step(self, groups: Sequence[VerifiedGroup]) -> StepReport:
         return self.update(self.gradients(groups))
 
     def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
+        """Return the gradients of the loss of these groups. Masters and moments are only read."""
         samples = [sample for group in groups for sample in _samples(group, self._settings.loss.advantage_name)]
         completions = len(samples)
         if self._settings.loss.overlong_filtering:
@@ -204,6 +214,9 @@ class Learner:
     def update(self, gradients: Gradients) -> StepReport:
         """Change masters and moments by gradients of the present masters, which are dropped: to give their memory back
         takes long, so it is done here and not on an event loop.
+
+        Raises:
+            ValueError: a gradient is not finite; nothing has changed.
         """
         try:
             norm = self._optimizer.step(gradients.tensors)
@@ -329,10 +342,12 @@ class Learner:
 
     def view_source(self) -> TensorSource:
         """Return the tensors to publish, which are rounded when they are read. No update may run meanwhile."""
-        masters = self._optimizer.masters
-        outline = published_outline(self._precision, {name: master.shape for name, master in masters.items()})
+        outline = published_outline(self._precision, self._shapes)
         sizes = {name: dtypes[dtype].itemsize * math.prod(shape) for name, (dtype, shape) in outline.items()}
-        return TensorSource(sizes, lambda names: published_tensors(masters, self._precision, names))
+        return TensorSource(sizes, self._published)
+
+    def _published(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return published_tensors(self._optimizer.masters, self._precision, names)
 
     def state_rows(self) -> StateRows:
         """Return masters and moments as rows of which this process has all."""
@@ -340,12 +355,25 @@ class Learner:
         return StateRows(tensors, {name: tensor.shape for name, tensor in tensors.items()}, Share())
 
     async def save(
-        self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, _previous: str
+        self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str
     ) -> tuple[list[int], int]:
+        """Write masters and moments below a folder: each rank its own rows, into the state of its host.
+
+        Args:
+            previous: the folder that was saved before, which ranks on other hosts keep until the next call.
+
+        Returns:
+            How many files each rank has written, and how many ranks, the first ones, share this state.
+        """
         return [await self.state_rows().save(state, folder, run_sync, shard_bytes)], 1
 
     async def load(self, state: ObjectStore, saved: SavedRows, run_sync: RunSync) -> None:
-        await self.state_rows().load(state, saved, run_sync)
+        """Go on from what any number of ranks has saved.
+
+        Raises:
+            StateError: it is that of another model or optimizer, or a part of it is on no host.
+        """
+        await self.state_rows().load(state, saved, run_sync, self._peers)
         self._optimizer.set_steps(saved.steps)
 
     def state(self) -> dict[str, Tensor]:

@@ -32,8 +32,7 @@ from roles.trainer.learn.checkpoint_files import (
     newest_checkpoint,
     put_checkpoint,
 )
-from roles.trainer.learn.learner import StepReport
-from roles.trainer.learn.policy_learner import PolicyLearner
+from roles.trainer.learn.learner import Learner, StepReport
 from roles.trainer.learn.replay_buffer import FrozenReplay, ReplayBuffer
 from roles.trainer.learn.training_settings import TrainingSettings
 from roles.trainer.spool import SnapshotName, put_snapshot
@@ -54,7 +53,7 @@ class Training:
     def __init__(
         self,
         node: Node,
-        learner: PolicyLearner,
+        learner: Learner,
         buffer: ReplayBuffer,
         genesis: Callable[[], Weights],
         settings: TrainingSettings,

@@ -80,17 +80,6 @@ class RankGroup:
             self._receive(whole[Share(rank, self.count).rows(rows)], rank, self.reads)
         return whole
 
-    def scatter(self, whole: Tensor | None, own: Tensor) -> None:
-        """Fill every rank's rows of a tensor from the whole one, which rank 0 has on the CPU, contiguous."""
-        if whole is None:
-            part = torch.empty(own.shape, dtype=own.dtype)
-            self._receive(part, 0, self.steps)
-            own.copy_(part)
-            return
-        for rank in range(1, self.count):
-            self._send(whole[Share(rank, self.count).rows(len(whole))], rank, self.steps)
-        own.copy_(whole[self.share.rows(len(whole))])
-
     @staticmethod
     def _send(tensor: Tensor, rank: int, group: "dist.ProcessGroup") -> None:
         if tensor.numel():
