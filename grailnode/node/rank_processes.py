@@ -8,6 +8,7 @@ lost, the ranks of all hosts end, meet again, and go on from the checkpoint.
 
 import json
 import os
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -113,8 +114,13 @@ class Meeting:
             nursery.start_soon(self._watch, telemetry)
             try:
                 await work()
-            except* RuntimeError as errors:  # also of a collective whose connection is closed
-                raise LostRankError(f"a rank has ended: {errors.exceptions[0]}") from errors
+            except* RuntimeError as errors:
+                error, mistakes = errors.split(_is_of_ranks)
+                if mistakes is not None:
+                    raise mistakes from None
+                while isinstance(error, BaseExceptionGroup):
+                    error = error.exceptions[0]
+                raise LostRankError(f"a rank has ended: {error}") from errors
             raise LostRankError("rank 0 has ended")
 
     async def _watch(self, telemetry: Telemetry) -> None:
@@ -145,3 +151,12 @@ class Meeting:
             return []
         own = store.add(f"beat/{seat.rank}", 1)
         return [own] if seat.rank else [store.add(f"beat/{rank}", 0) for rank in range(seat.count)]
+
+
+def _is_of_ranks(error: BaseException) -> bool:
+    """Return whether an error comes from the connections of ranks. gloo has no errors of its own: what tells them from
+    mistakes of this process is the module that was left with them.
+    """
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_of_torch = bool(modules) and modules[-1].startswith("torch.distributed")
+    return isinstance(error, RuntimeError) and is_of_torch and not isinstance(error, torch.OutOfMemoryError)
