@@ -115,9 +115,10 @@ class Meeting:
             try:
                 await work()
             except* RuntimeError as errors:
-                error, mistakes = errors.split(_is_of_ranks)
+                lost, mistakes = errors.split(_is_of_ranks)
                 if mistakes is not None:
                     raise mistakes from None
+                error: BaseException | None = lost
                 while isinstance(error, BaseExceptionGroup):
                     error = error.exceptions[0]
                 raise LostRankError(f"a rank has ended: {error}") from errors
