@@ -89,8 +89,8 @@ def test_report_on_fresh_rollouts(model: CausalModel) -> None:
     ]
     assert report.loss == pytest.approx(sum(expected) / len(expected), abs=1e-5)
     assert report.tokens == len(expected) == 14
-    assert report.mean_reward == pytest.approx(2 / 5)
-    assert report.clip_fraction == 0.0
+    assert report.reward == pytest.approx(2 / 5)
+    assert report.clipped == 0.0
     assert report.entropy > 0.0
     assert report.step == 1
 
@@ -153,7 +153,7 @@ def test_a_ratio_above_the_truncation_setting_gives_no_gradient(model: CausalMod
         for one in _groups(model)
     ]
     report = new_learner(model, loss=LossSettings(truncation=2.0)).step(groups)
-    assert report.clip_fraction == 1.0
+    assert report.clipped == 1.0
     assert report.grad_norm == 0.0
 
 
@@ -280,7 +280,7 @@ def test_the_ratio_is_that_of_the_filtered_distribution(model: CausalModel) -> N
     groups = _groups(model)
     report = new_learner(model, filters=Filters(top_k=1)).step(groups)
     unfiltered = new_learner(model).step(groups)
-    assert report.clip_fraction > unfiltered.clip_fraction == 0.0
+    assert report.clipped > unfiltered.clipped == 0.0
 
 
 def test_the_first_view_is_the_initial_weights(model: CausalModel) -> None:

@@ -102,7 +102,7 @@ async def test_ranks_do_not_load_what_a_host_has_of_another_checkpoint_of_the_sa
         async def save(folder: str, _previous: str) -> tuple[list[int], int]:
             return [await rows_of(r, value)[1].save(states[r], folder, run_inline, 4096) for r in range(2)], 1
 
-        await put_checkpoint(states[0], (1, 2), save, {}, run_inline)
+        await put_checkpoint(states[0], (1, 2), save, b"")
         note = await newest_checkpoint(states[0])
         assert note is not None
         return note

@@ -111,7 +111,6 @@ def with_settings(config: Config, section: str, changes: dict[str, object]) -> C
         ("run", "trainer", {"outer": {}}, True, "trainer.outer: .* sites train all weights"),
         ("quantized_run", "engine", VLLM, False, '"vllm" cannot serve this run, whose weights are quantized'),
         ("quantized_run", "trainer", {"outer": {}}, True, "trainer.outer: .* sites train BF16 weights"),
-        ("quantized_run", "trainer", {"gpus": 2}, True, "trainer.gpus: .* set it to 1"),
     ],
 )
 def test_settings_that_do_not_go_with_adapters_or_quantized_weights_are_refused(

@@ -92,7 +92,7 @@ def take_steps(learner: Learner, groups: Sequence[VerifiedGroup], groups_per_ste
 
 def _text(report: StepReport) -> str:
     return (
-        f"step {report.step}  loss {report.loss:.4g}  reward {report.mean_reward:.3f}  entropy {report.entropy:.3f}  "
-        f"clipped {report.clip_fraction:.3f}  gradient {report.grad_norm:.3g}  tokens {report.tokens}  "
+        f"step {report.step}  loss {report.loss:.4g}  reward {report.reward:.3f}  entropy {report.entropy:.3f}  "
+        f"clipped {report.clipped:.3f}  gradient {report.grad_norm:.3g}  tokens {report.tokens}  "
         f"rate {report.learning_rate:.2g}"
     )
