@@ -193,14 +193,18 @@ def count_group(
         repeats: bool [N], `repeated_positions`. Their sketch is not counted. Their margins are, because the noise of
             each rollout is independent.
     """
-    begins = np.cumsum([0, *lengths[:-1]])
-    of_rollouts = np.maximum.reduceat(np.where(stops, margins, 0), begins)
     return Counts(
         sketch=_tally(distances[~repeats], thresholds.sketch.beyond),
         margin=_tally(margins, thresholds.margin.beyond),
-        stop=_tally(of_rollouts, thresholds.stop.beyond),
+        stop=_tally(largest_stops(margins, stops, lengths), thresholds.stop.beyond),
         luck=Tally(trials=0, steps=(0,) * len(thresholds.luck.beyond)),
     )
+
+
+def largest_stops(margins: np.ndarray, stops: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    """Return the largest margin of each rollout where the end token is taken or drawn (`count_group`): int64 [R]."""
+    largest: np.ndarray = np.maximum.reduceat(np.where(stops, margins, 0), np.cumsum([0, *lengths[:-1]]))
+    return largest
 
 
 def count_luck(margins: np.ndarray, lengths: Sequence[int], rewards: Sequence[int], beyond: Sequence[int]) -> Tally:
