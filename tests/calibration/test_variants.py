@@ -70,7 +70,7 @@ def test_the_formula_rounds_no_score_and_no_weight_of_attention(policy: Policy) 
     torch.testing.assert_close(results.to(torch.float64), precise, rtol=2.0**-8, atol=1e-5)  # one rounding to bfloat16
 
 
-def test_pairs_have_distinct_names_and_variants(policy: Policy) -> None:
+def test_pairs_have_distinct_names_and_variants() -> None:
     pairs = run_pairs(BASE, replace(BASE, dtype="bfloat16"))
     for one, two in itertools.combinations(pairs, 2):
         assert one.name != two.name
@@ -78,7 +78,7 @@ def test_pairs_have_distinct_names_and_variants(policy: Policy) -> None:
     assert all((pair.generating.dtype, pair.checking.dtype) == ("float32", "bfloat16") for pair in pairs)
 
 
-def test_pairs_are_selected_by_name(policy: Policy) -> None:
+def test_pairs_are_selected_by_name() -> None:
     assert [pair.name for pair in select("eager-checked,same", BASE, BASE)] == ["eager-checked", "same"]
     assert select("run", BASE, BASE) == run_pairs(BASE, BASE)
     with pytest.raises(CalibrationError, match=r"no pair 'sane'; there are: run, same,"):
@@ -126,7 +126,7 @@ async def measure(
     return [group async for group in measure_pair(work, pair, weights, groups, **options)]
 
 
-async def test_honest_pairs_agree(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
+async def test_honest_pairs_agree(work: CalibrationTask, weights: Weights) -> None:
     for pair in run_pairs(BASE, BASE):
         groups = await measure(work, pair, weights)
         assert len(groups) == 6
@@ -142,7 +142,7 @@ async def test_honest_pairs_agree(work: CalibrationTask, policy: Policy, weights
             assert group.shifts.max() < 1e-3, pair.name
 
 
-async def test_narrow_arithmetic_has_larger_distances(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
+async def test_narrow_arithmetic_has_larger_distances(work: CalibrationTask, weights: Weights) -> None:
     (pair,) = select("same", replace(BASE, dtype="bfloat16"), BASE)
     groups = await measure(work, pair, weights)
     assert np.concatenate([group.distances for group in groups]).any()
@@ -178,7 +178,7 @@ def test_a_large_vocabulary_makes_small_chunks(work: CalibrationTask, policy: Po
 TORCH = Variant()
 
 
-def test_pairs_with_vllm_vary_what_each_engine_can_vary(policy: Policy) -> None:
+def test_pairs_with_vllm_vary_what_each_engine_can_vary() -> None:
     vllm = VllmVariant(Path("python"), Path("directory"), "0.32.0")
     both, generating, checking = (
         {pair.name: pair for pair in run_pairs(one, other)}
