@@ -125,11 +125,11 @@ def test_the_error_for_a_policy_without_a_proof_says_what_to_do(tmp_path: Path) 
 def test_a_proof_is_refused_for_another_policy_or_sampling(tmp_path: Path) -> None:
     write_policy(tmp_path / "policy")
     (tmp_path / "policy" / proof_file.NAME).write_text(PACKAGED.read_text())
-    with pytest.raises(ProofFileError, match="was measured on weights df1107d62568293b"):
+    with pytest.raises(ProofFileError, match="measured on weights df1107d62568293b"):
         workspace.create(tmp_path / "run", demo_recipe(), policy=tmp_path / "policy")
     assert not (tmp_path / "run").exists()
     for rules in (demo_rules(temperature=0.9), demo_rules(max_tokens=9)):
-        with pytest.raises(ProofFileError, match="was measured at temperature 1 up to 8 tokens"):
+        with pytest.raises(ProofFileError, match="on completions at temperature 1 up to 8 tokens"):
             workspace.create(tmp_path / "run", Recipe(rules=rules))
     assert not (tmp_path / "run").exists()
     workspace.create(tmp_path / "run", demo_recipe(max_tokens=4))

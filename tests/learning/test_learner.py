@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from grailnode.calibration.padding import WrappedModel
 from grailnode.engine.models import build
 from protocol.rollout.batch import pack_tokens
 from protocol.rollout.filters import Filters
@@ -23,6 +22,7 @@ from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.learning.groups import group
 from tests.support.builders.policies import random_weights, write_policy
+from tests.support.measuring.wrapped_model import WrappedModel
 
 TEMPERATURE = 0.7
 SETTINGS = LearnerSettings(temperature=TEMPERATURE, optimizer=OptimizerSettings(learning_rate=1e-3, warmup_steps=0))

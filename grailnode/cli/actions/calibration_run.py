@@ -182,7 +182,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
         work=work,
         prompts=options.prompts.name if options.prompts else rules.environment,
         arithmetics=(options.miner, options.validator),
-        pairs=select(options.pairs, generating, checking, policy),
+        pairs=select(options.pairs, generating, checking),
         rollouts=options.rollouts,
         demands=replace(ThresholdDemands(), level=options.level, headroom=options.headroom, window=audited_groups),
         adapter_share=options.adapter_share,
