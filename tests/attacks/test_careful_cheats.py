@@ -87,9 +87,9 @@ def test_the_price_of_luck_costs_honest_work_little(row: str, tokens: int, cost:
 @pytest.mark.parametrize(("tokens", "rewards"), [(59, COINS), (512, COINS), (512, RARE)], ids=["59", "512", "rare"])
 def test_luck_gains_half_a_percent_of_reward_at_most(row: str, tokens: int, rewards: list[list[float]]) -> None:
     lucky = choose_luck(tokens, 0.02, 0.25, rewards)
-    result = gain(lucky, ROWS[row], SCORING, careful=True)
-    assert result.refused is None
-    assert result.reward <= 0.005
+    results = [gain(lucky, ROWS[row], SCORING, careful=True, seed=seed) for seed in range(2)]
+    assert {result.refused for result in results} == {None}
+    assert np.mean([result.reward for result in results]) <= 0.005
 
 
 @pytest.mark.parametrize("row", ROWS)
