@@ -31,7 +31,7 @@ from tests.support.builders.samples import counts, judgement
 from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.network import Network, key, randomness
 from tests.support.simulation.network_runs import FalseSketches, run_nodes, summaries, used_groups, verdicts
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 
 class LyingValidator(Validator):
@@ -113,7 +113,6 @@ async def dealt_to(network: Network, name: str, window: int) -> int:
     return sum(key(name).public in judges for groups in by_miner for judges in groups)
 
 
-@simulated
 async def test_four_validators_share_the_groups_and_agree():
     network = Network(RULES, validators=4, quorum=2)
     async with run_nodes(network, miners=MINERS):
@@ -139,7 +138,6 @@ async def test_four_validators_share_the_groups_and_agree():
 
 
 @pytest.mark.slow
-@simulated
 async def test_the_groups_of_a_silent_validator_are_judged_by_the_others_until_it_is_back():
     silent, back, last = 3, 10, 16
     network = Network(RULES, validators=4, quorum=2)
@@ -169,7 +167,6 @@ async def test_the_groups_of_a_silent_validator_are_judged_by_the_others_until_i
     assert any(summary.shows_work for window, summary in own.items() if window <= absent[-1])
 
 
-@simulated
 async def test_with_a_spare_a_silent_validator_costs_nothing():
     network = Network(RULES.changed(spares=1), validators=4, quorum=2)
     network.validators.pop()
@@ -178,7 +175,6 @@ async def test_with_a_spare_a_silent_validator_costs_nothing():
     assert used_groups(network, range(1, 4)) == dict.fromkeys(range(1, 4), GROUPS)
 
 
-@simulated
 async def test_the_only_validator_that_is_present_judges_everything():
     network = Network(RULES, validators=4, quorum=1)
     network.validators = network.validators[:1]
@@ -221,7 +217,6 @@ async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, 
 
 
 @pytest.mark.parametrize("quorum", few_daily([1, 2], 2))
-@simulated
 async def test_one_liar_of_four_gets_a_cheat_only_the_groups_of_which_it_is_the_only_judge(quorum: int):
     network, liar = await run_with_liar(quorum)
     windows = range(1, 8)
@@ -233,7 +228,6 @@ async def test_one_liar_of_four_gets_a_cheat_only_the_groups_of_which_it_is_the_
     assert await verify_ledger(checker, key(liar).public, lambda line: None) >= 5  # its lie is consistent
 
 
-@simulated
 async def test_a_liar_that_accepts_what_was_not_dealt_to_it_gains_nothing_and_is_found():
     network, liar = await run_with_liar(1, greedy=True)
     windows = range(1, 6)
@@ -242,7 +236,6 @@ async def test_a_liar_that_accepts_what_was_not_dealt_to_it_gains_nothing_and_is
         await verify_ledger(network.node("checker"), key(liar).public, lambda line: None)
 
 
-@simulated
 async def test_a_canary_finds_a_liar_to_which_a_part_of_its_groups_is_dealt():
     network = Network(RULES, validators=4, quorum=1)
     liar = network.validators.pop()
