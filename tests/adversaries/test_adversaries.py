@@ -1,6 +1,7 @@
 """The real validator refuses every adversary in its first audited window, for a reason that fits."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.support.adversaries.harness import TrialHarness, TrialOutcome
 from tests.support.adversaries.miners import ADVERSARIES, Adversary
 from tests.support.builders.proofs import packaged_thresholds, with_thresholds
 from tests.support.builders.samples import seeds, table
+from tests.support.pytest_options.few_daily import few_daily
 
 WINDOWS = range(2)
 DETECTABLE = [adversary for adversary in ADVERSARIES.values() if not adversary.within_noise]
@@ -62,8 +64,7 @@ SAMPLING_ADVERSARIES = [
 ]
 
 
-@pytest.mark.parametrize("filters", FILTERS, ids=str)
-@pytest.mark.parametrize("is_wide", [False, True], ids=["float32", "mixed"])
+@pytest.mark.parametrize(("filters", "is_wide"), few_daily(product(FILTERS, (False, True)), 3), ids=str)
 def test_a_filter_changes_neither_acceptance_nor_refusal(
     harness: TrialHarness, filters: Filters, is_wide: bool
 ) -> None:

@@ -212,20 +212,20 @@ async def run_with_liar(quorum: int, *, greedy: bool = False) -> tuple[Network, 
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(run_liar, network, liar, greedy)
         nursery.start_soon(partial(network.run_miner, CHEAT, RULES.groups, FalseSketches))
-        await network.until_window(11)
+        await network.until_window(9)
     return network, liar
 
 
 @pytest.mark.parametrize("quorum", few_daily([1, 2], 2))
 async def test_one_liar_of_four_gets_a_cheat_only_the_groups_of_which_it_is_the_only_judge(quorum: int):
     network, liar = await run_with_liar(quorum)
-    windows = range(1, 8)
+    windows = range(1, 6)
     expected = await dealt_to_liar_alone(network, liar, windows)
     assert used_groups(network, windows, CHEAT) == expected
     assert (sum(expected.values()) > 0) == (quorum == 1)
     assert used_groups(network, windows, "miner-1") == dict.fromkeys(windows, RULES.groups)
     checker = network.node("checker")
-    assert await verify_ledger(checker, key(liar).public, lambda line: None) >= 5  # its lie is consistent
+    assert await verify_ledger(checker, key(liar).public, lambda line: None) >= 4  # its lie is consistent
 
 
 async def test_a_liar_that_accepts_what_was_not_dealt_to_it_gains_nothing_and_is_found():
@@ -242,11 +242,11 @@ async def test_a_canary_finds_a_liar_to_which_a_part_of_its_groups_is_dealt():
     async with run_nodes(network, miners=1, canaries=1) as nursery:
         nursery.start_soon(run_liar, network, liar)
         nursery.start_soon(network.run_canary)
-        await network.until_window(10)
+        await network.until_window(8)
     failures = network.events("trainer/download", "canary-failure")
     assert failures
     assert {event["validator"] for event in failures} == {key(liar).public.hex()}
-    judged = await judges(network, range(1, 8), canary_key(key("trainer"), 0))
+    judged = await judges(network, range(1, 6), canary_key(key("trainer"), 0))
     assert {name for names in judged.values() for name in names} == set(network.validators)
     rosters = Rosters(network.node("checker"))
     for (window, _), names in judged.items():  # one that is not on the roster, as nothing was dealt to it, may join
