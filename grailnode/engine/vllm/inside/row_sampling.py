@@ -107,3 +107,10 @@ def _draw_group(logits: Tensor, group: _Group, positions: NDArray[np.int64]) -> 
     places = _on_device(torch.from_numpy(group.offsets + positions), logits.device)
     seeds = None if arguments.seed is None else group.words
     return choose_with_log_probabilities(logits, seeds, places, arguments.temperature, arguments.filters)
+
+
+def probe_draws(device: torch.device) -> list[int]:
+    """Draw a few tokens by this process's kernel, which it compiled: the node compares them with its own draws."""
+    logits = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1).contiguous().to(device)
+    words, places = seed_words([bytes(range(16))] * 4, device), torch.arange(4, device=device)
+    return choose_with_log_probabilities(logits, words, places, 1.0)[0].tolist()

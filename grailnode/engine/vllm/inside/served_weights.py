@@ -6,8 +6,10 @@ and a completion is a rollout only if every one of its tokens was sampled while 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 import torch
@@ -37,6 +39,8 @@ class DifferentWeightsError(ServedWeightsError):
         self.tensors = tuple(tensors)
 
 
+OTHER_RANK_FAILED: Final = "another rank of this server failed, and its error says why"
+
 Buffer = NDArray[np.int16]
 
 Gather = Callable[[Tensor], None]
@@ -46,7 +50,7 @@ several ranks have become the largest of them.
 
 
 class Signal(IntEnum):
-    """What a rank tells the others whenever they read a tensor together; all of them act on the largest."""
+    """What a rank tells the others whenever they agree; all of them act on the largest."""
 
     GO_ON = 0
     CANCELLED = 1
@@ -96,11 +100,10 @@ class ServedWeights:
 
     def buffer(self) -> Buffer:
         """Return memory into which any tensor can be read; what is never written takes none."""
-        return np.empty(max(placement.elements for placement in self.placements.values()) + 1, np.int16)
+        return np.empty(max(placement.elements for placement in self.placements.values()), np.int16)
 
-    def read(self, name: str, signal: Signal = Signal.GO_ON, buffer: Buffer | None = None) -> tuple[Tensor, Signal]:
-        """Read a tensor of the checkpoint as it is served, and tell the other ranks something with it: return the
-        tensor, BF16 on the CPU and contiguous, and the largest signal of any rank, with which it may be incomplete.
+    def read(self, name: str, buffer: Buffer | None = None) -> Tensor:
+        """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
 
         With tensor parallelism all ranks read the same tensors in the same order.
 
@@ -108,16 +111,14 @@ class ServedWeights:
             buffer: where to read it; None for new memory, which takes twice the time.
 
         Raises:
-            ServedWeightsError: an element on this rank is no BF16 number; the others are told that it FAILED.
+            ServedWeightsError: an element on this rank is no BF16 number; the other ranks have this one's part.
         """
         placement = self.placements[name]
-        # Elements of other ranks are 0, and the all-reduce fills them in. One more element is the signal, so that it
-        # needs no all-reduce of its own.
-        buffer = np.empty(placement.elements + 1, np.int16) if buffer is None else buffer[: placement.elements + 1]
-        flat, is_exact = torch.from_numpy(buffer), True
+        buffer = np.empty(placement.elements, np.int16) if buffer is None else buffer[: placement.elements]
+        bits, is_exact = torch.from_numpy(buffer).view(placement.shape), True
+        # Elements of other ranks are 0, and the all-reduce fills them in.
         if sum(piece.elements for piece in placement.pieces) != placement.elements:
-            flat.zero_()
-        bits = flat[:-1].view(placement.shape)
+            bits.zero_()
         for piece in placement.pieces:
             upper = piece.view
             if upper.dtype != torch.int16:
@@ -126,21 +127,18 @@ class ServedWeights:
                 lower, upper = piece.halves
                 is_exact = is_exact and not lower.count_nonzero()
             piece.source_view(bits).copy_(upper)
-        answer = self._exchange(flat, signal if is_exact else Signal.FAILED)
+        if self._gather is not None:
+            self._gather(bits)
         if not is_exact:
             raise ServedWeightsError(f"{name}: an element that is served is no BF16 number")
-        return bits.view(torch.bfloat16), answer
+        return bits.view(torch.bfloat16)
 
     def agree(self, signal: Signal) -> Signal:
         """Return the largest signal of any rank, when all of them have called this."""
-        return self._exchange(torch.zeros(1, dtype=torch.int16), signal)
-
-    def _exchange(self, flat: Tensor, signal: Signal) -> Signal:
-        """Complete a tensor whose last element is the place of the signal."""
-        flat[-1] = signal
+        largest = torch.tensor([signal], dtype=torch.int16)
         if self._gather is not None:
-            self._gather(flat)
-        return Signal(int(flat[-1]))
+            self._gather(largest)
+        return Signal(int(largest))
 
     def verify(self, version: int, digest: bytes) -> None:
         """Read all tensors back and compare their digests; the weights are then those of the version.
@@ -157,23 +155,17 @@ class ServedWeights:
             except DifferentWeightsError:
                 self.version = self.digest = None
                 raise
-        buffer = self.buffer()
-        digests = {name: self._read_digest(name, buffer) for name in self.placements}
-        expected = self.digests or digests
-        wrong = [name for name, found in digests.items() if not found or found != expected.get(name)]
+        buffer, digests = self.buffer(), dict[str, bytes]()
+        for name in self.placements:
+            digests[name] = b""  # that of no tensor
+            with suppress(ServedWeightsError):
+                digests[name] = tensor_digest(self.read(name, buffer))
         # The digest of all tensors decides; `wrong` only says where to look.
         if weights_digest(digests, self.described()) != digest:
+            wrong = [name for name, found in digests.items() if not found or found != self.digests.get(name, found)]
             self.version = self.digest = None
             raise DifferentWeightsError(version, sorted(wrong))
         self.version, self.digest, self.digests = version, digest, digests
-
-    def _read_digest(self, name: str, buffer: Buffer) -> bytes:
-        """Return the digest of a tensor as it is served; empty if no tensor of the checkpoint could be served so."""
-        try:
-            tensor, signal = self.read(name, buffer=buffer)
-        except ServedWeightsError:
-            return b""
-        return b"" if signal == Signal.FAILED else tensor_digest(tensor)
 
     def commit(self, staged: StagedVersion | None, threads: int = 1) -> None:
         """Write a staged version into the parameters, on all ranks or on none. The caller has paused the engine.
@@ -201,7 +193,7 @@ class ServedWeights:
                 failure.__cause__ = error
         # A rank that went on with the new version beside one that could not would draw tokens from both.
         if self.agree(Signal.FAILED if failure else Signal.GO_ON) == Signal.FAILED:
-            failure = failure or ServedWeightsError("another rank of this server failed, and its error says why")
+            failure = failure or ServedWeightsError(OTHER_RANK_FAILED)
             if written is not None:
                 self._undo(written, failure)
             self.version, self.digest, self.digests = before

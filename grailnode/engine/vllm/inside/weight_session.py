@@ -7,25 +7,24 @@ state. A commit runs in the worker's own thread, between two steps of the model,
 import base64
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
 
 from grailnode.engine.vllm.inside import hidden_taps
 from grailnode.engine.vllm.inside.adapters import adapter_loader
-from grailnode.engine.vllm.inside.jobs import Job, Values
 from grailnode.engine.vllm.inside.plain_weights import unpacked, weights_changed
-from grailnode.engine.vllm.inside.rank_steps import Cancelled, rank_gather
+from grailnode.engine.vllm.inside.rank_steps import Cancelled, Job, Values, rank_gather
 from grailnode.engine.vllm.inside.request_records import records
+from grailnode.engine.vllm.inside.row_sampling import probe_draws
 from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
 from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
 from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_tensors
-from protocol.rollout.sampling import seed_words, triton_fault
-from protocol.rollout.token_choice import choose_with_log_probabilities
+from protocol.rollout.sampling import triton_fault
 
 _MAX_THREADS: Final = 4
 
@@ -52,12 +51,7 @@ class WeightSession:
         import vllm  # noqa: PLC0415 - the tests of this module run without vLLM
 
         config = self._worker.vllm_config
-        # The kernel that draws tokens here is compiled by this process: the node compares its draws with its own before
-        # it trusts the engine.
-        logits, seed = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1), bytes(range(16))
         device = next(self._runner.get_model().parameters()).device
-        words, positions = seed_words([seed] * 4, device), torch.arange(4, device=device)
-        tokens, _ = choose_with_log_probabilities(logits.contiguous().to(device), words, positions, 1.0)
         return {
             "vllm": vllm.__version__,
             "device": str(device),
@@ -70,7 +64,7 @@ class WeightSession:
             "speculative": config.speculative_config is not None,
             "pipeline_parallel": config.parallel_config.pipeline_parallel_size,
             "data_parallel": config.parallel_config.data_parallel_size,
-            "probe": tokens.tolist(),
+            "probe": probe_draws(device),
             "triton_fault": triton_fault(device) if device.type == "cuda" else "",
         }
 
@@ -113,32 +107,19 @@ class WeightSession:
             file.write(base64.b64decode(data))
         return {}
 
-    def stage_patch(self, version: int, digest: str, path: str) -> Values:
-        """Begin to stage a patch from a file."""
-        engine_weights = self._weights()
-
-        def stage(cancelled: Cancelled) -> StagedVersion:
-            data = self._path(path).read_bytes()
-            return stage_patch(engine_weights, version, data, bytes.fromhex(digest), cancelled, _threads())
-
-        return self._begin_staging(stage)
-
-    def stage_weights(self, version: int, digest: str, path: str) -> Values:
-        """Begin to stage a whole checkpoint from a safetensors file."""
-        engine_weights = self._weights()
-
-        def stage(cancelled: Cancelled) -> StagedVersion:
-            return stage_weights(engine_weights, version, self._path(path), bytes.fromhex(digest), cancelled)
-
-        return self._begin_staging(stage)
-
-    def _begin_staging(self, stage: Callable[[Cancelled], StagedVersion]) -> Values:
+    def stage(self, version: int, digest: str, path: str, kind: Literal["patch", "weights"]) -> Values:
+        """Begin to stage a version from a file: a patch, or a whole checkpoint in safetensors."""
+        engine_weights, file, expected = self._weights(), self._path(path), bytes.fromhex(digest)
         # The job that is under way may stage an older version; two would write `_staged` in any order.
         self._stop_job()
         self._staged = None
 
         def work(cancelled: Cancelled) -> Values:
-            self._staged = stage(cancelled)
+            if kind == "patch":
+                patch = file.read_bytes()
+                self._staged = stage_patch(engine_weights, version, patch, expected, cancelled, _threads())
+            else:
+                self._staged = stage_weights(engine_weights, version, file, expected, cancelled)
             return {}
 
         self._job = Job(work)

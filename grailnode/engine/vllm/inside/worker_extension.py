@@ -11,9 +11,7 @@ from grailnode.engine.vllm.inside.weight_session import WeightSession
 
 keep_plain_weights()  # for a server whose operator did not install the plugin
 
-COMMANDS: Final = frozenset(
-    ("ping", "describe", "map", "upload", "stage_patch", "stage_weights", "verify", "state", "commit", "take")
-)
+COMMANDS: Final = frozenset(("ping", "describe", "map", "upload", "stage", "verify", "state", "commit", "take"))
 _sessions: dict[int, WeightSession] = {}
 
 
