@@ -17,15 +17,16 @@ the server starts (the next call goes on waiting for the same server).
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import torch
 import trio
 
+from grailnode.engine.vllm.inside.row_sampling import probe_draws
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
 from grailnode.engine.vllm.vllm_settings import PARALLELISM_REFUSALS, EngineLimits
-from protocol.rollout import sampling
 from roles.ports import EngineError
 
 T = TypeVar("T")
@@ -175,43 +176,33 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
         EngineError: its version, parallelism, dtype, quantization, logits processor, or the bits of its noise do not
             fit.
     """
-    numbers = str(description["vllm"]).split(".")
-    version = tuple(int(number) if number.isdigit() else 0 for number in numbers[:2])
-    low, high = SUPPORTED
-    expected = str(dtype).removeprefix("torch.")
-    logits = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1)
-    words = sampling.seed_words([bytes(range(16))] * 4)
-    probe = sampling.choose(logits, words, torch.arange(4), 1.0).tolist()
-    parallelism = {
-        "--pipeline-parallel-size": description["pipeline_parallel"],
-        "--data-parallel-size": description["data_parallel"],
-    }
-    refused = [option for option, size in parallelism.items() if size > 1]
-    fault = ""
-    if not low <= version < high:
-        fault = f"vLLM {description['vllm']}; versions from {low[0]}.{low[1]} to below {high[0]}.{high[1]} fit"
-    # Before the checks of the model: a stage of a pipeline has only a part of it.
-    elif refused:
-        fault = f"{refused[0]} {parallelism[refused[0]]}: {PARALLELISM_REFUSALS[refused[0]]}"
-    elif description["dtype"] != expected:
-        fault = f"it computes in {description['dtype']}, and engine.dtype is {expected}"
-    elif description["head"] != "float32":
-        fault = (
-            f"it computes logits in {description['head']}, and margins need float32: start it with "
-            """--hf-overrides '{"head_dtype": "float32"}'"""
-        )
-    elif description["quantization"]:
-        fault = f"it serves {description['quantization']}-quantized weights, which cannot be patched in place"
-    elif not description["processor"]:
-        fault = "it has not loaded our logits processor; start it as `grailnode engine flags` prints"
-    elif description["speculative"]:
-        fault = "speculative decoding gives a request several rows a step, which is not supported"
-    elif description["batch_invariant"] and tuple(description["capability"] or ()) < INVARIANT_CAPABILITY:
-        fault = (
-            f"VLLM_BATCH_INVARIANT is set, and it computes on {description['device']}: vLLM has that mode for GPUs of "
-            f"compute capability {INVARIANT_CAPABILITY[0]}.{INVARIANT_CAPABILITY[1]} and more"
-        )
-    elif description["probe"] != probe:
-        fault = f"its noise has other bits: it drew {description['probe']} where {probe} is right"
-    if fault:
-        raise EngineError(f"this server of vLLM does not fit: {fault}")
+    said = SimpleNamespace(**description)
+    numbers = said.vllm.split(".")[:2]
+    version = tuple(int(number) if number.isdigit() else 0 for number in numbers)
+    low, high, least = (".".join(map(str, bound)) for bound in (*SUPPORTED, INVARIANT_CAPABILITY))
+    expected, probe = str(dtype).removeprefix("torch."), probe_draws(torch.device("cpu"))
+    sizes = dict(zip(PARALLELISM_REFUSALS, (said.pipeline_parallel, said.data_parallel), strict=True))
+    has_invariant_mode = tuple(said.capability or ()) >= INVARIANT_CAPABILITY
+    faults = (
+        (not SUPPORTED[0] <= version < SUPPORTED[1], f"vLLM {said.vllm}; versions from {low} to below {high} fit"),
+        # Before the checks of the model: a stage of a pipeline has only a part of it.
+        *((size > 1, f"{option} {size}: {PARALLELISM_REFUSALS[option]}") for option, size in sizes.items()),
+        (said.dtype != expected, f"it computes in {said.dtype}, and engine.dtype is {expected}"),
+        (
+            said.head != "float32",
+            f"it computes logits in {said.head}, and margins need float32: start it with "
+            """--hf-overrides '{"head_dtype": "float32"}'""",
+        ),
+        (said.quantization, f"it serves {said.quantization}-quantized weights, which cannot be patched in place"),
+        (not said.processor, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
+        (said.speculative, "speculative decoding gives a request several rows a step, which is not supported"),
+        (
+            said.batch_invariant and not has_invariant_mode,
+            f"VLLM_BATCH_INVARIANT is set, and it computes on {said.device}: vLLM has that mode for GPUs of compute "
+            f"capability {least} and more",
+        ),
+        (said.probe != probe, f"its noise has other bits: it drew {said.probe} where {probe} is right"),
+    )
+    for is_found, fault in faults:
+        if is_found:
+            raise EngineError(f"this server of vLLM does not fit: {fault}")
