@@ -42,7 +42,7 @@ EXTENSION = """
 import json
 from safetensors import safe_open
 from vllm.model_executor.model_loader import checkpoint_weight_patch as receiver
-from grailnode.engine.vllm.inside.worker_extension import WorkerExtension
+from grailnode.engine.vllm.inside.weight_session import WorkerExtension
 
 class ReceivingExtension(WorkerExtension):
     def receive(self, path, shapes):

@@ -3,12 +3,10 @@
 Interface: `stage` or `stage_patch`, then `commit`; `verify` at any time; `in_use` holds the served version for a call.
 
 Invariants:
-1. The version in use does not change: a commit waits until the calls that use it have ended, and calls that come
-   meanwhile wait for the commit.
+1. The version in use does not change: a commit waits for the calls that use it, and later calls for the commit.
 2. A version serves only after every tensor in the engine's memory had the digest that the trainer signed, and after
-   vLLM was seen to compute with the checkpoint before it as torch does.
-3. What serves can be restored from this machine's disk: a version's file is complete before the version is staged, and
-   is removed only after a later checkpoint serves.
+   vLLM was seen to compute with a checkpoint as torch does.
+3. What serves can be restored from this machine's disk, where a version's file is complete before it is staged.
 4. Stage, commit and verification exclude each other.
 
 The worst inputs: a commit of which nobody knows whether it was carried out (the server is restarted with the new

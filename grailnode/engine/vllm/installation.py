@@ -1,6 +1,5 @@
 """Makes the virtual environment in which vLLM runs, apart from the node's own: the two need different packages."""
 
-import json
 import subprocess
 import sys
 import time
@@ -20,10 +19,7 @@ CPU_LOCK: Final = Path(__file__).parent / "requirements-cpu.txt"
 GPU_PACKAGES: Final = ("vllm>=0.30,<0.33", "blake3", "msgpack", "zstandard")
 """For a GPU: vLLM as it is published, and what the code inside of it imports."""
 
-_CHECK: Final = (
-    "import json, torch, vllm, blake3, msgpack, zstandard; print(json.dumps([vllm.__version__, torch.__version__]))"
-)
-
+_CHECK: Final = "import torch, vllm, blake3, msgpack, zstandard; print(vllm.__version__, torch.__version__)"
 
 _PACKAGE: Final = (
     "import importlib.metadata as m; name = m.packages_distributions().get('vllm', ['vllm'])[0]; "
@@ -88,14 +84,10 @@ def find_python(place: str) -> Path:
 
 
 def detect_device() -> tuple[Device, str]:
-    """Return the device of this machine that vLLM is for, and how it was found.
-
-    What counts is a GPU that NVIDIA's driver lists: a device file may be left over, or belong to no container.
-    """
+    """Return the device of this machine that vLLM is for, and why: a GPU counts that NVIDIA's driver lists."""
+    command = ["nvidia-smi", "-L"]
     try:
-        listing = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=_LISTING_SECONDS
-        )
+        listing = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LISTING_SECONDS)
     except OSError as error:
         return "cpu", f"nvidia-smi cannot be run ({error.strerror})"
     except subprocess.TimeoutExpired:
@@ -119,7 +111,7 @@ def install(directory: Path, device: Device) -> Installation:
     python = directory.absolute() / "bin" / "python"
     packages = ["--no-deps", "-r", str(CPU_LOCK)] if device == "cpu" else list(GPU_PACKAGES)
     _run([str(python), "-m", "pip", "install", "--quiet", *packages], "pip cannot install vLLM")
-    vllm, torch = json.loads(_run([str(python), "-c", _CHECK], "vLLM cannot be imported").splitlines()[-1])
+    vllm, torch = _run([str(python), "-c", _CHECK], "vLLM cannot be imported").splitlines()[-1].split()
     nbytes = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
     return Installation(python, vllm, torch, time.monotonic() - start, nbytes)
 
@@ -130,7 +122,7 @@ def installed_version(python: Path) -> str:
 
 
 def environment_of(python: Path) -> VllmEnvironment:
-    """Return an interpreter with the device of its vLLM, without importing it."""
+    """Return an interpreter with the device that its vLLM was built for, without importing it."""
     name, version = _installed_package(python)
     return VllmEnvironment(python, "cpu" if name.endswith("-cpu") or version.endswith("+cpu") else "cuda")
 

@@ -1,18 +1,14 @@
 """Keeps a server of vLLM running for an engine: starts it, refuses one that does not fit, and replaces one that fails.
 
-Interface: `connected` returns a client; `repeat` does some work with it, again after each failure; `restart` replaces
-the server that failed; `watch` asks for signs of life beside work that may hang; `close` ends the server.
-
 Invariants:
 1. A client that `connected` returns is of a server that fits, has places for the policy's tensors, and has the weights
    that `restore` brings into it.
 2. A failure causes one restart, however many calls notice it: each of them names the client that failed.
 3. A server that fails before it is ready is ended, so that the next call starts a new one.
 
-The worst inputs: a worker that is stopped while /health says 200 (the sign of life ends the wait); a server that fails
-again while it gets its weights (ended, and the caller gets the error); hundreds of calls that fail at once (one
-restart); a vLLM without our code, or in another dtype (refused before it gets a weight); a call that is cancelled while
-the server starts (the next call goes on waiting for the same server).
+The worst inputs: a worker that is stopped while /health says 200 (the sign of life ends the wait); a vLLM without our
+code, or in another dtype (refused before it gets a weight); a call that is cancelled while the server starts (the next
+call goes on waiting for the same server).
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -75,7 +71,6 @@ class ServerSupervisor:
 
     async def connected(self) -> VllmClient:
         """Return the client of a server that runs and has our weights; start it if there is none."""
-        # Several calls may find the server gone at once; the first one starts it.
         async with self._connecting:
             await self._connect()
             assert self._client is not None
@@ -94,11 +89,8 @@ class ServerSupervisor:
         raise AssertionError
 
     async def restart(self, failing_client: VllmClient, cause: Exception) -> None:
-        """Kill the server with all its processes, start it again, and bring the weights back into it. Do nothing if
-        another call has replaced the client that failed meanwhile.
-        """
+        """Start the server again with its weights, unless another call has replaced the failing client already."""
         async with self._connecting:
-            # Another call has restarted it already.
             if failing_client is not self._client:
                 return
             self._report("engine-restarted", error=str(cause).splitlines()[0][:300])
@@ -109,8 +101,7 @@ class ServerSupervisor:
             self._report("engine-ready", version=version or 0, seconds=round(trio.current_time() - start, 3))
 
     async def watch(self, client: VllmClient) -> None:
-        """Ask for a sign of life for ever; a health check would not do, because it asks no worker."""
-        # A call through the worker, which fails if the worker hangs although the HTTP server answers.
+        """Ask the worker for a sign of life for ever; it may hang while the HTTP server answers health checks."""
         while True:
             await trio.sleep(_SIGN_OF_LIFE_SECONDS)
             await client.call("ping", self._limits.hang)
@@ -140,15 +131,18 @@ class ServerSupervisor:
 
     async def _make_ready(self, client: VllmClient) -> int | None:
         """Check a server that has started, find the places of the tensors, and bring the weights into them."""
-        # 1. Every rank is what the node needs, or the server is refused with the reason.
-        descriptions = await _describe(client)
+        try:
+            descriptions = await client.call("describe")
+        except (RefusedCommandError, BrokenEngineError) as error:
+            raise BrokenEngineError(
+                f"this vLLM does not answer as a grailnode engine ({error}); start it as `grailnode engine flags` "
+                "prints: without our code it cannot draw the tokens that a run's seeds require"
+            ) from error
         for description in descriptions:
             check_description(description, self._dtype)
         if fault := descriptions[0]["triton_fault"]:
             self._report("triton-unusable", error=fault)
-        # 2. The places of the tensors are found before any weights arrive.
         await client.call("map", shapes=self._shapes)
-        # 3. The version that serves is brought back, and verified.
         return await self._restore(client)
 
     async def _disconnect(self) -> None:
@@ -156,17 +150,6 @@ class ServerSupervisor:
         await self._server.stop()  # first, so that calls under way end with its connections
         if client is not None:
             await client.close()
-
-
-async def _describe(client: VllmClient) -> list[dict[str, Any]]:
-    """Return what the ranks of a server say of themselves."""
-    try:
-        return await client.call("describe")
-    except (RefusedCommandError, BrokenEngineError) as error:
-        raise BrokenEngineError(
-            f"this vLLM does not answer as a grailnode engine ({error}); start it as `grailnode engine flags` "
-            "prints: without our code it cannot draw the tokens that a run's seeds require"
-        ) from error
 
 
 def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:

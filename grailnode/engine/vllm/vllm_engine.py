@@ -51,15 +51,11 @@ class VllmEngine(EngineWeights):
         """
         self._check_ids([request.prompt for request in requests])
         _check_seeds(requests)
-        calls = [
-            GenerationCall(self._id(), item.prompt, item.seed, params, sketch=item.sketch, offset=item.offset)
-            for item in requests
-        ]
-        return await self._answered(calls)
+        return await self._answered([GenerationCall(self._id(), item, params) for item in requests])
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
         self._check_ids(prompts)
-        calls = [GenerationCall(self._id(), prompt, None, params, states=False) for prompt in prompts]
+        calls = [GenerationCall(self._id(), Request(prompt, b""), params, has_noise=False) for prompt in prompts]
         return [generation.tokens for generation in await self._answered(calls)]
 
     async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
@@ -73,7 +69,7 @@ class VllmEngine(EngineWeights):
 
     async def _check_layout(self, client: VllmClient, step: RecoveryStep) -> None:
         requests = probes(self._model.vocabulary)
-        calls = [GenerationCall(self._id(), request.prompt, request.seed, PARAMS) for request in requests]
+        calls = [GenerationCall(self._id(), request, PARAMS) for request in requests]
         results = await self._run_calls(step.version, calls, client)
         prompts = [request.prompt for request in requests]
         await self._run_sync(check_layout, self._model, step.path, prompts, results)

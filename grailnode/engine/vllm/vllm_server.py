@@ -32,10 +32,9 @@ _KEEP_SECONDS: Final = 3.0  # for which an idle connection is kept; vLLM closes 
 
 
 class Server(Protocol):
-    """Where a server of vLLM is, and how to get it going."""
+    """Where a server of vLLM is, and how to get it going; `shares_files` if it reads the files of this machine."""
 
     shares_files: bool
-    """Whether it reads the files of this machine."""
 
     async def start(self) -> None:
         """Return when the server answers; start it if it does not run."""
@@ -47,13 +46,12 @@ class Server(Protocol):
         """End what a server was started with, too. This may be called outside of an event loop."""
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
-        """Return an HTTP client for the server, with so many seconds for an answer and connections at the same time."""
+        """Return an HTTP client with so many seconds for an answer, and connections at the same time."""
 
 
 def write_modules(directory: Path) -> Path:
-    """Write a directory for PYTHONPATH that has our packages and nothing else of this environment; return it.
-
-    It declares the plugins of vLLM that prepare each of its processes. Several processes may write it at once.
+    """Write a directory for PYTHONPATH that has our packages, the plugins of vLLM among them, and nothing else of this
+    environment; return it. Several processes may write it at once.
     """
     packages = [Path(package.__file__ or "").parent.resolve() for package in (grailnode, protocol)]
     places = hashlib.sha256("\n".join(map(str, packages)).encode()).hexdigest()[:16]
@@ -77,10 +75,8 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def cache_directory(python: Path, directory: Path) -> Path:
-    """Return the directory for what vLLM's processes compile and find out about models.
-
-    It is in vLLM's environment, so that a new server compiles nothing again; in the server's own directory, if there is
-    no virtual environment or it cannot be written.
+    """Return the directory for what vLLM's processes compile: in vLLM's environment, so that a new server compiles
+    nothing again, or in the server's own, if there is no virtual environment or it cannot be written.
     """
     environment = python.absolute().parent.parent
     cache = environment / "grailnode-cache"
@@ -101,7 +97,7 @@ class ChildServer:
     Args:
         settings: with `python`, the interpreter of vLLM's environment.
         model: a policy directory; its weights are not read.
-        directory: for the log and the files that node and engine exchange.
+        directory: of the log.
         lora: the adapters of a LoRA run.
 
     Attributes:
@@ -109,8 +105,6 @@ class ChildServer:
     """
 
     LOG: Final = "vllm.log"
-    """The name of the file with the server's output."""
-
     shares_files = True
 
     def __init__(self, settings: VllmSettings, model: Path, directory: Path, lora: LoraSpec | None = None) -> None:
@@ -127,7 +121,7 @@ class ChildServer:
 
     @property
     def process_id(self) -> int | None:
-        """The id of the server's first process, which is that of its group; None if it does not run."""
+        """That of ServerLauncher.server_id."""
         return self._launcher.server_id
 
     async def start(self) -> None:
@@ -151,7 +145,7 @@ class ChildServer:
             raise EngineError(f"vLLM did not answer within {seconds}:\n{self._last_lines()}")
 
     async def stop(self) -> None:
-        """Implements Server.stop; the process that has imported vLLM stays for the next start."""
+        """Implements Server.stop; the launcher stays for the next start."""
         self._launcher.kill_server()
 
     def close(self) -> None:
@@ -166,14 +160,8 @@ class ChildServer:
         device = ["--enforce-eager"]
         if settings.device != "cpu":
             device = ["--gpu-memory-utilization", str(settings.memory_share)]
-        return [
-            "--uds",
-            socket,
-            *server_flags(settings, self._model),
-            *_lora_flags(self._lora),
-            *device,
-            *settings.flags,
-        ]
+        own = *server_flags(settings, self._model), *_lora_flags(self._lora)
+        return ["--uds", socket, *own, *device, *settings.flags]
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the child: this one's without its Python, and what vLLM needs."""
@@ -251,10 +239,10 @@ class ExternalServer:
         )
 
     async def stop(self) -> None:
-        """Implements Server.stop: do nothing, because the server's operator starts and stops it."""
+        """Do nothing: the server's operator starts and stops it."""
 
     def close(self) -> None:
-        """Implements Server.close: do nothing, because nothing was started."""
+        """Do nothing: nothing was started."""
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
         timeout, limits = _timeout(seconds), _limits(connections)
@@ -271,7 +259,7 @@ def server_flags(settings: VllmSettings, model: Path) -> list[str]:
         *("--max-num-seqs", str(settings.sequences)),
         *("--tensor-parallel-size", str(settings.ranks)),
         *("--logits-processors", f"{_INSIDE}.sampling_{settings.runner}:SeedBoundSampling"),
-        *("--worker-extension-cls", f"{_INSIDE}.worker_extension.WorkerExtension"),
+        *("--worker-extension-cls", f"{_INSIDE}.weight_session.WorkerExtension"),
         *("--generation-config", "vllm"),
         # Other kernels for experts read them in another layout than that of the checkpoint (docs/adr/0351).
         *(("--moe-backend", "triton") if settings.device != "cpu" else ()),

@@ -13,7 +13,7 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
 from grailnode.engine.vllm.inside.request_records import records
-from grailnode.engine.vllm.inside.worker_extension import WorkerExtension, _sessions
+from grailnode.engine.vllm.inside.weight_session import WorkerExtension, _sessions
 
 _compute = CPUUnquantizedExperts.apply
 _add_adapters = PunicaWrapperCPU.add_lora_linear

@@ -81,8 +81,7 @@ def _change(piece: Piece, indices: NDArray[np.int64], values: Bits) -> ElementCh
 
 
 def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
-    """Convert the bits of BF16 numbers to those of the served dtype: int16 as it is, or int32 for float32."""
-    # BF16 is the upper half of float32, so widening shifts the bits and rounds nothing.
+    """Convert the bits of BF16 numbers to those of the served dtype: to int16, or to int32 for float32."""
     return bits if kind == torch.int16 else bits.to(torch.int32) << 16
 
 
@@ -106,11 +105,8 @@ def _locate(
     places: NDArray[Any],
     new_values: UInt16Array,
 ) -> Any:
-    """Find elements of the flat checkpoint tensor in the parameter; return how many belong to a piece.
-
-    Args:
-        indices, values: [N], of the changes of a tensor; dimensions and offsets: of the piece.
-        places, new_values: result: [N], those of the piece, as places in the parameter's storage.
+    """Write those changes [N] of a checkpoint tensor that belong to a piece into `places`, which are in the parameter's
+    storage, and `new_values`; return how many they are.
     """
     place_count = np.uint64(0)
     for number in range(indices.size):

@@ -1,9 +1,7 @@
 """What was sampled for each request: tokens, log-probabilities, hidden states, and the weights that each came from.
 
-A record is written where the token is drawn, under the lock-step of vLLM's worker, so it cannot mix up requests or
-versions: labels in vLLM's answers are what a caller set, but here the version is that of the verified weights in
-memory at the moment of each token. The node takes the records of finished requests, compares their tokens with those of
-vLLM's answer, and throws away a completion whose tokens do not all have one version.
+A record is written where the token is drawn, in the worker, with the version of the verified weights in memory at that
+moment. The node takes the records of finished requests and compares them with vLLM's answers.
 
 Prompts that are computed in several steps, and requests that vLLM computes again, write a position twice; the last
 write counts, as it does for vLLM. Async scheduling begins a step before vLLM knows the tokens of the last one, so one
@@ -84,11 +82,7 @@ class RequestArguments:
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
-        """Parse a request's extra arguments; None if ours are not among them.
-
-        A request comes from this machine's node, but an invalid one must end as one refused request, not as a worker
-        that fails.
-        """
+        """Parse a request's extra arguments; None if ours are not among them. ValueError if they are invalid."""
         text = (extra or {}).get(ARGUMENT)
         return None if text is None else _adapter.validate_json(text)
 
@@ -165,15 +159,13 @@ class Record:
         their sketch uint8 [T, 4]; or versions, and what was checked.
         """
         if self.prefill:
-            # A long prefill comes in pieces.
             parts = self.prefill.values()
             checked = torch.cat([part for _, part in parts])
             return {"versions": sorted({str(version) for version, _ in parts}), "checked": checked.cpu().numpy()}
         rows = np.frombuffer(b"".join(step.rows[row] for step, row in self.tokens), dtype=np.uint8)
         rows = rows.reshape(len(self.tokens), -1)
         return {
-            # All versions that drew a token. More than one means that a commit fell into the completion, and the node
-            # throws it away.
+            # More than one means that a commit fell into the completion, and the node throws it away.
             "versions": sorted({str(version) for version in {step.version for step, _ in self.tokens}}),
             "tokens": rows[:, :8].copy().view(np.int64).ravel().tolist(),
             "log_probabilities": rows[:, 8:12].copy().view(np.float32).ravel(),
@@ -194,7 +186,7 @@ class RequestRecords:
         """Whether vLLM has made the logits processor."""
 
     def record(self, request: str) -> Record:
-        """Return the record of a request; a new one if there is none."""
+        """Return the record of a request, made if there is none."""
         if request not in self._records:
             self._records[request] = Record()
             # Those of a node that was killed would stay for ever.

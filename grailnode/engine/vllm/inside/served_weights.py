@@ -1,8 +1,7 @@
 """The weights in the memory of the serving model: read back as the checkpoint's tensors, changed in place, rolled back.
 
 States: unverified (after loading, or after a whole checkpoint was written), verified (the digests of all tensors are
-those of a version), poisoned (a change failed half-way and could not be undone). Only verified weights have a version,
-and a completion is a rollout only if every one of its tokens was sampled while the same version was verified.
+those of a version), poisoned (a change failed half-way and could not be undone). Only verified weights have a version.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,9 +75,10 @@ class StagedVersion:
 
 
 class ServedWeights:
-    """The weights of a serving model; `gather` is for tensor parallelism (see `Gather`).
+    """The weights of a serving model.
 
-    Attributes:
+    Args:
+        gather: for tensor parallelism.
         base: for the weights of adapters: those of their base, which are verified with them and never change.
     """
 
@@ -141,10 +141,7 @@ class ServedWeights:
         return Signal(int(largest))
 
     def verify(self, version: int, digest: bytes) -> None:
-        """Read all tensors back and compare their digests; the weights are then those of the version.
-
-        Args:
-            digest: of the version's weights.
+        """Read all tensors back, and compare them with the digest of a version's weights, which they are then.
 
         Raises:
             DifferentWeightsError: the weights are not those of the version. They have no version then.
@@ -168,9 +165,8 @@ class ServedWeights:
         self.version, self.digest, self.digests = version, digest, digests
 
     def commit(self, staged: StagedVersion | None, threads: int = 1) -> None:
-        """Write a staged version into the parameters, on all ranks or on none. The caller has paused the engine.
-
-        A whole checkpoint has no version until it has been verified.
+        """Write a staged version into the parameters, on all ranks or on none. The caller has paused the engine, and
+        verifies a whole checkpoint.
 
         Args:
             staged: None if the version is not staged on this rank.
@@ -180,8 +176,7 @@ class ServedWeights:
             ServedWeightsError: it could not be written on one of the ranks, and the old version serves.
             PoisonedError: nor could the old version be restored here.
         """
-        # Order: refuse what does not fit, forget the version, write, agree, and name the new version last. A failure at
-        # any point leaves weights without a version, or with the old one, never with a version that is not theirs.
+        # The new version is named last: a failure at any point leaves weights with the old version, or with none.
         before, failure = (self.version, self.digest, self.digests), self._refusal(staged)
         written = None if failure else staged
         if written is not None:
@@ -191,7 +186,6 @@ class ServedWeights:
             except Exception as error:  # noqa: BLE001 - the other ranks have to know of it first, whatever it is
                 failure = ServedWeightsError(f"version {written.version} was not committed, and undone: {error}")
                 failure.__cause__ = error
-        # A rank that went on with the new version beside one that could not would draw tokens from both.
         if self.agree(Signal.FAILED if failure else Signal.GO_ON) == Signal.FAILED:
             failure = failure or ServedWeightsError(OTHER_RANK_FAILED)
             if written is not None:
@@ -199,7 +193,6 @@ class ServedWeights:
             self.version, self.digest, self.digests = before
             raise failure
         assert written is not None
-        # Whole tensors were written without a digest of what is there now; `verify` reads them back.
         if written.tensors:
             self.digests = {}
         else:
@@ -216,7 +209,7 @@ class ServedWeights:
         return None
 
     def _write(self, staged: StagedVersion, threads: int) -> None:
-        # Two tensors of the checkpoint may share a parameter, so one thread writes all changes of a parameter.
+        # Tensors of the checkpoint may share a parameter, so one thread writes all changes of a parameter.
         by_target: dict[int, list[ElementChange]] = {}
         for change in staged.changes:
             by_target.setdefault(change.target.data_ptr(), []).append(change)
@@ -237,7 +230,6 @@ class ServedWeights:
         """Bring the old elements back."""
         try:
             if staged.tensors:
-                # A whole checkpoint overwrites what an undo would need, so only single elements can be taken back.
                 raise PoisonedError("whole tensors cannot be undone")
             # In reverse order: where two changes touch one element, its oldest value comes back last.
             for change in reversed(staged.changes):

@@ -2,13 +2,11 @@
 
 vLLM fuses parameters (qkv_proj, gate_up_proj), stacks experts, pads the vocabulary and gives each rank its shard, and
 every architecture does so in a loader of its own. Instead of repeating those rules, this runs the model's own loader
-once, with tensors that are never read, and records every copy that it would make: from which elements of which tensor,
-into which elements of which parameter. Nothing is written.
+once, with tensors that are never read, and records every copy that it would make. Nothing is written.
 
 A loader that does anything else with a tensor (quantizes, transposes into a copy, adds) leaves elements without a
-place, and the model is refused with the names of the tensors. Reading the weights back proves that their bytes lie
-where the map says. It does not prove that vLLM computes with that layout, because the map writes them as well: a server
-starts with dummy weights. `layout_check.py` compares what vLLM computes with the torch model (docs/adr/0351).
+place, and the model is refused with the names of the tensors. That vLLM computes with the layout of the map, which
+writes the weights and reads them back, is what `layout_check.py` compares with the torch model (docs/adr/0351).
 """
 
 import math
@@ -96,10 +94,7 @@ class Placement:
 
 TensorMap = dict[str, Placement]
 
-_integers = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
-
-# The places of changed elements are moved as integers of the same width, so that no bit pattern (NaN payloads, -0.0)
-# can change on the way.
+_integers = {torch.bfloat16: torch.int16, torch.float32: torch.int32}  # in which no bit pattern changes on the way
 
 
 def integer_storage(tensor: Tensor) -> Tensor:
@@ -120,8 +115,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.faults: dict[str, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Every write into the model's memory is suppressed. Only a plain copy of a checkpoint tensor has a place; any
-        # other write (an addition, a fill) leaves its elements without one, which `_check` finds.
+        # Only a plain copy of a checkpoint tensor has a place; another write leaves its elements without one.
         target = args[0] if func._schema.is_mutable and args else None
         if isinstance(target, Tensor) and target.untyped_storage().data_ptr() in self._memory:
             if func is torch.ops.aten.copy_.default:
@@ -162,7 +156,6 @@ def map_tensors(
         UnsupportedModelError: an element of a tensor has no place, or more than one.
     """
     # The tensors live until the loader is done: a storage that was freed could get the address of another one.
-    # Their memory is never touched, and so costs nothing.
     tensors = {name: torch.empty(shape, dtype=torch.bfloat16, device="cpu") for name, shape in shapes.items()}
     sources = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
     load, memory = adapter or (model.load_weights, [*model.parameters(), *model.buffers()])
@@ -181,8 +174,7 @@ def map_tensors(
 
 
 def _check(name: str, placement: Placement, whole: bool) -> None:
-    # Counting is enough for `whole`, because every part has distinct elements: fewer means an element without a place,
-    # more an element with two.
+    # Every part has distinct elements: fewer means an element without a place, more an element with two.
     elements = sum(piece.elements for piece in placement.pieces)
     if whole and elements != placement.elements:
         raise UnsupportedModelError(
@@ -196,7 +188,6 @@ def _check(name: str, placement: Placement, whole: bool) -> None:
 
 def _is_nested(piece: Piece) -> bool:
     """Return whether each stride is at least the extent of all smaller ones, so that an index has one place at most."""
-    # Strides from small to large, each of which must jump over everything that the smaller ones can reach.
     extent = 0
     for size, stride, _ in reversed(piece.dimensions):
         if stride <= extent:

@@ -1,10 +1,12 @@
 """The commands by which a node controls the weights inside of vLLM, each a JSON object in and out.
 
-Long work (decoding a patch, reading all tensors back) runs in a thread beside the serving, and the node asks for its
-state. A commit runs in the worker's own thread, between two steps of the model, so no step sees half of a version.
+vLLM mixes `WorkerExtension` into its worker, and `/collective_rpc` calls its one method. Long work (decoding a patch,
+reading all tensors back) runs in a thread beside the serving, and the node asks for its state. A commit runs in the
+worker's own thread, between two steps of the model, so no step sees half of a version.
 """
 
 import base64
+import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ import torch
 
 from grailnode.engine.vllm.inside import hidden_taps
 from grailnode.engine.vllm.inside.adapters import adapter_loader
-from grailnode.engine.vllm.inside.plain_weights import unpacked, weights_changed
+from grailnode.engine.vllm.inside.plain_weights import keep_plain_weights, unpacked, weights_changed
 from grailnode.engine.vllm.inside.rank_steps import Cancelled, Job, Values, rank_gather
 from grailnode.engine.vllm.inside.request_records import records
 from grailnode.engine.vllm.inside.row_sampling import probe_draws
@@ -27,6 +29,9 @@ from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_t
 from protocol.rollout.sampling import triton_fault
 
 _MAX_THREADS: Final = 4
+_COMMANDS: Final = frozenset(("ping", "describe", "map", "upload", "stage", "verify", "state", "commit", "take"))
+
+keep_plain_weights()  # for a server whose operator did not install the plugin
 
 
 def _threads() -> int:
@@ -195,3 +200,22 @@ class WeightSession:
         if self._job is not None:
             self._job.stop()
             self._job = None
+
+
+_sessions: dict[int, WeightSession] = {}
+
+
+class WorkerExtension:
+    """Answers the commands of a node."""
+
+    def grailnode(self, command: str, arguments: str = "{}") -> Values:
+        """Carry out a command of WeightSession; return its value, or the error, as an exception would end vLLM."""
+        try:
+            if command not in _COMMANDS:
+                raise ValueError(f"{command}: no such command")
+            if id(self) not in _sessions:
+                _sessions[id(self)] = WeightSession(self)
+            return {"value": getattr(_sessions[id(self)], command)(**json.loads(arguments))}
+        except Exception as error:  # noqa: BLE001 - see above
+            tensors = list(getattr(error, "tensors", ()))
+            return {"error": str(error) or type(error).__name__, "kind": type(error).__name__, "tensors": tensors}
