@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -204,7 +204,7 @@ async def test_vllm_draws_once_more_after_a_stop_token_if_it_schedules_ahead(
     engine: VllmEngine, server: BendableServer
 ) -> None:
     hot = SamplingParams(temperature=20.0, max_tokens=200, stops=(1,))
-    async with VllmClient(server) as client:
+    async with aclosing(VllmClient(server)) as client:
         for stops, reason in ((hot.stops, "stop"), ((), "length")):
             params = SamplingParams(hot.temperature, hot.max_tokens if stops else 9, stops)
             answer, ended = await client.generate(GenerationCall("a", Request((5, 6), SEED), params).body())

@@ -119,7 +119,7 @@ class ServerSupervisor:
         client = VllmClient(self._server, control_seconds=self._limits.control, connections=self._limits.connections)
         # A server that cannot be made ready is stopped, so that the next attempt starts a fresh one.
         async with AsyncExitStack() as until_ready:
-            until_ready.push_async_callback(client.close)
+            until_ready.push_async_callback(client.aclose)
             try:
                 version = await self._make_ready(client)
             except BrokenEngineError:
@@ -149,7 +149,7 @@ class ServerSupervisor:
         client, self._client = self._client, None
         await self._server.stop()  # first, so that calls under way end with its connections
         if client is not None:
-            await client.close()
+            await client.aclose()
 
 
 def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:

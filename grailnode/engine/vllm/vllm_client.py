@@ -8,7 +8,7 @@ import base64
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import httpx
 import trio
@@ -48,16 +48,10 @@ class VllmClient:
         self._control = server.client(control_seconds, 4)
         self._data = server.client(_REQUEST_SECONDS, connections)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         with trio.CancelScope(shield=True):
             await self._control.aclose()
             await self._data.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def call(self, command: str, seconds: float | None = None, **arguments: object) -> list[dict[str, Any]]:
         """Carry out a command of inside/weight_session.py on every rank, and return the answers in order of rank.

@@ -22,9 +22,7 @@ from protocol.lora import LoraSpec
 from roles.ports import EngineError
 
 _INSIDE: Final = "grailnode.engine.vllm.inside"
-_PLUGIN: Final = "grailnode_inside"
-GUARD_PLUGIN: Final = "grailnode_guard"
-"""The part of our plugin that changes nothing of what vLLM computes: its processes end with the one that started it."""
+_PLUGIN: Final = "grailnode_guard"  # which changes nothing of what vLLM computes
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 12
 _LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM reserves memory
@@ -50,7 +48,7 @@ class Server(Protocol):
 
 
 def write_modules(directory: Path) -> Path:
-    """Write a directory for PYTHONPATH that has our packages, the plugins of vLLM among them, and nothing else of this
+    """Write a directory for PYTHONPATH that has our packages, a plugin of vLLM among them, and nothing else of this
     environment; return it. Several processes may write it at once.
     """
     packages = [Path(package.__file__ or "").parent.resolve() for package in (grailnode, protocol)]
@@ -62,8 +60,8 @@ def write_modules(directory: Path) -> Path:
         with suppress(FileExistsError):
             (modules / package.name).symlink_to(package)
     _write_whole(information / "METADATA", f"Metadata-Version: 2.1\nName: {_PLUGIN}\nVersion: 0\n")
-    entry_points = (f"{_PLUGIN} = {_INSIDE}.process_guard:register", f"{GUARD_PLUGIN} = {_INSIDE}.process_guard:guard")
-    _write_whole(information / "entry_points.txt", "\n".join(("[vllm.general_plugins]", *entry_points, "")))
+    entry_point = f"[vllm.general_plugins]\n{_PLUGIN} = {_INSIDE}.process_guard:guard\n"
+    _write_whole(information / "entry_points.txt", entry_point)
     return modules
 
 

@@ -18,20 +18,22 @@ import numpy as np
 import torch
 
 from grailnode.engine.vllm.inside import hidden_taps
-from grailnode.engine.vllm.inside.adapters import adapter_loader
-from grailnode.engine.vllm.inside.plain_weights import keep_plain_weights, unpacked, weights_changed
+from grailnode.engine.vllm.inside.adapters import adapter_loader, scale_adapters
+from grailnode.engine.vllm.inside.plain_weights import keep_plain_weights, weights_changed
 from grailnode.engine.vllm.inside.rank_steps import Cancelled, Job, Values, rank_gather
 from grailnode.engine.vllm.inside.request_records import records
 from grailnode.engine.vllm.inside.row_sampling import probe_draws
 from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
 from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
-from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_tensors
+from grailnode.engine.vllm.inside.tensor_map import map_tensors
 from protocol.rollout.sampling import triton_fault
 
 _MAX_THREADS: Final = 4
 _COMMANDS: Final = frozenset(("ping", "describe", "map", "upload", "stage", "verify", "state", "commit", "take"))
 
-keep_plain_weights()  # for a server whose operator did not install the plugin
+# vLLM imports this in each worker, before it loads a model.
+keep_plain_weights()
+scale_adapters()
 
 
 def _threads() -> int:
@@ -92,8 +94,6 @@ class WeightSession:
         # A job reads the weights that a new map replaces.
         self._stop_job()
         model = self._runner.get_model()
-        if not unpacked(model):
-            raise UnsupportedModelError("vLLM re-packed weights at load: the plugin of grailnode was not loaded")
         ranks = self._worker.vllm_config.parallel_config.world_size
         table = {name: tuple(shape) for name, shape in shapes.items()}
         base, adapter = (self._weights(), adapter_loader(self._runner)) if adapters else (None, None)
