@@ -4,7 +4,7 @@ import argparse
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing, AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path

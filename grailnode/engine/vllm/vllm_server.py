@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import httpx
 import trio
@@ -27,24 +27,6 @@ _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 12
 _LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM reserves memory
 _KEEP_SECONDS: Final = 3.0  # for which an idle connection is kept; vLLM closes it after 5 s
-
-
-class Server(Protocol):
-    """Where a server of vLLM is, and how to get it going; `shares_files` if it reads the files of this machine."""
-
-    shares_files: bool
-
-    async def start(self) -> None:
-        """Return when the server answers; start it if it does not run."""
-
-    async def stop(self) -> None:
-        """End the server and all its processes, however they are. It may be started again."""
-
-    def close(self) -> None:
-        """End what a server was started with, too. This may be called outside of an event loop."""
-
-    def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
-        """Return an HTTP client with so many seconds for an answer, and connections at the same time."""
 
 
 def write_modules(directory: Path) -> Path:
@@ -123,6 +105,7 @@ class ChildServer:
         return self._launcher.server_id
 
     async def start(self) -> None:
+        """Return when the server answers; start it if it does not run."""
         with trio.move_on_after(self.settings.start_seconds) as scope:
             if self.process_id is None:
                 await self.stop()
@@ -143,13 +126,15 @@ class ChildServer:
             raise EngineError(f"vLLM did not answer within {seconds}:\n{self._last_lines()}")
 
     async def stop(self) -> None:
-        """Implements Server.stop; the launcher stays for the next start."""
+        """End the server and all its processes, however they are; the launcher stays for the next start."""
         self._launcher.kill_server()
 
     def close(self) -> None:
+        """End the launcher, too. This may be called outside of an event loop."""
         self._launcher.close()
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
+        """Return an HTTP client with so many seconds for an answer, and connections at the same time."""
         transport = httpx.AsyncHTTPTransport(uds=self.socket, limits=_limits(connections))
         return httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=_timeout(seconds))
 
@@ -245,6 +230,9 @@ class ExternalServer:
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
         timeout, limits = _timeout(seconds), _limits(connections)
         return httpx.AsyncClient(base_url=self._url, timeout=timeout, limits=limits, trust_env=False)
+
+
+Server = ChildServer | ExternalServer
 
 
 def server_flags(settings: VllmSettings, model: Path) -> list[str]:
