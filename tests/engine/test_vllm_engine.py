@@ -200,13 +200,13 @@ class TestPatches:
         assert isinstance(engine, VllmEngine)
         for number in range(1, 3):
             versions.append(changed(versions[-1], number))
-        assert engine.takes_patches
+        takes_patches = [engine.takes_patches]
         await engine.stage_patch(1, encode(*versions[:2]), manifest(1, versions[1]))
         await engine.commit()
-        assert not engine.takes_patches
+        takes_patches.append(engine.takes_patches)
         await engine.stage(2, versions[2])
         await engine.commit()
-        assert engine.takes_patches
+        assert [*takes_patches, engine.takes_patches] == [True, False, True]
         await engine.verify()
         await check_tokens(engine, model, versions[2])
 

@@ -24,15 +24,7 @@ class RecoveryStep:
 
 
 class Checkpoints:
-    """The files of one engine; whatever lies in the directory from an earlier process is removed.
-
-    Args:
-        directory: of these files alone.
-
-    Attributes:
-        steps: to the served version, in order.
-        staged: the step that is staged, and may be committed; None if there is none.
-    """
+    """The files of one engine, in a directory of their own; whatever lies there from an earlier process is removed."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -40,8 +32,8 @@ class Checkpoints:
         for path in (*directory.glob("weights-*"), *directory.glob("patch-*")):
             path.unlink()
         self._directory = directory
-        self.steps: list[RecoveryStep] = []
-        self.staged: RecoveryStep | None = None
+        self.steps: list[RecoveryStep] = []  # to the served version, in order
+        self.staged: RecoveryStep | None = None  # what may be committed
         self._number = 0
 
     @property

@@ -39,16 +39,12 @@ class Call(Protocol[Result_co]):
 
 @dataclass(frozen=True)
 class GenerationCall:
-    """A completion to generate.
-
-    Attributes:
-        has_noise: False for the most likely tokens, whose states are not recorded.
-    """
+    """A completion to generate."""
 
     request: str
     item: Request
     params: SamplingParams
-    has_noise: bool = True
+    has_noise: bool = True  # False for the most likely tokens, whose states are not recorded
 
     def body(self) -> Values:
         item, params, seed = self.item, self.params, self.item.seed if self.has_noise else None

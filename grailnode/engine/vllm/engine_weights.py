@@ -89,11 +89,7 @@ class EngineWeights:
 
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[RecoveryStep]:
-        """Hold the served version, beside other calls; yields its number and digest.
-
-        Raises:
-            EngineError: none has been committed.
-        """
+        """Hold the served version, beside other calls; EngineError if none has been committed."""
         async with self._gate.shared():
             serving = self._checkpoints.serving
             if serving is None:

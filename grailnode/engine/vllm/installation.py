@@ -37,13 +37,7 @@ class InstallationError(UserError):
 
 @dataclass(frozen=True)
 class Installation:
-    """An environment with vLLM.
-
-    Attributes:
-        python: its interpreter, for `[engine] python`.
-        vllm, torch: versions.
-        seconds: that it took; nbytes: on disk.
-    """
+    """An environment with vLLM: its interpreter, the versions in it, how long it took, and its size."""
 
     python: Path
     vllm: str
@@ -66,13 +60,8 @@ def default_directory() -> Path:
 
 
 def find_python(place: str) -> Path:
-    """Return the interpreter of the environment in the default directory.
-
-    Args:
-        place: where the user could have named another one.
-
-    Raises:
-        InstallationError: there is none, or its installation was interrupted.
+    """Return the interpreter in the default directory; InstallationError, with the place where users name another one,
+    if there is none, or its installation was interrupted.
     """
     directory = default_directory()
     python = directory / "bin" / "python"
@@ -99,11 +88,7 @@ def detect_device() -> tuple[Device, str]:
 
 
 def install(directory: Path, device: Device) -> Installation:
-    """Make an environment.
-
-    Raises:
-        InstallationError: the directory exists, or pip or the import of vLLM failed.
-    """
+    """Make an environment; InstallationError if the directory exists, or pip or the import of vLLM fails."""
     if directory.exists() and any(directory.iterdir()):
         raise InstallationError(f"{directory}: not empty; choose another directory, or remove it")
     start = time.monotonic()

@@ -28,10 +28,8 @@ PARAMS: Final = SamplingParams(temperature=1.0, max_tokens=4, stops=())
 """Of the completions that are compared."""
 
 _PROMPTS, _PROMPT_TOKENS = 8, 6
-_FACTOR: Final = 4.0
-"""Allowed differences, as multiples of the model's own sensitivity."""
-_MOST: Final = 0.7
-"""The largest allowed difference. States that have nothing in common differ by about 1.4."""
+_FACTOR: Final = 4.0  # allowed differences, as multiples of the model's own sensitivity
+_MOST: Final = 0.7  # the largest allowed difference; states that have nothing in common differ by about 1.4
 
 
 def probes(vocabulary: int) -> list[Request]:
@@ -43,10 +41,9 @@ def probes(vocabulary: int) -> list[Request]:
 def check_layout(
     model: CausalModel, checkpoint: Path, prompts: Sequence[Tokens], results: Sequence[Generation]
 ) -> None:
-    """Raise EngineError if the torch model computes something else from a checkpoint than an engine did.
+    """Raise EngineError if the torch model computes something else from a safetensors file in BF16 than an engine did.
 
     Args:
-        checkpoint: a safetensors file with the weights, BF16.
         results: the completions of the prompts, each of as many tokens, with their hidden states.
     """
     with torch.inference_mode():

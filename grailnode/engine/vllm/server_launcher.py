@@ -48,11 +48,7 @@ class ServerLauncher:
         return None
 
     async def fork(self, flags: Sequence[str]) -> None:
-        """Start a server; this waits until vLLM is imported.
-
-        Raises:
-            EngineError: the launcher ended before it answered.
-        """
+        """Start a server when vLLM is imported; EngineError if the launcher ends before it answers."""
         # A launcher that was stopped (SIGSTOP) never answers, so it is given up after a while and replaced.
         if self.process_id is not None and self._has_forked:
             with trio.move_on_after(_PATIENCE_SECONDS):

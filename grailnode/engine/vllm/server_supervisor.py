@@ -29,13 +29,8 @@ T = TypeVar("T")
 EventReport = Callable[..., None]
 """`report(event, **fields)`, as Telemetry.event."""
 
-SUPPORTED: Final = ((0, 30), (0, 33))
-"""The versions of vLLM that fit: from the first, and below the second."""
-
-INVARIANT_CAPABILITY: Final = (8, 0)
-"""The least compute capability of a GPU that vLLM's batch-invariant mode is for. On a CPU a server starts with it, and
-fails at the first request."""
-
+SUPPORTED: Final = ((0, 30), (0, 33))  # versions of vLLM: from the first, and below the second
+INVARIANT_CAPABILITY: Final = (8, 0)  # of GPUs with vLLM's batch-invariant mode; on a CPU the first request would fail
 _SIGN_OF_LIFE_SECONDS: Final = 2.0
 
 
@@ -43,11 +38,9 @@ class ServerSupervisor:
     """The server of one engine.
 
     Args:
-        server: where vLLM runs.
         shapes: of the policy's tensors, by name.
         dtype: in which the server must compute.
-        restore: brings the served version into a server without weights, verified, and returns it; None if there is
-            none yet.
+        restore: brings the served version into a server without weights, verified, and returns it, if there is one.
         report: gets an event when a server was replaced, or draws tokens without Triton on a GPU.
     """
 
@@ -153,12 +146,7 @@ class ServerSupervisor:
 
 
 def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
-    """Check what a worker of a server says of itself.
-
-    Raises:
-        EngineError: its version, parallelism, dtype, quantization, logits processor, or the bits of its noise do not
-            fit.
-    """
+    """Raise EngineError if what a worker of a server says of itself does not fit."""
     said = SimpleNamespace(**description)
     numbers = said.vllm.split(".")[:2]
     version = tuple(int(number) if number.isdigit() else 0 for number in numbers)

@@ -32,22 +32,15 @@ class NoAnswerError(UserError):
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found when all tensors were read back.
-
-    Attributes:
-        digest: of the served version's weights, as the trainer signed it, in hexadecimal digits.
-        different: the names of the tensors that differed from the signed ones.
-        failure: why the engine was restarted with the version; what is above, but `different`, was found after that.
-        error: why nothing was verified.
-    """
+    """What was found when all tensors were read back."""
 
     version: int = 0
-    digest: str = ""
+    digest: str = ""  # of the version's weights, as the trainer signed it, in hexadecimal digits
     tensors: int = 0
     seconds: float = 0.0
-    different: tuple[str, ...] = ()
-    failure: str = ""
-    error: str = ""
+    different: tuple[str, ...] = ()  # the names of the tensors that differed from the signed ones
+    failure: str = ""  # why the engine was restarted; the numbers were found after that
+    error: str = ""  # why nothing was verified
 
     def finding(self) -> str:
         """Say in a line that all tensors are the signed ones; UserError if they were not, or nothing was verified."""

@@ -36,12 +36,7 @@ class RefusedCommandError(EngineError):
 
 
 class VllmClient:
-    """A node's connections to one server.
-
-    Args:
-        control_seconds: deadline of a control call.
-        connections: completions under way at the same time.
-    """
+    """A node's connections to one server, at most so many for completions."""
 
     def __init__(self, server: Server, *, control_seconds: float = 60.0, connections: int = 512) -> None:
         self._shares_files = server.shares_files
@@ -54,10 +49,8 @@ class VllmClient:
             await self._data.aclose()
 
     async def call(self, command: str, seconds: float | None = None, **arguments: object) -> list[dict[str, Any]]:
-        """Carry out a command of inside/weight_session.py on every rank, and return the answers in order of rank.
-
-        Args:
-            seconds: deadline, if another than that of all control calls.
+        """Carry out a command of inside/weight_session.py on every rank, within the seconds of all control calls or
+        others; return the answers in order of rank.
         """
         body = {"method": "grailnode", "args": [command, json.dumps(arguments)]}
         answer = _parsed(await self._post(self._control, "/collective_rpc", body, seconds))

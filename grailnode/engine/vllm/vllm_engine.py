@@ -44,11 +44,7 @@ class VllmEngine(EngineWeights):
         """Requests whose records may be left in the worker: their calls were cancelled, or failed beside another."""
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        """Implements Engine.generate; vLLM batches the requests as they come.
-
-        Raises:
-            ValueError: a prompt without tokens, a seed that is not 16 bytes, or a token id outside the vocabulary.
-        """
+        """Implements Engine.generate; vLLM batches the requests as they come. ValueError if one is invalid."""
         _check(requests, self._model.vocabulary)
         return await self._answered([GenerationCall(self._id(), item, params) for item in requests])
 

@@ -78,10 +78,6 @@ class ChildServer:
         settings: with `python`, the interpreter of vLLM's environment.
         model: a policy directory; its weights are not read.
         directory: of the log.
-        lora: the adapters of a LoRA run.
-
-    Attributes:
-        log: the file with the server's output; socket: the path of the Unix socket of the server that was started last.
     """
 
     LOG: Final = "vllm.log"
@@ -95,7 +91,7 @@ class ChildServer:
         self._model = model
         self._directory = directory
         self.log = directory / self.LOG
-        self.socket = ""
+        self.socket = ""  # of the server that was started last
         self._launcher = ServerLauncher(self._spawn)
         self._socket_directory: tempfile.TemporaryDirectory[str] | None = None
 
@@ -198,9 +194,7 @@ class ChildServer:
 class ExternalServer:
     """A server that somebody else runs, with the flags of `grailnode engine flags`.
 
-    Args:
-        url: its base URL. Whoever reaches it controls its weights: keep it on this machine or in a trusted network.
-        start_seconds: how long to wait until it answers.
+    Whoever reaches its URL controls its weights: keep it on this machine or in a trusted network.
     """
 
     shares_files = False

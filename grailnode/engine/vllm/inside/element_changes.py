@@ -21,19 +21,12 @@ from protocol.patch.values import Bits
 
 @dataclass
 class ElementChange:
-    """New values for elements of one parameter. After `swap` it holds the old ones.
+    """New values for elements of one parameter. After `swap` it holds the old ones."""
 
-    Attributes:
-        target: int [S], the parameter's storage.
-        places: int32 or int64 [N], distinct, into the storage.
-        values: int [N] of the target's dtype.
-        overwritten: the old elements while a swap on a GPU is under way.
-    """
-
-    target: Tensor
-    places: Tensor
-    values: Tensor
-    overwritten: Tensor | None = None
+    target: Tensor  # int [S], the parameter's storage
+    places: Tensor  # int32 or int64 [N], distinct, into the storage
+    values: Tensor  # int [N] of the target's dtype
+    overwritten: Tensor | None = None  # the old elements while a swap on a GPU is under way
     is_swapped: bool = False
 
     def swap(self) -> None:

@@ -97,8 +97,7 @@ def _record(
 
 
 def checked(arguments: CheckArguments, begin: int, states: Tensor, project: Project, vocabulary: int) -> Tensor:
-    """Check the tokens of a completion that one pass of its prefill covers: float32 [n, S], a row with the
-    numbers of WIDTHS for each token that the policy drew.
+    """Check the tokens that one pass of a prefill covers: float32 [n, S], with WIDTHS for each that the policy drew.
 
     Args:
         begin: the position of the first of these tokens in the completion.

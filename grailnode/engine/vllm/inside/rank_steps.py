@@ -91,10 +91,7 @@ class RankSteps:
             raise CancelledError
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor of the checkpoint as it is served, on all ranks; valid until this thread reads the next one.
-
-        Raises what `agree` does.
-        """
+        """Agree, and return a tensor of the checkpoint as it is served; valid until this thread reads the next one."""
         if not hasattr(self._memory, "buffer"):
             self._memory.buffer = self._weights.buffer()
         tensor = torch.empty(0)

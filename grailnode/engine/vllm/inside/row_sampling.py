@@ -44,10 +44,6 @@ class DrawnRows:
         Args:
             logits: [B, V], changed in place; vLLM samples the other rows as it likes.
             positions: int64, of the token of each drawn row in its completion.
-            records: of this worker.
-
-        Raises:
-            RuntimeError: the states of this step were not recorded, because the worker extension is not in use.
         """
         states = records.sampled_states
         if self._groups and (states is None or len(states) != len(logits)):

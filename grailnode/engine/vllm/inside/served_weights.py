@@ -58,20 +58,14 @@ class Signal(IntEnum):
 
 @dataclass
 class StagedVersion:
-    """A version that was checked and can be committed.
-
-    Attributes:
-        base: digest of the weights that the changes are for; None for a whole checkpoint, which fits any.
-        digest: of all its weights; digests: BLAKE3 of each tensor.
-        changes: of single elements; tensors: BF16, to be written whole.
-    """
+    """A version that was checked and can be committed."""
 
     version: int
-    base: bytes | None
-    digest: bytes
-    digests: dict[str, bytes]
+    base: bytes | None  # digest of the weights that the changes are for; None for a checkpoint, which fits any
+    digest: bytes  # of all its weights
+    digests: dict[str, bytes]  # BLAKE3 of each tensor
     changes: list[ElementChange] = field(default_factory=list)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # BF16, to be written whole
 
 
 class ServedWeights:
@@ -144,7 +138,7 @@ class ServedWeights:
         """Read all tensors back, and compare them with the digest of a version's weights, which they are then.
 
         Raises:
-            DifferentWeightsError: the weights are not those of the version. They have no version then.
+            DifferentWeightsError: they are not, and have no version.
         """
         if self.base is not None:
             try:

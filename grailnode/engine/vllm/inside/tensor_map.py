@@ -30,17 +30,13 @@ class UnsupportedModelError(Exception):
 class Piece:
     """A part of a checkpoint tensor, and its place in a parameter. Offsets and strides count elements.
 
-    Attributes:
-        dimensions: size, stride in the checkpoint tensor, which is contiguous, and stride in `target`; of as few
-            dimensions as there can be, the largest strides in the checkpoint tensor first.
-        source_offset: the part in the checkpoint tensor.
-        target: the parameter's whole storage, as integers of the parameter's width: [S].
-        target_offset: the part in that storage.
+    `dimensions` are size, stride in the checkpoint tensor, which is contiguous, and stride in `target`: as few as there
+    can be, the largest strides in the checkpoint tensor first.
     """
 
     dimensions: tuple[tuple[int, int, int], ...]
     source_offset: int
-    target: Tensor
+    target: Tensor  # the parameter's whole storage, as integers of the parameter's width: [S]
     target_offset: int
 
     @classmethod
@@ -144,16 +140,12 @@ def map_tensors(
     whole: bool = True,
     adapter: tuple[Loader, Sequence[Tensor]] | None = None,
 ) -> TensorMap:
-    """Find where the tensors of a checkpoint lie in a model.
+    """Find where tensors lie in a model; UnsupportedModelError if an element has no place, or more than one.
 
     Args:
-        model: a model of vLLM, with weights loaded.
-        shapes: of the checkpoint's tensors.
+        model: of vLLM, with weights loaded.
         whole: whether every element must lie on this rank; False with tensor parallelism.
         adapter: if the tensors are those of an adapter, what loads it, and the memory into which it is loaded.
-
-    Raises:
-        UnsupportedModelError: an element of a tensor has no place, or more than one.
     """
     # The tensors live until the loader is done: a storage that was freed could get the address of another one.
     tensors = {name: torch.empty(shape, dtype=torch.bfloat16, device="cpu") for name, shape in shapes.items()}

@@ -83,14 +83,7 @@ class WeightSession:
         return str(dtype).removeprefix("torch.")
 
     def map(self, shapes: dict[str, list[int]], adapters: bool = False) -> Values:
-        """Find the places of a policy's tensors.
-
-        Args:
-            adapters: whether the tensors are adapters of the weights that were mapped and verified before.
-
-        Raises:
-            UnsupportedModelError: not all of them can be patched.
-        """
+        """Find the places of a policy's tensors, or of adapters of the weights that were mapped and verified before."""
         # A job reads the weights that a new map replaces.
         self._stop_job()
         model = self._runner.get_model()
