@@ -35,7 +35,7 @@ from bench.resources import ProcessMonitor, table
 from grailnode.calibration import proof_file
 from grailnode.config import Config, load
 from grailnode.run import workspace
-from grailnode.run.recipe import Recipe
+from grailnode.run.run_toml import Recipe
 from protocol import paths
 from tests.support.processes.programs import eventually, members
 from tests.support.processes.separate_buckets import MEETING_BUCKET, Machines, serving_buckets

@@ -18,8 +18,7 @@ from grailnode.engine.models import build_exact
 from grailnode.engine.policy import Policy
 from grailnode.environments.plugin_environment import PluginEnvironment
 from grailnode.environments.wheels import PluginError
-from grailnode.node.canary import CanaryProducer
-from grailnode.node.canary_audit import CanaryAudit
+from grailnode.node.canary import CanaryAudit, CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.node_makers import (
     engine_directory,
@@ -134,7 +133,6 @@ async def _open_plugins(node: Node, config: Config, sandbox: BubblewrapSandbox) 
 
 
 def _torch_compute(model: CausalModel, config: Config) -> Compute:
-    """Return how a node computes a model with torch."""
     engine = config.engine
     return Compute(model, engine.device, DTYPES[engine.dtype], engine.max_batch_tokens, engine.draft is not None)
 

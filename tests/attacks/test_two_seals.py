@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from grailnode.observe.ledger_check import verify_ledger
+from grailnode.store.decorators.retrying import WaitingState
 from grailnode.store.memory import MemoryStore
-from grailnode.store.state.waiting_state import WaitingState
 from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey, open_signed, sign

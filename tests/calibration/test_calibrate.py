@@ -31,9 +31,9 @@ from grailnode.node.user_errors import explain
 from grailnode.run import workspace
 from grailnode.run.base_files import LoraStart, start_lora
 from grailnode.run.creation import open_run
-from grailnode.run.recipe import Recipe
 from grailnode.run.requirements import RequirementError
 from grailnode.run.rules import Rules
+from grailnode.run.run_toml import Recipe
 from protocol import environments
 from protocol.digest import Weights
 from protocol.lora import DOWN, PREFIX, UP

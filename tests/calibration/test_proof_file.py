@@ -12,7 +12,7 @@ from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.node.user_errors import explain
 from grailnode.run import workspace
 from grailnode.run.creation import completed, open_run
-from grailnode.run.recipe import Recipe
+from grailnode.run.run_toml import Recipe
 from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
 from tests.support.builders.policies import write_policy

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from grailnode.engine.compute import make_engine
-from grailnode.node.canary_audit import CanaryAudit
+from grailnode.node.canary import CanaryAudit
 from grailnode.node.wiring import run_miner, run_validator
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer

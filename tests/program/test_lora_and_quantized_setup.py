@@ -19,7 +19,7 @@ from grailnode.node.run_model import check_run_settings, genesis_reader, trainer
 from grailnode.run import key_files, workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
-from grailnode.run.recipe import read_recipe
+from grailnode.run.run_toml import read_recipe
 from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
 from protocol.quantization import quantize

@@ -8,8 +8,8 @@ import pytest
 import torch
 import trio
 
+from grailnode.store.decorators.retrying import WaitingState
 from grailnode.store.memory import MemoryStore
-from grailnode.store.state.waiting_state import WaitingState
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import MalformedError

@@ -68,7 +68,6 @@ class Options:
 
 
 def calibrate(**parameters: Any) -> None:
-    """Run `grailnode calibrate`."""
     rules = validate(Rules, given(Rules, parameters), "calibrate")
     others = {name: value for name, value in parameters.items() if name not in Rules.model_fields}
     options = Options(rules, **others)

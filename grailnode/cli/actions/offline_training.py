@@ -39,7 +39,6 @@ def train(
     as_json: bool,
     **run_options: Unpack[RunOptions],
 ) -> None:
-    """Run `grailnode train`."""
     if not offline:
         raise click.UsageError("give --offline; a trainer that publishes is `grailnode --role trainer --run FILE`")
     config = open_config_to_read(**run_options)

@@ -119,10 +119,7 @@ class EngineWeights:
                 await self._commit(self._checkpoints.staged)
 
     async def verify(self) -> Verification:
-        """Read all tensors back from the engine's memory and compare them with the served version's digest.
-
-        If they differ, or the server fails, it is restarted, and they are read back once more.
-        """
+        """Read all tensors back from the engine's memory; once more after a restart, if they are not the version's."""
         async with self._control:
             return await self._verify()
 

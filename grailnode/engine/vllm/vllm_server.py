@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import secrets
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ _INSIDE: Final = "grailnode.engine.vllm.inside"
 _PLUGIN: Final = "grailnode_guard"  # which changes nothing of what vLLM computes
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 12
+_ERROR: Final = re.compile(r"(?:.*\] )?(\w*(?:Error|Exception): .{1,300})")
 _LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM reserves memory
 _KEEP_SECONDS: Final = 3.0  # for which an idle connection is kept; vLLM closes it after 5 s
 
@@ -68,16 +70,20 @@ def cache_directory(python: Path, directory: Path) -> Path:
     return directory / "kernels"
 
 
+def error_in(log: str) -> str:
+    """Return the error that ended vLLM, behind ": ", or "". The process that started the failing one writes last."""
+    matches = [_ERROR.match(line) for line in log.splitlines()[:-_LOG_LINES] if " WARNING " not in line]
+    errors = [match[1] for match in matches if match]
+    return f": {errors[-1]}" if errors else ""
+
+
 class ChildServer:
     """A server that this process starts, on a Unix socket that only its user can open.
 
     Its processes are a group of their own, and the kernel kills them when this process ends (inside/process_guard.py).
     They are forked from a launcher (server_launcher.py).
 
-    Args:
-        settings: with `python`, the interpreter of vLLM's environment.
-        model: a policy directory; its weights are not read.
-        directory: of the log.
+    The weights in `model`, a policy directory, are not read; `directory` has the log.
     """
 
     LOG: Final = "vllm.log"
@@ -102,6 +108,7 @@ class ChildServer:
 
     async def start(self) -> None:
         """Return when the server answers; start it if it does not run."""
+        logged = self.log.stat().st_size if self.log.exists() else 0
         with trio.move_on_after(self.settings.start_seconds) as scope:
             if self.process_id is None:
                 await self.stop()
@@ -115,7 +122,8 @@ class ChildServer:
             async with self.client(5.0, 1) as client:
                 while await _health_problem(client):
                     if self.process_id is None:
-                        raise EngineError(f"vLLM ended while it started:\n{self._last_lines()}")
+                        cause = error_in(self.log.read_bytes()[logged:].decode(errors="replace"))
+                        raise EngineError(f"vLLM ended while it started{cause}:\n{self._last_lines()}")
                     await trio.sleep(_POLL_SECONDS)
         if scope.cancelled_caught:
             seconds = f"{self.settings.start_seconds:g} s"

@@ -103,9 +103,7 @@ class RankSteps:
     def agree(self) -> None:
         """Return when all ranks have come here, and can go on.
 
-        Raises:
-            CancelledError: on all ranks, if one of them was cancelled.
-            Exception: on all ranks, if something failed on one of them; there it is that failure.
+        Raises CancelledError on all of them, if one was cancelled, or an error, if something failed on one.
         """
         with self.local():
             self.check()

@@ -19,9 +19,7 @@ from grailnode.engine.vllm.inside.row_sampling import DrawnRows
 Row = tuple[RequestArguments, Sequence[int]]
 
 rows: dict[int, Row] = {}
-"""Our requests of this worker's batch by their row, each with the tokens of its completion so far: vLLM's own list, to
-which vLLM appends. The hidden states of prefills are found by it.
-"""
+"""Our requests of this worker's batch by row, each with vLLM's own list of the tokens of its completion so far."""
 
 
 class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]

@@ -16,7 +16,7 @@ from grailnode.engine.vllm.inside.request_records import RequestArguments, recor
 from grailnode.engine.vllm.inside.row_sampling import DrawnRows
 
 slots: dict[int, RequestArguments] = {}
-"""Our requests of this worker by their slot; the hidden states of prefills are found by it."""
+"""Our requests of this worker by their slot."""
 
 
 class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]

@@ -137,8 +137,7 @@ class ServedWeights:
     def verify(self, version: int, digest: bytes) -> None:
         """Read all tensors back, and compare them with the digest of a version's weights, which they are then.
 
-        Raises:
-            DifferentWeightsError: they are not, and have no version.
+        Raises DifferentWeightsError if they are not; they have no version then.
         """
         if self.base is not None:
             try:
