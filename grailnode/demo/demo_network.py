@@ -32,6 +32,7 @@ _TRAINER: tuple[Kind, ...] = ("beacon", "training", "upload", "download")
 _COORDINATOR: tuple[Kind, ...] = ("beacon", "coordinator")
 _VLLM_START_SECONDS = 120.0  # the same with vLLM, whose servers take most of it to start
 _VLLM_WINDOW = 8.0  # seconds; in 2 s, two servers on two cores generate too few groups for a training step
+_VLLM_GROUPS_PER_STEP = 8  # of those whose rewards differ, as many as such a window gives
 _SMOLLM2_START_SECONDS = 30.0
 _START_SECONDS = 6.0
 _EPISODE_PROOF = PACKAGED_POLICY.parent / "proof-wordle.json"
@@ -92,10 +93,13 @@ class DemoSettings:
         if self.smollm2:
             return read_recipe(smollm2.DATA / "demo.toml", rules)
         if self.environment == "addition":
-            return read_recipe(DEMO, rules | {"miner_arithmetics": self.miner_arithmetics})
-        recipe = read_recipe(DEMO, rules | {"environment": self.environment})
-        trainer = recipe.trainer.model_copy(update={"learning_rate": _EPISODE_LEARNING_RATE})
-        return recipe.model_copy(update={"trainer": trainer})
+            rules["miner_arithmetics"] = self.miner_arithmetics
+            changes: dict[str, float] = {} if self.vllm is None else {"groups_per_step": _VLLM_GROUPS_PER_STEP}
+        else:
+            rules["environment"] = self.environment
+            changes = {"learning_rate": _EPISODE_LEARNING_RATE}
+        recipe = read_recipe(DEMO, rules)
+        return recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update=changes)})
 
     @property
     def proof(self) -> Path | None:
