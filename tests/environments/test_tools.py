@@ -37,7 +37,7 @@ def begin(tools: ModuleType, tool: str) -> tuple[str, Any]:
     return problem["prompt"], environment.begin(problem, bytes(32))
 
 
-@pytest.mark.parametrize("tool", few_daily(CONFIGS, 1))
+@pytest.mark.parametrize("tool", few_daily(CONFIGS, 3))
 def test_a_tool_keeps_the_contract_from_its_wheel_in_the_sandbox(
     tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
