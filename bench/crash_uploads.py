@@ -23,7 +23,8 @@ from typing import Any
 
 import trio
 
-from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
+from grailnode.store.place import PlaceSection
+from grailnode.store.s3.s3_session import S3Credentials, S3Session
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError
@@ -61,14 +62,14 @@ class Upload:
         return random.Random(self.seed).randbytes((PARTS - 1) * PART_BYTES + 1 + self.seed)
 
 
-def location(url: str) -> S3Location:
+def place(url: str) -> PlaceSection:
     """Return the bucket of this benchmark at an S3 service."""
-    return S3Location("uploads", url, addressing="path", part_bytes=PART_BYTES)
+    return PlaceSection(kind="s3", bucket="uploads", endpoint=url, addressing="path")
 
 
 def put(upload: Upload, part_count: Any) -> None:
     """Put an object in this process and count the parts that it sends in `part_count`, a shared integer."""
-    store = S3Store(location(upload.url), CREDENTIALS)
+    store = S3Store(place(upload.url), CREDENTIALS, PART_BYTES)
     events = store._session.client.meta.events
     remaining_passes = [upload.passes]
 
@@ -96,7 +97,7 @@ def put_twice(upload: Upload) -> tuple[int, list[str]]:
     """
     context = multiprocessing.get_context("forkserver")
     violations = []
-    store = S3Store(location(upload.url), CREDENTIALS)
+    store = S3Store(place(upload.url), CREDENTIALS, PART_BYTES)
     part_count = context.Value("i", 0)
     first_process = context.Process(target=put, args=(upload, part_count))
     first_process.start()
@@ -133,7 +134,7 @@ def main() -> None:
         buckets = Path(directory) / "buckets"
         buckets.mkdir()
         with serving(buckets, "--auth-key", f"{CREDENTIALS.access_key},{CREDENTIALS.secret_key}") as url:
-            session = S3Session(location(url), CREDENTIALS)
+            session = S3Session(place(url), CREDENTIALS)
             session.client.create_bucket(Bucket="uploads")
             session.client.put_object(Bucket="uploads", Key="keeper", Body=b"")  # the bucket is never empty
             session.close()

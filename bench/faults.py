@@ -27,7 +27,8 @@ from pathlib import Path
 
 import trio
 
-from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
+from grailnode.store.place import PlaceSection
+from grailnode.store.s3.s3_session import S3Credentials, S3Session
 from tests.support.faults.http_scenarios import HTTP_FAULTS, HttpOutcome, run_http_scenario
 from tests.support.servers.rclone import serving
 from tests.support.simulation.scenarios import SCENARIOS
@@ -97,9 +98,9 @@ async def run_http_scenarios(pairs: int, url: str) -> int:
         url: URL of the S3 service.
     """
     all_cases = cases(HTTP_FAULTS, pairs)
-    location = S3Location("faults", url, addressing="path")
-    session = S3Session(location, _CREDENTIALS)
-    session.client.create_bucket(Bucket=location.bucket)
+    place = PlaceSection(kind="s3", bucket="faults", endpoint=url, addressing="path")
+    session = S3Session(place, _CREDENTIALS)
+    session.client.create_bucket(Bucket=place.bucket)
     session.close()
     print(f"{'fault':62} {'faults':>6} {'errors':>8} {'refused':>9}  outcome", flush=True)
     numbered_cases = enumerate(all_cases, 1)
@@ -108,7 +109,7 @@ async def run_http_scenarios(pairs: int, url: str) -> int:
     async def run_cases() -> None:
         nonlocal violation_count
         for number, case in numbered_cases:
-            outcome = await run_http_scenario(location, _CREDENTIALS, case)
+            outcome = await run_http_scenario(place, _CREDENTIALS, case)
             violation_count += bool(outcome.violations)
             if len(case) == 1 or outcome.violations:
                 print(http_row(case, outcome), flush=True)

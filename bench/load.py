@@ -36,7 +36,7 @@ from grailnode.node.settings import TrainerSettings
 from grailnode.node.time_check import SystemClock
 from grailnode.node.wiring import make_task, run_publisher, run_training, run_validator
 from grailnode.run import creation
-from grailnode.store.decorators.metering import MeteredStore
+from grailnode.store.decorators.limiting import MeteredStore
 from grailnode.store.local import LocalStore
 from grailnode.store.state.state_store import StateStore
 from protocol import paths

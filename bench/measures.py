@@ -11,11 +11,11 @@ import torch
 from bench.published_formats import FORMATS, Format
 from bench.tables import print_table
 from bench.xet import deduplicated
+from grailnode.convert.inspect_patch import bound_bits
 from protocol import patch
 from protocol.patch.codec import encode_unit_frame
 from protocol.patch.container import read_header, split_frames, unit_row, units_of
 from protocol.patch.frames import decode_frame
-from protocol.patch.inspection import bound_bits
 from protocol.patch.sparse import Scratch
 from protocol.patch.values import Bits, bits_of
 from tests.support.measuring.memory import peak_extra

@@ -31,7 +31,7 @@ from protocol.rollout.sampling import SamplingParams
 from tests.support.builders.policies import write_policy
 from tests.support.measuring.pair_measurements import measure_pair
 
-PAIRS: Final = "small-batches,left-padding,eager-checked"
+PAIRS: Final = "small-batches,alone-checked,eager-checked"
 SHAPE: Final = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -80,7 +80,7 @@ async def measure_margins(groups: int) -> None:
         weights = make_weights(policy)
         task = CalibrationTask(policy, SamplingParams(1.0, 64, policy.stops), 8, lambda seed: f"ab{seed[0]}")
         base = Variant(dtype="bfloat16")
-        for pair in select(PAIRS, base, base, policy):
+        for pair in select(PAIRS, base, base):
             for name, projection in PROJECTIONS.items():
                 with projecting(projection):
                     measured = [group async for group in measure_pair(task, pair, weights, groups)]

@@ -20,7 +20,7 @@ import trio
 import trio.testing
 
 from bench.tables import print_table
-from grailnode.store.decorators.metering import MeteredStore
+from grailnode.store.decorators.limiting import MeteredStore
 from roles.node.identity import Node
 from roles.ports import ObjectStore
 from tests.support.builders.recipes import demo_rules

@@ -33,8 +33,8 @@ import trio
 
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.node.loop_watch import LoopWatch
 from grailnode.node.processes import FOLLOWER_BLOCK, TRAINER_BLOCK, return_large_blocks
+from grailnode.node.telemetry import LoopWatch
 from grailnode.store.local import LocalStore
 from grailnode.store.state.state_store import StateStore
 from protocol.digest import Weights, digest_weights

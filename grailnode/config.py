@@ -5,19 +5,18 @@ The file is read once and passed on as values. Every key can be overridden on th
 credentials come from such a file or from the environment.
 """
 
-import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import Field, ValidationError, model_validator
 
 from grailnode import UserError
 from grailnode.engine.vllm.installation import find_python
 from grailnode.engine.vllm.vllm_settings import VllmSettings
-from protocol.identity.participant import SPACE_FORM
+from grailnode.store.place import Count, PlaceSection, Positive
 from protocol.limits import MAX_STREAMS, MAX_WORKERS
 from roles.miner.miner_settings import MinerSettings
 from roles.settings_base import Settings
@@ -27,22 +26,12 @@ from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettin
 from roles.trainer.publish.retention import check_retention
 from roles.validator.validator_settings import ValidatorSettings
 
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 OuterMethod = Literal["pulseloco", "pulseloco-exact", "sparseloco", "diloco", "averaging"]
-
-URL_RULE: Final = "a url is https://host[:port][/path], host in lower case, without user, query or a slash at the end"
-"""What `is_space_url` accepts, in words."""
 
 
 class ConfigError(UserError):
     """A configuration that cannot be used: names the file, the key and the fix."""
-
-
-def is_space_url(text: str) -> bool:
-    """Return whether objects may be read below a URL: see `URL_RULE`, and plain http on this machine."""
-    return re.fullmatch(SPACE_FORM, text) is not None
 
 
 Checked = TypeVar("Checked", bound=Settings)
@@ -55,55 +44,6 @@ class RunSection(Settings):
     """The signed rules that all nodes share: a file or a URL."""
     id: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """The id that the manifest must have; empty accepts any."""
-
-
-class PlaceSection(Settings):
-    """Where objects are stored: a directory, an S3 bucket (or its part below `prefix`), or a base URL to read from."""
-
-    kind: Literal["local", "s3", "https"] = "local"
-    """A directory of this machine, a bucket, or a base URL that is only read."""
-    path: Path = Path("store")
-    """The directory, for kind local."""
-    url: str = ""
-    """Where everybody else reads the same objects; for kind https, the base URL that is read."""
-    bucket: str = ""
-    """The name of the bucket, for kind s3."""
-    endpoint: str = ""
-    """The URL of the bucket's service; empty for AWS."""
-    region: str = "us-east-1"
-    """The bucket's region."""
-    addressing: Literal["auto", "path", "virtual"] = "auto"
-    """Whether the bucket's name stands in the path or in the host of a request."""
-    prefix: str = Field(default="", pattern=r"^([A-Za-z0-9_~-][A-Za-z0-9._~-]*/?)*$")
-    """The part of the bucket below which everything is."""
-    credentials: Path | None = None
-    """A file with the keys of the bucket, mode 0600; without it, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the
-    environment.
-    """
-    concurrency: int = Field(default=16, ge=1, le=256)
-    """Requests at the same time."""
-    requests_per_second: Positive = 100.0
-    """Requests a second, in the long run."""
-    attempts: Count = 6
-    """Attempts of a request before it fails."""
-    connect_seconds: Positive = 10.0
-    """How long a connection may take."""
-    silence_seconds: Positive = 30.0
-    """How long a server may send nothing."""
-    deadline_seconds: Positive = 3600.0
-    """How long a request may take with all of its attempts."""
-    min_bytes_per_second: Positive = 16_384.0
-    """A slower transfer is given up."""
-
-    @model_validator(mode="after")
-    def _check_place(self) -> "PlaceSection":
-        if self.kind == "s3" and not self.bucket:
-            raise ValueError('kind "s3" needs a bucket')
-        if self.kind == "https" and not self.url:
-            raise ValueError('kind "https" needs a url')
-        if not is_space_url(self.url):  # an empty one is
-            raise ValueError(URL_RULE)
-        return self
 
 
 PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -296,8 +236,10 @@ class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSe
         check_retention(self.anchor_interval, self.keep_patches, self.keep_anchors)
         if self.ranks > 1 and self.optimizer != "adamw":
             raise ValueError(f'{self.ranks} processes need optimizer = "adamw": the others need whole tensors')
-        if self.hosts is not None and (self.host >= self.hosts.count or not self.hosts.meeting):
-            raise ValueError("hosts: `number` is below `count`, and `meeting` is the ADDRESS:PORT of host 0")
+        port = int("0" + self.hosts.meeting.rpartition(":")[2]) if self.hosts else 1
+        if self.hosts is not None and (self.host >= self.hosts.count or not 0 < port < 1 << 16):
+            rule = "`meeting` is the ADDRESS:PORT of host 0, with a port from 1 to 65535"
+            raise ValueError(f"hosts: `number` is below `count`, and {rule}")
         if self.outer is not None and self.canaries:
             raise ValueError("canaries need a trainer that collects groups itself; with [trainer.outer] its sites do")
         return self

@@ -7,6 +7,7 @@ obeyed.
 """
 
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import Final
 
 import trio
@@ -21,7 +22,10 @@ from roles.ports import NotFoundError, StoreError
 from roles.records import fetch_envelope
 
 POLL_SECONDS: Final = 5.0
-_LOOKS: Final = 4  # in a window: each look asks all trainers and validators
+_LOOKS: Final = 4  # in a window: each asks a quarter of the places
+_RECHECKS: Final = (
+    5  # looks, of which one asks again for the newest revision; no multiple, so that all places are asked
+)
 _LONGEST_SECONDS: Final = 60.0  # until a revoked key is refused
 _PATIENCE_SECONDS: Final = 30.0  # for all places where a revision may be
 _GRACE_SECONDS: Final = 2.0  # for the others, after one has answered with it
@@ -43,29 +47,29 @@ async def load_authority(node: Node) -> None:
         node.revisions.adopt(node.revisions.check(number, data))
 
 
-async def refresh_authority(node: Node) -> int:
-    """Look for new revisions in all places, obey those that are valid, and pass them on.
+async def refresh_authority(node: Node, look: int | None = None) -> int:
+    """Look for new revisions in all places, or in those whose turn is at a look; obey the valid ones, pass them on.
 
     A place that does not answer, or answers with an invalid revision, is reported and passed over: another may do
     better. Return the number of new revisions.
     """
     before = node.revisions.number
     await load_authority(node)  # another process of this node may have stored some
-    while (signed := await _next_revision(node)) is not None:
+    while (signed := await _next_revision(node, look)) is not None:
         await node.state.put(_state_path(signed.record.number), signed.data)
         node.revisions.adopt(signed)
         node.telemetry.event("revision", number=signed.record.number, note=signed.record.note)
         await _pass_on(node, signed)
-    if node.revisions.number == before > 0:
-        await _fetch_revisions(node, before)  # once more: if the roots have signed another, this raises an alarm
+    if node.revisions.number == before > 0 and (look is None or look % _RECHECKS == 0):
+        await _fetch_revisions(node, before, look)  # if the roots have signed another, this raises an alarm
     return node.revisions.number - before
 
 
 async def poll_authority(node: Node) -> None:
     """Keep up with the authority for ever."""
-    while True:
-        await trio.sleep(min(_LONGEST_SECONDS, node.pace(POLL_SECONDS, looks=_LOOKS)))
-        await refresh_authority(node)
+    for look in count():
+        await trio.sleep(min(_LONGEST_SECONDS / _LOOKS, node.pace(POLL_SECONDS, looks=_LOOKS)))
+        await refresh_authority(node, look)
 
 
 async def run_under_authority(node: Node, work: Callable[[], Awaitable[None]]) -> None:
@@ -77,8 +81,8 @@ async def run_under_authority(node: Node, work: Callable[[], Awaitable[None]]) -
         nursery.cancel_scope.cancel()
 
 
-async def _fetch_revisions(node: Node, number: int) -> list[Signed[Revision]]:
-    """Return the valid revisions of a number from all places that answer in time, each digest once.
+async def _fetch_revisions(node: Node, number: int, look: int | None) -> list[Signed[Revision]]:
+    """Return the valid revisions of a number from the places that answer in time, each digest once.
 
     A place that hangs may belong to the participant that the revision revokes: after the first valid answer the other
     places get only a short grace period.
@@ -98,19 +102,21 @@ async def _fetch_revisions(node: Node, number: int) -> list[Signed[Revision]]:
             revisions[signed.digest] = signed
             patience.deadline = min(patience.deadline, trio.current_time() + _GRACE_SECONDS)
 
-    writers = dict.fromkeys((*node.authority.trainers, *node.authority.validators))
+    writers = sorted({*node.authority.trainers, *node.authority.validators})
     places = [paths.revision(node.run_id, number), *(paths.revision_copy(writer, number) for writer in writers)]
+    if look is not None:
+        places = places[look % _LOOKS :: _LOOKS]
     with trio.move_on_after(_PATIENCE_SECONDS) as patience:
         await gather(fetch, places, at_once=len(places))
     return list(revisions.values())
 
 
-async def _next_revision(node: Node) -> Signed[Revision] | None:
+async def _next_revision(node: Node, look: int | None) -> Signed[Revision] | None:
     """Return the next revision; None if there is none yet, or if the roots signed two."""
     number = node.revisions.number + 1
     if number > limits.MAX_REVISIONS:
         return None
-    revisions = await _fetch_revisions(node, number)
+    revisions = await _fetch_revisions(node, number, look)
     if len(revisions) > 1:
         node.alarm(f"the roots signed {len(revisions)} revisions {number} of the authority; none is obeyed")
         return None

@@ -300,7 +300,7 @@ CALLED_BY_LIBRARIES = {  # public methods without a caller in the product: the l
     "grailnode.cli.main": ("click", {"get_command", "list_commands"}),
     "grailnode.engine.vllm.inside.sampling_v1": ("vLLM", {"validate_params", "is_argmax_invariant", "update_state"}),
     "grailnode.engine.vllm.inside.sampling_v2": ("vLLM", {"validate_params", "add_request"}),
-    "grailnode.node.loop_watch": ("trio", {"before_task_step", "after_task_step"}),
+    "grailnode.node.telemetry": ("trio", {"before_task_step", "after_task_step"}),
     "grailnode.store.https.addresses": ("httpx", {"connect_tcp"}),
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.engines.setting import directory, problems_of, report, requests_of, with_changes
+from bench.engines.setting import cache_flags, directory, problems_of, report, requests_of, with_changes
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
@@ -110,7 +110,7 @@ async def _compare(python: Path, dtype: str, name: str, batch: int, arguments: a
                 "sequences": batch,
                 "runner": way.runner,
                 "memory_share": arguments.memory_share,
-                "flags": way.flags,
+                "flags": cache_flags(arguments.device) + way.flags,
             }
         )
         server = (AheadServer if way.ahead else ChildServer)(settings, policy.directory, place / "server")

@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from bench.engines.setting import directory, report, requests_of, with_changes
+from bench.engines.setting import cache_flags, directory, report, requests_of, with_changes
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
@@ -45,7 +45,7 @@ class Trial:
         self.params = SamplingParams(1.0, 24, policy.stops)
         self.requests: list[Request] = requests_of(rollouts, self.model.vocabulary, 8)
         self.weights = load_weights(PACKAGED_POLICY)
-        settings = VllmSettings(python=python, device=device, memory_share=share)
+        settings = VllmSettings(python=python, device=device, memory_share=share, flags=cache_flags(device))
         self.server = ChildServer(settings, policy.directory, place / "server")
         self.reference = TorchEngine(self.model)
         self.events: dict[str, tuple[float, dict[str, Any]]] = {}

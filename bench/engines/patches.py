@@ -1,14 +1,17 @@
 """Seconds of each part of an update in place, by size and number of changed elements, and a projection to 7B."""
 
 import argparse
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 import torch
+import trio
 
-from bench.engines.setting import SIZES, directory, report, timed, weights_of, with_changes
+from bench.engines.setting import SIZES, cache_flags, directory, report, requests_of, timed, weights_of, with_changes
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.vllm.vllm_engine import VllmEngine
@@ -17,7 +20,9 @@ from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.chain.manifest import Manifest
 from protocol.digest import digest_weights
 from protocol.patch import encode
+from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
+from roles.ports import Request
 from tests.support.builders.policies import write_policy
 
 ELEMENTS_OF_7B: Final = 7_615_616_512  # Qwen2.5-7B
@@ -31,6 +36,7 @@ class Update:
         elements: of the policy; changed: of them.
         patch_bytes: size of the patch.
         stage, drain, commit, pause, read_back: seconds; the pause includes the commit, and not the drain.
+        rate, rate_while_staging: tokens a second before, and while the patch is staged.
     """
 
     elements: int
@@ -41,6 +47,8 @@ class Update:
     commit: float
     pause: float
     read_back: float
+    rate: float
+    rate_while_staging: float
 
 
 async def patches(python: Path, arguments: argparse.Namespace) -> None:
@@ -65,15 +73,17 @@ async def _updates(python: Path, size: str, arguments: argparse.Namespace, place
         device=arguments.device,
         dtype=arguments.dtypes[0],
         memory_share=arguments.memory_share,
+        flags=cache_flags(arguments.device),
     )
     engine = ObservedEngine(build(policy), ChildServer(settings, policy.directory, place), place, settings.dtype)
+    requests = requests_of(arguments.batch, engine.vocabulary)
     updates = []
     try:
         await engine.stage(0, weights)
         await engine.commit()
         for version, share in enumerate(arguments.shares, 1):
             target = with_changes(weights, share, version, arguments.device)
-            updates.append((share, await _update(engine, version, weights, target)))
+            updates.append((share, await _update(engine, version, weights, target, requests)))
             report(kind="patches", size=size, share=share, **_rounded(updates[-1][1]))
             weights = target
     finally:
@@ -86,6 +96,7 @@ class ObservedEngine(VllmEngine):
 
     def __init__(self, model: CausalModel, server: ChildServer, place: Path, dtype: str) -> None:
         self.committed: dict[str, float] = {}
+        self.vocabulary = model.vocabulary
         super().__init__(model, server, place / "engine", dtype=getattr(torch, dtype), report=self._note)
 
     def _note(self, event: str, **fields: Any) -> None:
@@ -94,18 +105,45 @@ class ObservedEngine(VllmEngine):
 
 
 async def _update(
-    engine: ObservedEngine, version: int, weights: dict[str, torch.Tensor], target: dict[str, torch.Tensor]
+    engine: ObservedEngine,
+    version: int,
+    weights: dict[str, torch.Tensor],
+    target: dict[str, torch.Tensor],
+    requests: list[Request],
 ) -> Update:
     """Stage, commit and read back a version."""
     patch = encode(weights, target)
     manifest = Manifest.model_construct(version=version, weights=digest_weights(target))
-    stage = await timed(partial(engine.stage_patch, version, patch, manifest))
+    rate = await _rate(engine, requests, partial(trio.sleep, 2.0))
+    stages: list[float] = []
+
+    async def stage() -> None:
+        stages.append(await timed(partial(engine.stage_patch, version, patch, manifest)))
+
+    rate_while_staging = await _rate(engine, requests, stage)
     await engine.commit()
     read_back = await timed(engine.verify)
     changed = sum(int((weights[n].view(torch.int16) != target[n].view(torch.int16)).sum()) for n in weights)
     elements = sum(tensor.numel() for tensor in weights.values())
     drain, commit, pause = (engine.committed[name] for name in ("drain", "seconds", "pause"))
-    return Update(elements, changed, len(patch), stage, drain, commit, pause, read_back)
+    return Update(elements, changed, len(patch), stages[0], drain, commit, pause, read_back, rate, rate_while_staging)
+
+
+async def _rate(engine: ObservedEngine, requests: list[Request], work: Callable[[], Awaitable[None]]) -> float:
+    """Return the tokens a second of full batches one after another, from the beginning of some work past its end."""
+    params = SamplingParams(1.0, 16, ())
+    async with trio.open_nursery() as nursery:
+        begin, tokens, ended = perf_counter(), 0, trio.Event()
+
+        async def run() -> None:
+            await work()
+            ended.set()
+
+        nursery.start_soon(run)
+        while not tokens or not ended.is_set():
+            tokens += sum(len(generation.tokens) for generation in await engine.generate(requests, params))
+            seconds = perf_counter() - begin
+    return tokens / seconds
 
 
 def _rounded(update: Update) -> dict[str, float]:

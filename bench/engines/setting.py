@@ -61,6 +61,14 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
+def cache_flags(device: str) -> tuple[str, ...]:
+    """Return flags for servers beside each other on one GPU: each reserves the same memory for keys and values.
+
+    Without them, vLLM takes what other servers reserve or release while it starts for its own, and ends.
+    """
+    return () if device == "cpu" else ("--kv-cache-memory-bytes", str(4 << 30))
+
+
 reported: list[dict[str, Any]] = []
 """The results so far."""
 

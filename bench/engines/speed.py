@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -15,7 +16,7 @@ import torch
 import trio
 from torch import Tensor
 
-from bench.engines.setting import SIZES, directory, report, requests_of, timed, weights_of
+from bench.engines.setting import SIZES, cache_flags, directory, report, requests_of, timed, weights_of
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
@@ -82,6 +83,7 @@ class Task:
             dtype=arguments.dtypes[0],
             sequences=arguments.batch,
             memory_share=arguments.memory_share,
+            flags=cache_flags(arguments.device),
         )
         return kind(settings, self.policy.directory, self.place / f"server-{name}")
 
@@ -93,7 +95,9 @@ class Task:
 
 
 async def speed(python: Path, arguments: argparse.Namespace) -> None:
-    """Compare tokens a second with those of plain vLLM."""
+    """Compare tokens a second with those of plain vLLM; *greedy* is without noise and sketches, and *bare* plain vLLM
+    without log-probabilities.
+    """
     dtype = getattr(torch, arguments.dtypes[0])
     for size in arguments.sizes:
         async with AsyncExitStack() as stack:
@@ -104,12 +108,16 @@ async def speed(python: Path, arguments: argparse.Namespace) -> None:
             plain = task.server(PlainVllm, "plain", python, arguments)
             stack.callback(plain.close)
             ways = {"grailnode": await task.serve(engine)}
+            ways["greedy"] = partial(engine.greedy, [item.prompt for item in task.requests], task.params)
             await plain.start()
             client = await stack.enter_async_context(VllmClient(plain))
             ways["plain"] = partial(plain_completions, client, task.requests, task.params)
+            ways["bare"] = partial(plain_completions, client, task.requests, task.params, None)
             if arguments.torch:
                 ways["torch"] = await task.serve(TorchEngine(task.model))
             rates = await compared(ways, "plain", [server, plain], arguments)
+            if arguments.device != "cpu":
+                rates |= {"grailnode_gpu_mib": gpu_mebibytes(server), "plain_gpu_mib": gpu_mebibytes(plain)}
             report(kind="speed", size=size, batch=arguments.batch, **rates)
 
 
@@ -153,11 +161,24 @@ def _processor_seconds(servers: Sequence[ChildServer]) -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
-async def plain_completions(client: VllmClient, requests: Sequence[Request], params: SamplingParams) -> None:
+def gpu_mebibytes(server: ChildServer) -> int:
+    """Return the memory that a server's processes have on GPUs: their peak, since torch keeps what it had."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    used = 0
+    for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines():
+        process, mebibytes = line.split(",")
+        with suppress(ProcessLookupError):
+            used += int(mebibytes) if os.getpgid(int(process)) == server.process_id else 0
+    return used
+
+
+async def plain_completions(
+    client: VllmClient, requests: Sequence[Request], params: SamplingParams, logprobs: int | None = 0
+) -> None:
     """Generate with vLLM's own sampling and log-probabilities."""
 
     async def one(request: Request) -> None:
-        sampling = {"temperature": 1.0, "max_tokens": params.max_tokens, "ignore_eos": True, "logprobs": 0}
+        sampling = {"temperature": 1.0, "max_tokens": params.max_tokens, "ignore_eos": True, "logprobs": logprobs}
         await client.generate({"token_ids": list(request.prompt), "sampling_params": {**sampling, "detokenize": False}})
 
     async with trio.open_nursery() as nursery:

@@ -8,6 +8,7 @@
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ from protocol.digest import content_digest
 from protocol.judging.roster import Roster
 from protocol.limits import MAX_KEYS
 from protocol.proof import Thresholds
+from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network_runs import run_nodes
 from tests.support.simulation.virtual_clock import simulate
@@ -38,6 +40,7 @@ _PANELS = ((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1))
 
 _KEYS = 101
 _MISS_RATES = (0.01, 0.003, 0.001)
+_MARGIN = 0.1  # of a miss, in logits / temperature
 _GROUP_TOKENS, _GROUPS = 64, 16
 _MOST_WINDOWS = 200
 
@@ -94,12 +97,13 @@ def windows_until_refused(miss_rate: float, validators: int, judges: int, row: T
     """Return the number of windows after which the evidence of some validator refuses a cheat.
 
     Args:
-        miss_rate: of the cheat's tokens, as small as misses are.
+        miss_rate: of the cheat's tokens, which then fall short by _MARGIN.
     """
     rng, windows = np.random.default_rng(seed), []
     misses = rng.binomial(_GROUP_TOKENS, miss_rate, size=(_MOST_WINDOWS, _GROUPS, 1))
     panels = np.argsort(rng.random((_MOST_WINDOWS, _GROUPS, validators)), axis=2)[:, :, :judges]
-    scores, growths = zip(*((item.scores[0], item.growth) for item in row.margin.alternatives), strict=True)
+    step = bisect_left(row.margin.beyond, _MARGIN / NOISE_UNIT) - 1
+    scores, growths = zip(*((item.scores[step], item.growth) for item in row.margin.alternatives), strict=True)
     added = misses * np.array(scores) - _GROUP_TOKENS * np.array(growths)
     for validator in range(validators):
         dealt = (panels == validator).any(axis=2)
@@ -139,7 +143,7 @@ def _lie_rows() -> Iterator[str]:
 
 
 def _evidence_rows() -> Iterator[str]:
-    thresholds = proof_file.read(PACKAGED_POLICY / proof_file.NAME).row("torch-float32", "torch-float32")
+    thresholds = proof_file.read(PACKAGED_POLICY / proof_file.NAME).row("torch-bfloat16", "torch-bfloat16")
     yield f"{'tokens that miss the draw':34}" + "".join(f"{rate:>10.1%}" for rate in _MISS_RATES)
     for validators, judges in ((1, 1), (4, 2), (4, 1), (8, 2), (8, 1)):
         medians = []

@@ -46,7 +46,7 @@ async def table(windows: int) -> None:
     task = CalibrationTask(
         policy, SamplingParams(1.0, MAX_TOKENS, policy.stops), 8, lambda seed: prompts.problem(seed).prompt
     )
-    (pair, *_) = run_pairs(Variant(), Variant(), policy)
+    (pair, *_) = run_pairs(Variant(), Variant())
     print(describe(proof))
     print(f"{'copy':22} {'groups':>6}  {'pass alone':>10}  {'accepted':>8}")
     for name, copy in _copies(weights):

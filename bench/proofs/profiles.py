@@ -23,7 +23,7 @@ from tests.support.builders.proofs import proof_of
 
 _GROUPS: Final = 256  # of each pair that calibration measures
 _COPY_GROUPS: Final = 64
-_OF_ERRORS: Final = ("same", "left-padding", "eager-checked")
+_OF_ERRORS: Final = ("same", "small-batches", "eager-checked")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Profile:
         variant = self.plain.variant
         pairs = {
             pair.name: Pair(replace(self.plain, variant=pair.generating), replace(self.plain, variant=pair.checking))
-            for pair in run_pairs(variant, variant, setting.policy)
+            for pair in run_pairs(variant, variant)
             if isinstance(pair.generating, Variant) and isinstance(pair.checking, Variant)
         }
         if self.errors is not None:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grailnode.calibration.padding import WrappedModel
 from grailnode.engine.qwen3 import KeyValueCache, Qwen3
 from protocol.digest import Weights
 from roles.policy.causal_model import CausalModel
+from tests.support.measuring.wrapped_model import WrappedModel
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ async def _reinforce_versions(directory: Path, recipe: Recipe, seed: int, start:
         version += 1
         save_file(weights, _weights_file(directory, version))
         print(
-            f"version {version} of {recipe.versions}: reward {report.mean_reward:.3f}, entropy {report.entropy:.3f}, "
+            f"version {version} of {recipe.versions}: reward {report.reward:.3f}, entropy {report.entropy:.3f}, "
             f"{changed_share(previous_weights, weights):.4f} of the weights changed",
             flush=True,
         )

@@ -106,7 +106,7 @@ class LearningPolicy(Simulation):
             gradient = _flat(gradients.tensors)
             report = self._learner.update(gradients)
             self._versions.append(self._learner.view())
-            yield State(step, _flat(masters(self._learner.state())), gradient, report.mean_reward)
+            yield State(step, _flat(masters(self._learner.state())), gradient, report.reward)
 
     def _rollouts(self, step: int) -> list[VerifiedGroup]:
         version = max(0, step - 1 - self._delay)

@@ -93,7 +93,7 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
     show(rows)
     window = job.demands.window
     powers = [separation.power(bits, pair, groups, spec, window) for (bits, pair), groups in copies.items()]
-    separation.check(powers, honest, window)
+    separation.check(powers, window)
     subject = Subject(
         policy=digest_weights(base).hex(),
         prompts=job.prompts,

@@ -221,42 +221,35 @@ class ProofFile(_Part):
             ProofFileError: another policy, temperature or form of prompts, other adapters, longer completions or
                 episodes, or larger groups of episodes whose replies are not exact.
         """
-        subject = self.subject
-        if subject.policy != policy.hex():
-            raise ProofFileError(
-                f"the proof was measured on weights {subject.policy[:16]}, the policy's are {policy.hex()[:16]}; "
-                "run `grailnode calibrate` on this policy"
-            )
         self._check_adapters(lora)
-        if subject.chat != chat:
-            forms = "bare prompts", "conversations"
-            raise ProofFileError(
-                f"the proof was measured on {forms[subject.chat]}, the run has {forms[chat]}; run `grailnode "
-                f"calibrate` {'with' if chat else 'without'} --chat"
-            )
-        if subject.temperature != temperature or subject.max_tokens < max_tokens:
-            raise ProofFileError(
-                f"the proof was measured at temperature {subject.temperature:g} up to {subject.max_tokens} "
-                f"tokens, the run has {temperature:g} and {max_tokens}; run `grailnode calibrate` with its options"
-            )
-        if subject.turns < turns:
-            raise ProofFileError(
-                f"the proof was measured on episodes of {subject.turns} turns at most, the run has {turns}; run "
-                "`grailnode calibrate` with the run's environment and --turns"
-            )
         replies = replies_digest(environment) if turns > 1 else None
-        if subject.replies != replies or any(
+        subject, calibrate, forms = self.subject, "run `grailnode calibrate`", ("bare prompts", "conversations")
+        if subject.policy != policy.hex():
+            measured = f"weights {subject.policy[:16]}, the policy's are {policy.hex()[:16]}"
+            command = f"{calibrate} on this policy"
+        elif subject.chat != chat:
+            measured = f"{forms[subject.chat]}, the run has {forms[chat]}"
+            command = f"{calibrate} {'with' if chat else 'without'} --chat"
+        elif subject.temperature != temperature or subject.max_tokens < max_tokens:
+            measured = (
+                f"completions at temperature {subject.temperature:g} up to {subject.max_tokens} tokens, the run has "
+                f"{temperature:g} and {max_tokens}"
+            )
+            command = f"{calibrate} with its options"
+        elif subject.turns < turns:
+            measured = f"episodes of {subject.turns} turns at most, the run has {turns}"
+            command = f"{calibrate} with the run's environment and --turns"
+        elif subject.replies != replies or any(
             (item.thresholds.replay is None) != (replies is None) for item in self.table
         ):
-            raise ProofFileError(
-                "the proof has no rate at which the replies of the run's environment differ between honest nodes, or "
-                "one of another environment; run `grailnode calibrate` with the run's environment"
-            )
-        if replies is not None and subject.group_size < group_size:
-            raise ProofFileError(
-                f"the proof was measured on groups of {subject.group_size} episodes, of which more are reproduced than "
-                f"of the run's {group_size}; run `grailnode calibrate` with --group-size {group_size}"
-            )
+            measured = "exact replies, or on those of another environment"
+            command = f"{calibrate} with the run's environment"
+        elif replies is not None and subject.group_size < group_size:
+            measured = f"groups of {subject.group_size} episodes, more of which are reproduced than of {group_size}"
+            command = f"{calibrate} with --group-size {group_size}"
+        else:
+            return
+        raise ProofFileError(f"the proof was measured on {measured}; {command}")
 
     def _check_adapters(self, lora: LoraSpec | None) -> None:
         measured = self.subject.lora

@@ -9,12 +9,10 @@ other scores have more evidence against this cheat on average. Whatever the scor
 their growth follows from the rates.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import NormalDist
 from typing import Final
 
@@ -22,9 +20,9 @@ import numpy as np
 
 from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
-from grailnode.calibration.rates import rate_bound
+from grailnode.calibration.rates import rate_bounds
 from grailnode.calibration.tail import MarginTail
-from protocol.judging.evidence import SHARE_UNIT, count_luck, whole_margins
+from protocol.judging.evidence import SHARE_UNIT, count_luck, largest_stops, whole_margins
 from protocol.limits import MAX_STEPS
 from protocol.proof import DECADE, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import LARGEST_NOISE, NOISE_UNIT
@@ -116,18 +114,16 @@ def _margins(group: GroupMeasurement) -> np.ndarray:
 
 def stop_margins(group: GroupMeasurement) -> np.ndarray:
     """Return the largest margin of each turn where a stop token is taken or drawn, in whole units: int64 [turns]."""
-    begins = np.cumsum([0, *group.ends[:-1]])
-    largest: np.ndarray = np.maximum.reduceat(np.where(group.stops, _margins(group), 0), begins)
-    return largest
+    return largest_stops(_margins(group), group.stops, group.ends)
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """The values of one statistic in all trials: of each honest pair, group behind group, and of each copy."""
+    """The values of one statistic in all trials: of each honest pair, group behind group, and of all copies."""
 
     pairs: list[np.ndarray]
     trials: list[np.ndarray]
-    copies: list[np.ndarray]
+    copies: np.ndarray
     demands: ThresholdDemands
 
     @classmethod
@@ -142,60 +138,66 @@ class _Measured:
         return cls(
             pairs=[np.concatenate(groups) for groups in pairs],
             trials=[np.array([len(group) for group in groups]) for groups in pairs],
-            copies=[np.concatenate([values(group) for group in groups]) for groups in copies],
+            copies=np.concatenate([values(group) for groups in copies for group in groups]),
             demands=demands,
         )
 
-    def rates(self, candidates: Sequence[int]) -> np.ndarray:
-        """Return a bound on the honest rate beyond each candidate: the worst pair's with headroom, and never rising.
-
-        All bounds hold together at the confidence.
-        """
-        confidence = 1.0 - (1.0 - self.demands.confidence) / len(candidates)
-
-        def bound(values: np.ndarray, candidate: int) -> float:
-            events = math.ceil(self.demands.headroom * int((values > candidate).sum()))
-            return _bound(min(events, len(values)), len(values), confidence)
-
-        rates = [max(bound(values, candidate) for values in self.pairs) for candidate in candidates]
-        return np.minimum.accumulate(rates)
-
-    def bounded(self, candidates: Sequence[int], extrapolated: Sequence[np.ndarray]) -> tuple[list[int], list[float]]:
-        """Return steps as `steps` does, with extrapolated rates where no trial of any pair was beyond a candidate.
+    def steps(
+        self, candidates: Sequence[int], extrapolated: Sequence[np.ndarray] = ()
+    ) -> tuple[list[int], list[float]]:
+        """Return candidates whose rates differ, and bounds on their honest rates: the worst pair's with headroom, and
+        never rising. All bounds hold together at the confidence.
 
         Args:
-            extrapolated: of each pair, beyond each candidate: float64 [C].
+            extrapolated: of each pair, rates beyond each candidate, which count where no trial of any pair was:
+                float64 [C]; nothing if there are none.
         """
-        unseen = np.array(candidates) >= max(int(values.max()) for values in self.pairs)
-        counted, rates = self.rates(candidates), np.max(extrapolated, axis=0).clip(min=_LAST_RATE)
-        bounds = np.where(unseen, np.minimum(counted, rates), counted)
-        return _spread(candidates, np.minimum.accumulate(bounds).tolist())
-
-    def steps(self, candidates: Sequence[int]) -> tuple[list[int], list[float]]:
-        """Return candidates whose rates differ, and their rates."""
-        return _spread(candidates, self.rates(candidates).tolist())
+        demands, beyond = self.demands, np.array(candidates)
+        confidence = 1.0 - (1.0 - demands.confidence) / len(candidates)
+        events = [np.ceil(demands.headroom * (values[:, None] > beyond).sum(axis=0)) for values in self.pairs]
+        rates = np.max(
+            [rate_bounds(count, len(values), confidence) for count, values in zip(events, self.pairs, strict=True)],
+            axis=0,
+        )
+        if extrapolated:
+            far = np.minimum(rates, np.max(extrapolated, axis=0).clip(min=_LAST_RATE))
+            rates = np.where(beyond >= max(int(values.max()) for values in self.pairs), far, rates)
+        return _spread(candidates, np.minimum.accumulate(rates).tolist())
 
     def honest_tail(self, beyond: np.ndarray) -> np.ndarray:
         """Return the share of all honest trials beyond each value."""
         return _shares(np.concatenate(self.pairs), beyond)
 
-    def copy_tail(self, beyond: np.ndarray, scale: float) -> np.ndarray:
-        """Return the share of a copy's trials beyond each value, if its errors were smaller by a factor."""
-        return _shares(np.concatenate(self.copies), beyond / scale)
+    def table(self, beyond: Sequence[int], rates: Sequence[float], tails: Sequence[np.ndarray]) -> Table:
+        """Return the table against cheats that have these tails: float64 [C] each."""
+        scores = [likelihood_scores(rates, tail) for tail in tails]
 
-    def widened(self, chosen: Table) -> Table:
-        """Return a table with rates raised until the measured groups are as probable as independent trials.
-
-        Misses of one prompt may be clustered more than the test assumes. In n groups honest work exceeds an evidence of
-        log10(10 n J) for one of J alternatives once in ten calibrations, and the rates are raised while it does.
-        """
-        most = DECADE * math.log10(10 * len(chosen.alternatives) * sum(map(len, self.trials)))
-        while max(map(partial(largest_evidence, chosen), self.pairs, self.trials)) > most:
-            if min(chosen.rates) >= _MOST_RATE * RATE_UNIT:
+        def raised(factor: float) -> Table:
+            if min(rates) * factor >= _RAISED * _MOST_RATE:
                 raise CalibrationError("an honest pair misses in most of its trials; leave it out (--pairs)")
-            rates = [min(_MOST_RATE, _RAISED * rate / RATE_UNIT) for rate in chosen.rates]
-            chosen = table(chosen.beyond, rates, [[s / DECADE for s in item.scores] for item in chosen.alternatives])
-        return chosen
+            return table(beyond, [min(_MOST_RATE, factor * rate) for rate in rates], scores)
+
+        counts = [_step_counts(beyond, *pair) for pair in zip(self.pairs, self.trials, strict=True)]
+        return _widened(raised, list(zip(counts, self.trials, strict=True)))
+
+
+def _widened(raised: Callable[[float], Table], pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Table:
+    """Return a table with rates raised until the measured groups are as probable as independent trials.
+
+    Misses of one prompt may be clustered more than the test assumes. In n groups honest work exceeds an evidence of
+    log10(10 n J) for one of J alternatives once in ten calibrations, and the rates are raised while it does.
+
+    Args:
+        raised: returns the table whose rates are raised by a factor.
+        pairs: counts and trials of the groups of each pair, as of `largest_evidence`.
+    """
+    factor, groups = 1.0, sum(len(trials) for _, trials in pairs)
+    while True:
+        chosen = raised(factor)
+        most = DECADE * math.log10(10 * len(chosen.alternatives) * max(1, groups))
+        if all(largest_evidence(chosen, *pair) <= most for pair in pairs):
+            return chosen
+        factor *= _RAISED
 
 
 def _spread(candidates: Sequence[int], rates: Sequence[float]) -> tuple[list[int], list[float]]:
@@ -214,17 +216,26 @@ def _spread(candidates: Sequence[int], rates: Sequence[float]) -> tuple[list[int
     return [step for step, _ in chosen[:MAX_STEPS]], [rate for _, rate in chosen[:MAX_STEPS]]
 
 
-def largest_evidence(chosen: Table, values: np.ndarray, trials: np.ndarray) -> int:
+def _step_counts(beyond: Sequence[int], values: np.ndarray, trials: np.ndarray) -> np.ndarray:
+    """Return how many trials of each group reach each step, and no later one: int64 [G, C].
+
+    Args:
+        values: of all trials, group behind group; trials: int64 [G], how many each group has.
+    """
+    steps = len(beyond) + 1
+    places = np.repeat(np.arange(len(trials)), trials) * steps + np.searchsorted(beyond, values, side="left")
+    counts: np.ndarray = np.bincount(places, minlength=len(trials) * steps).reshape(-1, steps)[:, 1:]
+    return counts
+
+
+def largest_evidence(chosen: Table, counts: np.ndarray, trials: np.ndarray) -> int:
     """Return the largest evidence that a miner's groups have after any of them, in micro-decades.
 
     Args:
-        values: of all trials, group behind group; trials: how many each group has.
+        counts: int64 [G, C], trials that reach each step, and no later one; trials: int64 [G], all of each group.
     """
-    steps = len(chosen.beyond) + 1
     if not len(trials):
         return 0
-    places = np.repeat(np.arange(len(trials)), trials) * steps + np.searchsorted(chosen.beyond, values, side="left")
-    counts = np.bincount(places, minlength=len(trials) * steps).reshape(-1, steps)[:, 1:]
     scores = np.array([item.scores for item in chosen.alternatives]).T
     added = counts @ scores - trials[:, None] * np.array([item.growth for item in chosen.alternatives])
     sums = np.concatenate([np.zeros((1, added.shape[1]), np.int64), np.cumsum(added, axis=0)])
@@ -289,7 +300,7 @@ def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
         * _tail_of(np.concatenate([group.sketch_errors[~group.repeats] for group in groups]), demands).rates(grid - 2.0)
         for groups in honest.values()
     ]
-    beyond, rates = measured.bounded(grid.tolist(), far)
+    beyond, rates = measured.steps(grid.tolist(), far)
     steps = np.array(beyond)
 
     def forged(values: np.ndarray) -> np.ndarray:
@@ -298,12 +309,12 @@ def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
         return tail
 
     shares, noise = measured.honest_tail(steps), np.concatenate(measured.pairs).astype(np.float64)
-    errors = np.random.default_rng(0).permutation(np.resize(np.concatenate(measured.copies), len(noise)))
+    errors = np.random.default_rng(0).permutation(np.resize(measured.copies, len(noise)))
     tails = [_shares(np.hypot(noise, scale * errors), steps) for scale in (1.0, 0.5, 0.25, 0.125)]
     tails += [_shares(factor * noise, steps) for factor in (1.5, 2.0)]
     tails += [(1 - share) * shares + share * tails[0] for share in (0.1, 0.01)]
     tails += [(1 - share) * shares + share * forged(steps) for share in (0.3, 0.03, 0.003)]
-    return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))
+    return measured.table(beyond, rates, tails)
 
 
 def _margin_table(measured: _Measured, honest: Honest, demands: ThresholdDemands) -> Table:
@@ -315,15 +326,15 @@ def _margin_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
     """
     grid = sorted({0, *(math.ceil(10.0 ** (power / 8) / NOISE_UNIT) for power in range(-44, 17))})
     far = [_extrapolated_rates(groups, np.array(grid) * NOISE_UNIT, demands) for groups in honest.values()]
-    beyond, rates = measured.bounded(grid, far)
+    beyond, rates = measured.steps(grid, far)
     steps = np.array(beyond)
     shares, margins = measured.honest_tail(steps), steps * NOISE_UNIT
-    tails = [scale * measured.copy_tail(steps, scale) for scale in (1.0, 0.5, 0.25, 0.125)]
+    tails = [scale * _shares(measured.copies, steps / scale) for scale in (1.0, 0.5, 0.25, 0.125)]
     tails += [(1 - share) * shares + share * tails[0] for share in (0.2, 0.04)]
     for near in (0.3, 0.1):  # ties of at most so much are decided, in one token of a hundred
         tails.append(shares + 0.01 * (1 - margins / near).clip(min=0.0))
     tails += [(1 - share) * shares + share / (1 + margins) for share in (1e-2, 1e-3, 2e-4, 4e-5)]
-    return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))
+    return measured.table(beyond, rates, tails)
 
 
 def _stop_table(measured: _Measured) -> Table:
@@ -335,7 +346,7 @@ def _stop_table(measured: _Measured) -> Table:
         honest + share * (1 - margins / near).clip(min=0.0)
         for share, near in ((0.4, 0.5), (0.1, 0.1), (0.03, 0.03), (0.03, 0.3), (0.01, 0.01))
     ]
-    return measured.widened(table(beyond, rates, [likelihood_scores(rates, tail) for tail in tails]))
+    return measured.table(beyond, rates, tails)
 
 
 def _luck_table(honest: Honest, demands: ThresholdDemands) -> Table:
@@ -343,17 +354,10 @@ def _luck_table(honest: Honest, demands: ThresholdDemands) -> Table:
 
     Honest misses may be likelier in rollouts with higher rewards, as a policy may be less sure where it is right.
     """
-    odds = demands.odds
     groups = [group for pair in honest.values() for group in pair if len(set(group.rewards)) > 1]
-    luck = partial(count_luck, beyond=_LUCK_STEPS)
-    tallies = [luck(whole_margins(group.margins, NOISE_UNIT), group.lengths, group.rewards) for group in groups]
-    values = np.tile([*(step + 1 for step in _LUCK_STEPS), 0], len(tallies))
-    times = [number for tally in tallies for number in (*tally.steps, tally.trials - sum(tally.steps))]
-    trials = np.array([tally.trials for tally in tallies], dtype=np.int64)
-    most = DECADE * math.log10(10 * len(_LUCK_GROWTHS) * max(1, len(groups)))
-    while largest_evidence(chosen := luck_table(odds), np.repeat(values, times), trials) > most:
-        odds *= _RAISED
-    return chosen
+    tallies = [count_luck(_margins(group), group.lengths, group.rewards, _LUCK_STEPS) for group in groups]
+    counts, trials = np.array([tally.steps for tally in tallies]), np.array([tally.trials for tally in tallies])
+    return _widened(lambda factor: luck_table(factor * demands.odds), [(counts, trials)])
 
 
 def luck_table(odds: float) -> Table:
@@ -380,17 +384,14 @@ def _replay_table(honest: Honest, demands: ThresholdDemands) -> dict[StatisticNa
     rates = []
     for groups in honest.values():
         if values := [value for group in groups for value in group.reproduced]:
-            events = math.ceil(demands.headroom * values.count(False))
-            rates.append(_bound(min(events, len(values)), len(values), demands.confidence))
+            events = np.ceil(demands.headroom * np.array([values.count(False)]))
+            rates.append(float(rate_bounds(events, len(values), demands.confidence)[0]))
     if not rates:
         return {}
     size = max(len(group.lengths) for groups in honest.values() for group in groups)
     rate = min(1.0 - 1e-9, size * max(rates))  # a smaller one than the bound would refuse honest miners
     tails = [np.array([rate + share * (1.0 - rate)]) for share in (0.9, 0.5, 0.2)]
     return {"replay": table((0,), (rate,), [likelihood_scores((rate,), tail) for tail in tails])}
-
-
-_bound = functools.cache(rate_bound)  # most thresholds have the same few misses beyond them
 
 
 def _extrapolated_rates(

@@ -8,12 +8,11 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 import trio
 
-from grailnode.calibration.padding import Padded, Side
 from grailnode.calibration.thresholds import CalibrationError
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
-from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
+from grailnode.engine.qwen3 import Attention
 from grailnode.engine.torch_engine import DEFAULT_BATCH_TOKENS, TorchEngine
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
@@ -23,7 +22,6 @@ from protocol.lora import DOWN, PREFIX, UP, LoraSpec
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine
 
-Implementation = Literal["qwen3", "transformers"]
 DType = Literal["float32", "bfloat16"]
 
 SMALL_BATCH: Final = 512
@@ -35,44 +33,24 @@ ALONE: Final = 1
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compute a policy.
+    """One way to compute a policy: padded tokens of one batch, and torch's fused attention or the formula."""
 
-    Attributes:
-        batch_tokens: padded tokens of one batch.
-        side, multiple: the side of a prefill's pads, and the multiple to which every batch is padded (padding.Padded).
-        attention: torch's fused attention or the formula.
-    """
-
-    implementation: Implementation = "qwen3"
     dtype: DType = "float32"
     batch_tokens: int = DEFAULT_BATCH_TOKENS
-    side: Side = "right"
-    multiple: int = 1
     attention: Attention = "sdpa"
     threads: int = 1
     device: str = "cpu"
 
     def __str__(self) -> str:
         batch = "alone" if self.batch_tokens == ALONE else f"batches of {self.batch_tokens}"
-        pads = "" if (self.side, self.multiple) == ("right", 1) else f" {self.side}-padded to {self.multiple}"
         return (
-            f"{self.implementation} {self.dtype} {self.attention} on {self.device}, {batch}{pads}, "
+            f"torch {self.dtype} {self.attention} on {self.device}, {batch}, "
             f"{self.threads} thread{'s' * (self.threads > 1)}"
         )
 
     def model(self, policy: Policy, lora: LoraSpec | None = None) -> CausalModel:
         """Return the architecture, computed this way, with `lora` where the weights have adapters beside a base."""
-        device = torch.device(self.device)
-        config = Qwen3Config.of(policy.config) if self.implementation == "qwen3" else None
-        model: CausalModel
-        if config is not None:
-            model = Qwen3(config, device, self.attention, lora=lora)
-        else:
-            from grailnode.engine.hf import TransformersModel  # noqa: PLC0415 - takes seconds to import
-
-            model = TransformersModel(policy.directory, device, self.attention, lora=lora)
-        plain = self.side == "right" and self.multiple == 1
-        return model if plain else Padded(model, self.side, self.multiple)
+        return build(policy, torch.device(self.device), lora=lora, attention=self.attention)
 
     async def serve(self, policy: Policy, weights: Weights, lora: LoraSpec | None = None) -> TorchEngine:
         """Return an engine that computes this way and serves these weights as version 0."""
@@ -174,8 +152,8 @@ class Pair(NamedTuple):
     checking: AnyVariant
 
 
-def run_pairs(generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
-    """Return the pairs of a run with one way to generate and one to check, by batches, padding, attention, threads."""
+def run_pairs(generating: AnyVariant, checking: AnyVariant) -> tuple[Pair, ...]:
+    """Return the pairs of a run with one way to generate and one to check, by batches, attention and threads."""
     pairs = [Pair("same", generating, checking)]
     if isinstance(generating, VllmVariant):
         pairs.append(Pair("small-batches", replace(generating, sequences=FEW_SEQUENCES), checking))
@@ -183,42 +161,21 @@ def run_pairs(generating: AnyVariant, checking: AnyVariant, policy: Policy) -> t
         pairs += [
             Pair("small-batches", replace(generating, batch_tokens=SMALL_BATCH), checking),
             Pair("alone-generated", replace(generating, batch_tokens=ALONE), checking),
+            Pair("eager-generated", replace(generating, attention="eager"), checking),
         ]
+        if generating.device == "cpu":
+            pairs.append(Pair("two-threads", replace(generating, threads=2), checking))
     if isinstance(checking, Variant):
         pairs.append(Pair("alone-checked", generating, replace(checking, batch_tokens=ALONE)))
-        pairs.append(Pair("left-padding", generating, replace(checking, side="left")))
-        if isinstance(generating, Variant):
-            pairs.append(Pair("static-shapes", replace(generating, multiple=16), replace(checking, multiple=64)))
-    if isinstance(generating, Variant):
-        pairs.append(Pair("eager-generated", replace(generating, attention="eager"), checking))
-    if isinstance(checking, Variant):
         pairs.append(Pair("eager-checked", generating, replace(checking, attention="eager")))
-    return (*pairs, *_pairs_of_torch(generating, checking, policy))
-
-
-def _pairs_of_torch(generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
-    """Return the pairs with other threads and implementations, which only torch has."""
-    pairs = []
-    if isinstance(generating, Variant) and generating.device == "cpu":
-        pairs.append(Pair("two-threads", replace(generating, threads=2), checking))
-    if (
-        isinstance(generating, Variant)
-        and generating.implementation == "qwen3"
-        and Qwen3Config.of(policy.config) is not None
-    ):
-        theirs = replace(generating, implementation="transformers")
-        pairs.append(Pair("transformers", theirs, checking))
-        # In bfloat16 transformers' formula rounds the scores of attention, which no node does (docs/spec/numerics.md).
-        attention: Attention = "eager" if generating.dtype == "float32" else "sdpa"
-        pairs.append(Pair("transformers-alone", replace(theirs, attention=attention, batch_tokens=ALONE), checking))
     return tuple(pairs)
 
 
-def select(names: str, generating: AnyVariant, checking: AnyVariant, policy: Policy) -> tuple[Pair, ...]:
+def select(names: str, generating: AnyVariant, checking: AnyVariant) -> tuple[Pair, ...]:
     """Return the pairs that the command line names: "run" for all, or names separated by commas. A CalibrationError for
     an unknown name lists all names.
     """
-    by_name = {pair.name: pair for pair in run_pairs(generating, checking, policy)}
+    by_name = {pair.name: pair for pair in run_pairs(generating, checking)}
     requested: Sequence[str] = list(by_name) if names == "run" else list(dict.fromkeys(names.split(",")))
     unknown = [name for name in requested if name not in by_name]
     if unknown:

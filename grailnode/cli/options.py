@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
@@ -41,6 +41,25 @@ def run_action(module: str, verb: str, parameters: Mapping[str, Any]) -> None:
         if is_main:
             signal.signal(signal.SIGINT, handler)
     action(**parameters)
+
+
+def verb(action: str, group: click.Group | None = None) -> Callable[[Callable[[], None]], click.Command]:
+    """Return a decorator that makes a command with a function's docstring and options, which runs an action.
+
+    Args:
+        action: 'MODULE.FUNCTION', as for `run_action`; the function's name is that of the command.
+        group: whose subcommand it is; None for a command of its own.
+    """
+    module, _, name = action.partition(".")
+
+    def declare(function: Callable[[], None]) -> click.Command:
+        @wraps(function)
+        def run(**parameters: Any) -> None:
+            run_action(module, name, parameters)
+
+        return (click.command if group is None else group.command)(name.rstrip("_"))(run)
+
+    return declare
 
 
 class RunOptions(TypedDict):

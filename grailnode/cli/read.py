@@ -1,54 +1,50 @@
 """`grailnode status`, `dashboard`, `verify`, `inspect` and `convert`: they read a run or a file, and change neither."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
-from grailnode.cli.options import EXISTING_FILE, run_action, run_options, shown_option
+from grailnode.cli.options import EXISTING_FILE, run_options, shown_option, verb
 
 _FORMATS: Final = click.Choice(["grailnode", "trl", "slime", "safetensors"])
 
 
-@click.command()
+@verb("run_reading.status")
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="For scripts; with --watch a line each time.")
 @click.option("--watch", is_flag=True, help="Again and again, 20 times a window, until Ctrl-C.")
-def status(**parameters: Any) -> None:
+def status() -> None:
     """Print a run's head, windows, miners and scores, read from its store."""
-    run_action("run_reading", "status", parameters)
 
 
-@click.command()
+@verb("run_dashboard.dashboard")
 @run_options
 @shown_option("--port", type=click.IntRange(1, 65535), default=8642, help="Where the page is served.")
 @shown_option("--host", default="127.0.0.1", help="Its address; another than this shows the page to others.")
 @click.option("--local", is_flag=True, help="With what the logs of this machine's nodes say; not behind a proxy.")
-def dashboard(**parameters: Any) -> None:
+def dashboard() -> None:
     """Serve a live page of a run, read from its store: windows, curves, miners, validators, rollouts."""
-    run_action("run_dashboard", "dashboard", parameters)
 
 
-@click.command()
+@verb("run_reading.verify")
 @run_options
 @click.option("--rollout", metavar="MINER/WINDOW/GROUP", help="Judge one group again, and show every statistic.")
 @click.option("--ledger", is_flag=True, help="Check every validator's summaries against its verdicts, and its scores.")
-def verify(**parameters: Any) -> None:
+def verify() -> None:
     """Check a run's chain from its oldest anchor to the head; exit 1 at the first lie."""
-    run_action("run_reading", "verify", parameters)
 
 
-@click.command()
+@verb("run_reading.inspect")
 @click.argument("file", type=EXISTING_FILE)
 @click.option("--base", type=EXISTING_FILE, help="The weights it applies to.")
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
 @click.option("--all", "everything", is_flag=True, help="Unchanged tensors as well.")
-def inspect(**parameters: Any) -> None:
+def inspect() -> None:
     """Show what a patch FILE holds, tensor by tensor; with --base, beside the least bits there are to send."""
-    run_action("run_reading", "inspect", parameters)
 
 
-@click.command()
+@verb("run_reading.convert")
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--from", "source_format", type=_FORMATS, required=True, help="The format of SOURCE.")
@@ -56,12 +52,11 @@ def inspect(**parameters: Any) -> None:
 @click.option("--base", type=EXISTING_FILE, help="Safetensors file of the weights before; none for a full checkpoint.")
 @shown_option("--version", type=click.IntRange(0), default=1, help="Version to write.")
 @shown_option("--base-version", type=click.IntRange(0), default=0, help="Version of --base.")
-def convert(**parameters: Any) -> None:
+def convert() -> None:
     """Convert one weight update between our patches and TRL's and slime's layouts, bit for bit."""
-    run_action("run_reading", "convert", parameters)
 
 
-@click.command()
+@verb("node_start.mirror")
 @run_options
 @click.option(
     "--to", required=True, metavar="DIR-or-BUCKET", help="A directory, s3://NAME/PREFIX or https://ENDPOINT/NAME."
@@ -69,9 +64,8 @@ def convert(**parameters: Any) -> None:
 @click.option(
     "--region", default="", help="Of the bucket; its credentials are AWS_ACCESS_KEY_ID and _SECRET_ACCESS_KEY."
 )
-def mirror(**parameters: Any) -> None:
+def mirror() -> None:
     """Copy what followers read of the run's trainers, and keep the copy up to date until Ctrl-C.
 
     Serve the copy by HTTPS, and let the founder run `grailnode keys mirrors URL...`: then nodes read from it, too.
     """
-    run_action("mirror_copying", "mirror", parameters)

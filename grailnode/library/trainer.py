@@ -27,9 +27,8 @@ from grailnode.engine.policy import Policy, load_weights, published_names
 from grailnode.node.node_makers import make_node, state_directory
 from grailnode.node.role_checks import check_start
 from grailnode.node.run_model import genesis_reader, policy_directory
-from grailnode.node.state_locks import lock_state
+from grailnode.node.state_locks import is_locked, lock_state
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.node.user_errors import StateInUseError
 from grailnode.run.joining import open_config
 from roles.node.identity import Node
 from roles.ports import EngineError
@@ -247,7 +246,7 @@ def _open(run: str | Path, name: str, report: Callable[[str], None]) -> Iterator
         node = make_node(config, name, NodeTelemetry(name))
         log = config.at(config.node.logs) / f"{name}-external.log"
         check = _check_of_other(state)
-        if not _is_running(state):
+        if not is_locked(state, "upload"):
             check = partial(_check_program, stack.enter_context(_program(run, name, log)), log)
         training = ExternalTraining(node, config.trainer.max_staleness, check)
         trio.run(training.begin, genesis_reader(config, node.run, policy_directory(config)))
@@ -255,7 +254,6 @@ def _open(run: str | Path, name: str, report: Callable[[str], None]) -> Iterator
 
 
 def _source(weights: Weights) -> str:
-    """Return what an error says about the source of weights."""
     return str(weights) if isinstance(weights, str | Path) else "weights"
 
 
@@ -266,18 +264,8 @@ def _aligned(logprobs: np.ndarray, drawn: Sequence[bool]) -> np.ndarray:
     return aligned
 
 
-def _is_running(state: Path) -> bool:
-    """Return whether the node's upload process runs, started by somebody else."""
-    try:
-        lock_state(state, "upload", 0.0).close()
-    except StateInUseError:
-        return True
-    return False
-
-
 @contextmanager
 def _program(run: str | Path, name: str, log: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    """Run a node's processes while the block runs."""
     options = ("--run", str(run), "--name", name, "--set", "trainer.external=true")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
@@ -301,7 +289,7 @@ def _check_of_other(state: Path) -> Callable[[], None]:
 
     def check() -> None:
         nonlocal last_sign
-        if _is_running(state):
+        if is_locked(state, "upload"):
             last_sign = time.monotonic()
         elif time.monotonic() - last_sign > _AWAY_SECONDS:
             raise TrainerEndedError(f"{state}: the trainer's node, which ran before, has ended; open the trainer again")

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -18,8 +17,7 @@ from grailnode.engine.models import build_exact
 from grailnode.engine.policy import Policy
 from grailnode.environments.plugin_environment import PluginEnvironment
 from grailnode.environments.wheels import PluginError
-from grailnode.node.canary import CanaryProducer
-from grailnode.node.canary_audit import CanaryAudit
+from grailnode.node.canary import CanaryAudit, CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.node_makers import (
     engine_directory,
@@ -65,12 +63,10 @@ from roles.node.retries import Pause, WaitReporter
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, StoreError, Telemetry
+from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.publish.publisher import PublisherSettings
-
-if TYPE_CHECKING:
-    from roles.trainer.learn.sharded.sharded_learner import ShardedLearner
 
 _JOIN_PAUSE = Pause(first=0.5, longest=30.0)  # a file that is damaged in storage is downloaded each time
 
@@ -134,7 +130,6 @@ async def _open_plugins(node: Node, config: Config, sandbox: BubblewrapSandbox) 
 
 
 def _torch_compute(model: CausalModel, config: Config) -> Compute:
-    """Return how a node computes a model with torch."""
     engine = config.engine
     return Compute(model, engine.device, DTYPES[engine.dtype], engine.max_batch_tokens, engine.draft is not None)
 
@@ -174,7 +169,7 @@ async def train(node: Node, launch: Launch, seat: Seat | None = None) -> None:
 async def _as_rank_0(
     node: Node,
     config: Config,
-    work: "Callable[[Callable[[], ShardedLearner] | None], Awaitable[None]]",
+    work: Callable[[Callable[[], Learner] | None], Awaitable[None]],
     compute: Compute,
     settings: TrainerSettings,
     genesis: Callable[[], Weights],
@@ -185,14 +180,11 @@ async def _as_rank_0(
         await work(None)
         return
     from grailnode.node.rank_processes import Meeting  # noqa: PLC0415 - it imports torch's compiler
-    from roles.trainer.learn.sharded.rank_learner import RankLearner  # noqa: PLC0415
-    from roles.trainer.learn.sharded.sharded_learner import ShardedLearner  # noqa: PLC0415
 
     meeting = Meeting(seat, compute.device, _terms(config, node.run_id, compute, settings))
 
-    def make_learner() -> ShardedLearner:
-        learner = RankLearner(compute.model, settings.learner, meeting.join(), compute.dtype)
-        return ShardedLearner(learner, genesis(), seat.local)
+    def make_learner() -> Learner:
+        return meeting.make_learner(compute, settings.learner, node.run.precision, genesis())
 
     await meeting.run(partial(work, make_learner), node.telemetry)
 
@@ -293,7 +285,13 @@ async def follow_rank_0(launch: Launch, seat: Seat, telemetry: Telemetry) -> Non
     meeting = rank_processes.Meeting(seat, compute.device, _terms(config, spectator.run_id, compute, settings))
     with lock_state(directory, launch.kind) if seat.leads_host else nullcontext():
         state = open_trainer_state(config, launch.name, spectator)
-        await rank_processes.follow_rank_0(meeting, compute, settings.learner, seat.leads_host, state, telemetry)
+        make_learner = partial(meeting.make_learner, compute, settings.learner, spectator.run.precision)
+
+        async def work() -> None:
+            learner = await trio.to_thread.run_sync(make_learner, abandon_on_cancel=True)
+            await learner.follow(state, sweeps=seat.leads_host)
+
+        await meeting.run(work, telemetry)
 
 
 BODIES: dict[Kind, ProcessBody] = {

@@ -3,26 +3,50 @@
 Others cannot tell it from a miner: its key, its pledges and its true groups are ordinary. A false group is one that
 only the policy shows to be false: its tokens and sketches are those of the policy, in the wrong place. The canary first
 runs the validator's own judge on the group, because a group that honest validators might accept would accuse them.
+
+A canary's own true groups are few. So it notes the log-probabilities of some groups of all other miners too, which a
+secret coin picks, for the trainer's collector to compare with what validators say (`CanaryAudit`). It does so between
+the deadline of a window and the opening of the next one, while its engine still serves the window's version; groups of
+other versions are passed over.
 """
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
 
 import torch
 
+from protocol import paths
 from protocol.digest import content_digest
+from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey
 from protocol.judging.evidence import weigh
 from protocol.judging.report import is_false_group
 from protocol.judging.stratum_counts import SharesOf
 from protocol.proof import StatisticName
 from protocol.rollout import sampling, sketch
-from protocol.rollout.batch import Group, Rollout
+from protocol.rollout.batch import Commitment, Group, Rollout, open_group
 from protocol.rollout.checking import Check, CheckRules
+from roles.gather import gather
 from roles.miner.produce import HonestProducer, MiningWindow
+from roles.node.identity import Node
+from roles.participants import find_participants
 from roles.policy.assignment import Assignment, Task
-from roles.ports import CheckRequest, Engine, Generation, ObjectStore, Request
+from roles.ports import (
+    BeaconError,
+    CheckRequest,
+    Engine,
+    EngineError,
+    Generation,
+    NotFoundError,
+    ObjectStore,
+    Request,
+    StoreError,
+    TooLargeError,
+)
+from roles.records import fetch_record
 from roles.trainer.spool import canary_path, pack_canary_note
 from roles.validator.judge import Judge
 
@@ -107,7 +131,8 @@ class CanaryProducer(HonestProducer):
         (assignment,) = self.assignments(mining_window, [group.index])
         first = self._trainer.derive("canary kind", mining_window.window, group.index)[0] % 3
         kinds: tuple[Falsification, ...] = (
-            *(self._with_runner_up, self._with_near_tie),
+            partial(self._edited, rank=lambda edit: abs(edit.noise_change)),  # runners-up
+            partial(self._edited, rank=lambda edit: edit.shortfall),  # near ties
             self._with_states_of_another_prompt,
         )
         if self.task.run.episode is not None:  # an edit would change what the environment replies
@@ -118,12 +143,6 @@ class CanaryProducer(HonestProducer):
                 return false_group
         zeroed = tuple(item.model_copy(update={"sketch": bytes(len(item.sketch))}) for item in group.rollouts)
         return group.model_copy(update={"rollouts": zeroed})
-
-    async def _with_runner_up(self, mining_window: MiningWindow, group: Group, assignment: Assignment) -> Group | None:
-        return await self._edited(mining_window, group, assignment, lambda edit: abs(edit.noise_change))
-
-    async def _with_near_tie(self, mining_window: MiningWindow, group: Group, assignment: Assignment) -> Group | None:
-        return await self._edited(mining_window, group, assignment, lambda edit: edit.shortfall)
 
     async def _with_states_of_another_prompt(
         self, mining_window: MiningWindow, group: Group, assignment: Assignment
@@ -170,7 +189,6 @@ class CanaryProducer(HonestProducer):
         return await self.engine.check(requests, CheckRules(self.task.run.sampling.params(), rivals=rivals))
 
     def _runners_up(self, rollout: int, tokens: tuple[int, ...], seed: bytes, check: Check) -> list[Edit]:
-        """Return an edit for each token of a rollout."""
         words, positions = sampling.token_places(sampling.seed_words([seed]), [len(tokens)], 0)
         rivals, shortfalls = check.rivals[:, 0].to(torch.int64).cpu(), check.rivals[:, 1].tolist()
         noise = sampling.gumbel(sampling.hash_pairs(words, positions, torch.stack([rivals, torch.tensor(tokens)])))
@@ -240,3 +258,76 @@ async def note_logprobs(
     if judgement.accepted and engine.version == version:
         note = pack_canary_note(own, judgement.logprobs)
         await trainer_state.put(canary_path(group.window, group.index, digest), note)
+
+
+AUDIT_PPM: Final = 10_000
+"""Groups of strangers that the canary computes, in millionths."""
+
+_AT_ONCE: Final = 4  # miners whose groups are being read
+
+
+@dataclass(frozen=True)
+class CanaryAudit:
+    """Computes the log-probabilities of picked groups, window after window.
+
+    Attributes:
+        node, task, engine: of the canary.
+        trainer: the key whose secret picks groups.
+        trainer_state: where the log-probabilities are noted.
+        shares_of: by which the groups of a version draw their strata.
+        share_ppm: of the groups that are picked, in millionths.
+    """
+
+    node: Node
+    task: Task
+    engine: Engine
+    trainer: SigningKey
+    trainer_state: ObjectStore
+    shares_of: SharesOf
+    share_ppm: int = AUDIT_PPM
+
+    async def run(self) -> None:
+        """Audit until cancelled."""
+        node, window = self.node, -1
+        while True:
+            window = await node.next_window(window)
+            await node.clock.sleep_until(node.run.deadline_time(window))
+            try:
+                await self._audit(window)
+            except (StoreError, BeaconError, EngineError) as error:
+                node.telemetry.event("commitments-unread", window=window, error=str(error))
+
+    async def _audit(self, window: int) -> None:
+        node, version = self.node, self.engine.version
+        randomness = await node.randomness(node.run.schedule.opening(window))
+        picked: dict[bytes, list[int]] = {}
+        for item in await find_participants(node, "miner"):
+            if item.version == version and item.key != node.key.public:
+                indices = range(min(item.groups, node.run.groups))
+                picked[item.key] = [index for index in indices if self._picks(window, item.key, index)]
+
+        async def audit(miner: bytes) -> None:
+            try:
+                await self._audit_miner(window, randomness, miner, picked[miner])
+            except NotFoundError:
+                return
+            except (StoreError, ProtocolError, TooLargeError) as error:
+                node.telemetry.event("commitment-unread", miner=miner.hex(), window=window, error=str(error))
+
+        await gather(audit, [miner for miner, indices in picked.items() if indices], at_once=_AT_ONCE)
+
+    def _picks(self, window: int, miner: bytes, index: int) -> bool:
+        coin = self.trainer.derive("audit coin", window, int.from_bytes(miner[:8], "little"), index)
+        return int.from_bytes(coin[:4], "little") * 1_000_000 < self.share_ppm << 32
+
+    async def _audit_miner(self, window: int, randomness: bytes, miner: bytes, indices: list[int]) -> None:
+        """Note the log-probabilities of picked groups that a miner has committed to."""
+        commitment = (await fetch_record(self.node, Commitment, paths.commitment(miner, window))).record
+        path = paths.batch(miner, window, commitment.batch)
+        for index in indices:
+            if index < len(commitment.groups):
+                offset, size = commitment.extent(index)
+                frame = await self.node.store.get(path, size, offset=offset, size=size)
+                group = open_group(frame, commitment, index, self.node.run.group_bytes)
+                arithmetic, shares = commitment.arithmetic, self.shares_of
+                await note_logprobs(self.task, self.engine, group, arithmetic, randomness, self.trainer_state, shares)

@@ -32,11 +32,11 @@ from grailnode.node.node_makers import engine_directory
 from grailnode.node.own_rollouts import judge_own_rollouts
 from grailnode.node.role_checks import Check, Role, RoleChecks, SkippedError
 from grailnode.node.run_model import policy_directory
-from grailnode.node.state_locks import lock_state
+from grailnode.node.state_locks import is_locked
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.time_check import TOLERANCE_SECONDS, date_reader
-from grailnode.node.user_errors import StateInUseError, explain
+from grailnode.node.user_errors import explain
 from grailnode.sandbox import BubblewrapSandbox
 from grailnode.store.checks import RefusedError
 from grailnode.store.state.state_store import REMAKEABLE
@@ -265,13 +265,7 @@ def _check_browsers(checks: RoleChecks) -> str:
 
 
 def _is_running(checks: RoleChecks) -> bool:
-    """Return whether the node of this name runs on this machine."""
-    kind = {"trainer": "upload", "worker": "site"}.get(checks.role, checks.role)
-    try:
-        lock_state(checks.state, kind, 0.0).close()
-    except StateInUseError:
-        return True
-    return False
+    return is_locked(checks.state, {"trainer": "upload", "worker": "site"}.get(checks.role, checks.role))
 
 
 def _check_twin(checks: RoleChecks) -> str:
@@ -311,7 +305,6 @@ async def _traces(node: Node) -> tuple[bool, bool, float]:
 
 
 async def _lists_others(store: ObjectStore, prefix: str, ignored: tuple[str, ...]) -> bool:
-    """Return whether a store has objects below a prefix, and not only such below ignored ones."""
     async for info in store.list(prefix):
         if not info.path.startswith(ignored):
             return True

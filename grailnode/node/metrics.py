@@ -132,7 +132,6 @@ class Metrics:
         self._add(_WAIT, seconds, operation)
 
     def _add(self, spec: MetricSpec, value: float, *labels: str) -> None:
-        """Add to a counter, or set a gauge."""
         metric = self._metrics[spec.name].labels(self._process, *labels)
         if isinstance(metric, Gauge):
             metric.set(value)

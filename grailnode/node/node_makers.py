@@ -14,10 +14,10 @@ from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.time_check import SystemClock
 from grailnode.run import creation, key_files
+from grailnode.store.decorators.retrying import WaitingState
 from grailnode.store.memory import MemoryStore
 from grailnode.store.state.draft import StateDraft
 from grailnode.store.state.state_store import StateStore
-from grailnode.store.state.waiting_state import WaitingState
 from protocol.errors import error_context
 from protocol.identity.authority import Revisions
 from protocol.identity.signing import Signed, SigningKey

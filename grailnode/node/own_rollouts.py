@@ -137,7 +137,6 @@ def _group_seconds(generating: Variant, work: CalibrationTask) -> float:
 
 
 def _prompts(config: Config, run: RunManifest) -> Prompts:
-    """Return the run's prompts."""
     data = config.trainer.data
     if run.data is not None and (data is None or not config.at(data).is_file()):
         raise SkippedError("the run's problems are not on this machine: --set trainer.data=FILE names them")
@@ -147,7 +146,6 @@ def _prompts(config: Config, run: RunManifest) -> Prompts:
 
 
 def _source(spec: EnvironmentSpec, data: Path | None) -> Environment | Dataset:
-    """Return the source of an environment's problems."""
     if spec.is_plugin:
         return registry.open_plugin(spec.name, spec.config.decode()).environment
     if spec.name in environments.data_names and data is not None:

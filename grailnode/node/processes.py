@@ -18,14 +18,13 @@ import trio
 
 from grailnode.config import Config
 from grailnode.node.bodies import BODIES, ProcessBody, follow_rank_0, train, train_site
-from grailnode.node.loop_watch import LONG_STEP_SECONDS, LoopWatch, StepReporter
 from grailnode.node.metrics import serve_metrics
 from grailnode.node.node_makers import make_canary, make_node
 from grailnode.node.process_launch import TRAINER_KINDS, Kind, Launch, Seat, prepare_rank
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans
 from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, run_process
-from grailnode.node.telemetry import NodeTelemetry
+from grailnode.node.telemetry import LONG_STEP_SECONDS, LoopWatch, NodeTelemetry, StepReporter
 from grailnode.node.user_errors import explain, fault_name, is_transient, with_repair_command
 from grailnode.observe.node_logs import recent_starts
 

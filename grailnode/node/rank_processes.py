@@ -8,6 +8,7 @@ lost, the ranks of all hosts end, meet again, and go on from the checkpoint.
 
 import json
 import os
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -21,11 +22,12 @@ from grailnode import UserError
 from grailnode.engine.compute import Compute
 from grailnode.node.process_launch import LostRankError, Seat
 from grailnode.node.supervisor import EXIT_TRANSIENT
-from roles.ports import ObjectStore, Telemetry
+from protocol.digest import Weights
+from protocol.quantization import Precision
+from roles.ports import Telemetry
 from roles.trainer.learn.learner import LearnerSettings
 from roles.trainer.learn.sharded.rank_group import RankGroup
-from roles.trainer.learn.sharded.rank_learner import RankLearner
-from roles.trainer.learn.sharded.sharded_learner import follow
+from roles.trainer.learn.sharded.sharded_learner import ShardedLearner
 
 _JOIN: Final = timedelta(minutes=5)
 _BEAT_SECONDS: Final = 2.0
@@ -89,6 +91,17 @@ class Meeting:
                 text = f"trainer.hosts: rank {seat.rank} and rank {rank} differ in {names}"
                 raise LostRankError(text) if seat.rank == 0 else OtherTermsError(text)
 
+    def make_learner(
+        self, compute: Compute, settings: LearnerSettings, precision: Precision, weights: Weights | None = None
+    ) -> ShardedLearner:
+        """Join the others, and return this rank's learner.
+
+        Args:
+            weights: with which training begins; for rank 0.
+        """
+        model, dtype, local = compute.model, compute.dtype, self._seat.local
+        return ShardedLearner(model, weights, settings, self.join(), dtype, precision, local)
+
     async def run(self, work: Callable[[], Awaitable[None]], telemetry: Telemetry) -> None:
         """Carry out a rank's work.
 
@@ -101,8 +114,14 @@ class Meeting:
             nursery.start_soon(self._watch, telemetry)
             try:
                 await work()
-            except* RuntimeError as errors:  # also of a collective whose connection is closed
-                raise LostRankError(f"a rank has ended: {errors.exceptions[0]}") from errors
+            except* RuntimeError as errors:
+                lost, mistakes = errors.split(_is_of_ranks)
+                if mistakes is not None:
+                    raise mistakes from None
+                error: BaseException | None = lost
+                while isinstance(error, BaseExceptionGroup):
+                    error = error.exceptions[0]
+                raise LostRankError(f"a rank has ended: {error}") from errors
             raise LostRankError("rank 0 has ended")
 
     async def _watch(self, telemetry: Telemetry) -> None:
@@ -135,21 +154,10 @@ class Meeting:
         return [own] if seat.rank else [store.add(f"beat/{rank}", 0) for rank in range(seat.count)]
 
 
-async def follow_rank_0(
-    meeting: Meeting,
-    compute: Compute,
-    settings: LearnerSettings,
-    sweeps: bool,
-    state: ObjectStore,
-    telemetry: Telemetry,
-) -> None:
-    """Take part in what rank 0 computes, on another rank, until rank 0 has ended."""
-
-    def make_learner() -> RankLearner:
-        return RankLearner(compute.model, settings, meeting.join(), compute.dtype)
-
-    async def work() -> None:
-        learner = await trio.to_thread.run_sync(make_learner, abandon_on_cancel=True)
-        await follow(learner, state, sweeps=sweeps)
-
-    await meeting.run(work, telemetry)
+def _is_of_ranks(error: BaseException) -> bool:
+    """Return whether an error comes from the connections of ranks. gloo has no errors of its own: what tells them from
+    mistakes of this process is the module that was left with them.
+    """
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_of_torch = bool(modules) and modules[-1].startswith("torch.distributed")
+    return isinstance(error, RuntimeError) and is_of_torch and not isinstance(error, torch.OutOfMemoryError)

@@ -7,7 +7,7 @@ all of them up to the first failure; `grailnode doctor` goes on after one.
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -101,11 +101,11 @@ class RoleChecks:
             state,
             run,
             disk,
-            Check("storage", self._check_storage),
+            Check("storage", partial(trio.run, self._check_storage)),
             Check("permission", self._check_permission, needs="storage"),
             *([Check("trainer", self._check_trainer)] if self.role == "trainer" else []),
             *([Check("sandbox", self._check_sandbox)] if self.takes_part else []),
-            Check("clock", self._check_time),  # before admissions, which expire
+            Check("clock", partial(trio.run, self._compare_clocks)),  # before admissions, which expire
             *([Check("admission", self._check_admission)] if self.role == "miner" or self.has_canary else []),
         )
 
@@ -149,16 +149,13 @@ class RoleChecks:
         disk_check.check_disk(self.state, needed_bytes)
         return f"room for {-(-needed_bytes // (1 << 20))} MiB of state"
 
-    def _check_storage(self) -> str:
-        trio.run(self._use_storage)
-        return "its own space can be written, listed, read by others and deleted, and the meeting point be seen"
-
-    async def _use_storage(self) -> None:
+    async def _check_storage(self) -> str:
         node = self.node
         await refresh_authority(node)
         storage = Storage(self.config, NodeTelemetry(node.name))
         await start_checks.check_space(node, storage.announced(node.space) if node.space else None)
         await start_checks.check_meeting_point(node)
+        return "its own space can be written, listed, read by others and deleted, and the meeting point be seen"
 
     def _check_permission(self) -> str:
         authority, key = self.node.authority, self.node.key.public
@@ -189,9 +186,6 @@ class RoleChecks:
     def _check_sandbox(self) -> str:
         sandbox = requirements.open_sandbox(self.node.run)
         return "this run needs none" if sandbox is None else "bubblewrap works"
-
-    def _check_time(self) -> str:
-        return trio.run(self._compare_clocks)
 
     async def _compare_clocks(self) -> str:
         node = make_node(self.config, self.name, NodeTelemetry(self.name))

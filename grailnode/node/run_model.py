@@ -62,11 +62,6 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
         )
     if trains and config.trainer.outer is not None:
         raise ConfigError(f"trainer.outer: {run.sites_refusal}")
-    if trains and run.precision != "bf16" and config.trainer.ranks > 1:
-        raise ConfigError(
-            f"trainer.gpus: a trainer on several GPUs publishes BF16 weights, and those of this run are quantized "
-            f"({run.precision}); set it to 1"
-        )
 
 
 def reference_reader(config: Config) -> Callable[[], Weights] | None:

@@ -51,9 +51,7 @@ async def check_space(node: Node, announced: ObjectStore | None) -> None:
 async def _check_space(node: Node, announced: ObjectStore | None) -> None:
     path, content = paths.probe(node.key.public, secrets.token_hex(8)), secrets.token_bytes(_PROBE_BYTES)
     try:
-        await _check_probe(node, path, content)
-        if announced is not None:
-            await _check_announced(node, announced, path, content)
+        await _check_probe(node, announced, path, content)
     except StartError:
         with suppress(StoreError):
             await node.store.delete(path)
@@ -64,18 +62,15 @@ async def _check_space(node: Node, announced: ObjectStore | None) -> None:
         raise StartError(f"this node cannot delete objects of its own space: {error}") from error
 
 
-async def _check_probe(node: Node, path: str, content: bytes) -> None:
+async def _check_probe(node: Node, announced: ObjectStore | None, path: str, content: bytes) -> None:
     try:
         await node.store.put(path, content)
         if await node.store.get(path, _PROBE_BYTES) != content:
             raise StartError(f"{path}: storage shows other bytes than this node wrote there")
     except StoreError as error:
         raise StartError(f"this node cannot write to its own space and read it: {error}") from error
-
-
-async def _check_announced(node: Node, announced: ObjectStore, path: str, content: bytes) -> None:
     try:
-        answer = await announced.get(path, _PROBE_BYTES)
+        answer = content if announced is None else await announced.get(path, _PROBE_BYTES)
     except StoreError as error:
         missing = isinstance(error, NotFoundError)
         hint = "is it this bucket's public URL?" if missing else "may everybody read the bucket?"

@@ -36,6 +36,15 @@ def lock_state(directory: Path, kind: str, seconds: float = _LOCK_SECONDS) -> IO
             return file
 
 
+def is_locked(directory: Path, kind: str) -> bool:
+    """Return whether a process of a kind runs on a state directory."""
+    try:
+        lock_state(directory, kind, 0.0).close()
+    except StateInUseError:
+        return True
+    return False
+
+
 @contextmanager
 def lock_whole_state(directory: Path) -> Iterator[None]:
     """Lock a state directory for all kinds of processes, as a stopped node allows.

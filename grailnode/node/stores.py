@@ -14,25 +14,23 @@ import httpx
 
 from grailnode.beacon.public_chains import RELAYS
 from grailnode.beacon.relays import Relay
-from grailnode.config import Config, ConfigError, PlaceSection
+from grailnode.config import Config, ConfigError
 from grailnode.node.telemetry import DownloadReport, NodeTelemetry
 from grailnode.run.buckets import parse_bucket
 from grailnode.store.checks import PermanentError
 from grailnode.store.credentials import read_credentials
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
-from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, RequestLimits
-from grailnode.store.decorators.metering import MeteredStore
+from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore, PrefixedStore
 from grailnode.store.decorators.mirrored import MirroredStore
-from grailnode.store.decorators.restricted import PrefixedStore, ReadOnlyStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
 from grailnode.store.decorators.space_directory import SpaceDirectory
 from grailnode.store.disk import disk_errors
-from grailnode.store.https.https_store import HttpsStore, TransferLimits, open_client
+from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
+from grailnode.store.place import PlaceSection
 from grailnode.store.s3.s3_errors import UnsupportedError
-from grailnode.store.s3.s3_session import S3Location
 from grailnode.store.s3.s3_store import S3Store
 from protocol import limits, paths
 from protocol.identity.authority import Revisions
@@ -67,7 +65,7 @@ async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: f
     if section.kind != "s3":
         return  # LocalStore removes its temporary files when it is opened
     file = section.credentials
-    store = S3Store(_location(section), read_credentials(config.at(file) if file is not None else None))
+    store = S3Store(section, read_credentials(config.at(file) if file is not None else None))
     own_prefix = paths.writer_prefix(key)
     prefix = f"{section.prefix.rstrip('/')}/{own_prefix}" if section.prefix else own_prefix
     try:
@@ -132,7 +130,7 @@ class Storage:
             meeting=self._place("store.meeting", section.meeting, self._writes),
             beacon=run.beacon.chain_hash.hex(),
             peers={
-                bytes.fromhex(peer): ReadOnlyStore(self._place(f"store.peers.{peer}", place, writes=False))
+                bytes.fromhex(peer): self._place(f"store.peers.{peer}", place, writes=False)
                 for peer, place in section.peers.items()
             },
         )
@@ -246,12 +244,16 @@ class Storage:
                 f"{name}: no credentials for bucket {section.bucket}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
                 f"or name a file of mode 0600 in {name}.credentials"
             )
-        return S3Store(_location(section), credentials)
+        return S3Store(section, credentials)
 
     def _https(self, section: PlaceSection, *, public_only: bool) -> HttpsStore:
-        transfer_limits = TransferLimits(deadline=section.deadline_seconds, min_rate=section.min_bytes_per_second)
-        plain = section.url.startswith("http://")
-        return HttpsStore(section.url, self._client(public_only=public_only), limits=transfer_limits, plain_http=plain)
+        return HttpsStore(
+            section.url,
+            self._client(public_only=public_only),
+            deadline=section.deadline_seconds,
+            min_rate=section.min_bytes_per_second,
+            plain_http=section.url.startswith("http://"),
+        )
 
     def _client(self, *, public_only: bool) -> httpx.AsyncClient:
         """Return the HTTP client that all HTTPS stores of the process share; it is never closed."""
@@ -260,27 +262,12 @@ class Storage:
         return self._clients[public_only]
 
     def _decorated(self, store: ObjectStore, section: PlaceSection) -> ObjectStore:
-        request_limits = RequestLimits(
+        limited = LimitedStore(
+            MeteredStore(store, self._meter),
             concurrency=section.concurrency,
             rate=section.requests_per_second,
             burst=max(1, round(section.requests_per_second)),
-            max_put_bytes=limits.MAX_SHARD_BYTES,
-            max_get_bytes=limits.MAX_SHARD_BYTES,
+            max_bytes=limits.MAX_SHARD_BYTES,
         )
         policy = RetryPolicy(attempts=section.attempts, deadline=section.deadline_seconds)
-        limited = LimitedStore(MeteredStore(store, self._meter), request_limits)
         return BoundedStore(RetryingStore(limited, self._rng, policy))
-
-
-def _location(section: PlaceSection) -> S3Location:
-    return S3Location(
-        bucket=section.bucket,
-        endpoint=section.endpoint or None,
-        region=section.region,
-        addressing=section.addressing,
-        connect_timeout=section.connect_seconds,
-        read_timeout=section.silence_seconds,
-        min_rate=section.min_bytes_per_second,
-        base_seconds=min(60.0, section.deadline_seconds),
-        connections=section.concurrency,
-    )

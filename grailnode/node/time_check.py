@@ -14,7 +14,8 @@ from typing import Final
 import httpx
 import trio
 
-from grailnode.config import Config, PlaceSection
+from grailnode.config import Config
+from grailnode.store.place import PlaceSection
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
 from roles.ports import Beacon, BeaconError, Clock, Telemetry

@@ -32,7 +32,6 @@ from roles.ports import Engine
 from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.genesis import checked_genesis
 from roles.trainer.learn.learner import Learner
-from roles.trainer.learn.policy_learner import PolicyLearner
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
@@ -137,18 +136,18 @@ async def run_training(
     genesis: Callable[[], Weights],
     compute: Compute,
     settings: TrainerSettings,
-    make_learner: Callable[[], PolicyLearner] | None = None,
+    make_learner: Callable[[], Learner] | None = None,
 ) -> None:
     """Train until cancelled, with a learner of this process if none is given: the training process of a trainer."""
 
-    def local_learner() -> PolicyLearner:
+    def local_learner() -> Learner:
         device = torch.device(compute.device)
         precision = node.run.precision
         return Learner(
             compute.model, genesis(), settings.learner, device=device, dtype=compute.dtype, precision=precision
         )
 
-    learner: PolicyLearner = await node.run_sync(make_learner or local_learner)
+    learner: Learner = await node.run_sync(make_learner or local_learner)
     buffer = ReplayBuffer(settings.replay, settings.seed)
     await Training(node, learner, buffer, genesis, settings.training).run()
 

@@ -166,7 +166,6 @@ class Observer:
                 self._names[announcement.key] = announcement.name
 
     async def _find_silent(self) -> None:
-        """Note which validators have no valid announcement."""
         announced = {item.key for item in await find_participants(self._node, "validator")}
         self._silent = [key.hex()[:8] for key in self._node.authority.validators if key not in announced]
 

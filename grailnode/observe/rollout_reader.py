@@ -156,7 +156,6 @@ async def _read_miner(
     limits: ReadingLimits,
     rollouts: list[PublishedRollout],
 ) -> None:
-    """Add the rollouts of a miner, group by group."""
     async with aclosing(read_judged_groups(node, window, miner)) as groups:
         async for item in groups:
             rollouts += await node.run_sync(_published_rollouts, tokenizer, item)

@@ -45,7 +45,6 @@ class RoundHistory:
             self._newest = signed
 
     def _check(self, signed: Signed[RoundManifest]) -> None:
-        """Compare a manifest with the one before."""
         before = self._newest
         if before is None or before.record.number + 1 != signed.record.number:
             return

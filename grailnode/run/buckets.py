@@ -227,7 +227,6 @@ def _arn(bucket: Bucket, path: str = "") -> str:
 
 
 def _writer(bucket: Bucket, use: BucketUse) -> Json:
-    """Return the policy of the owner's credentials."""
     own = [f"{key.hex()}/*" for key in use.keys]
     if use.beacon:
         own += ["participants/*", *use.rules]

@@ -12,11 +12,12 @@ from urllib.parse import urlsplit
 import platformdirs
 import trio
 
-from grailnode.config import URL_RULE, Config, ConfigError, is_space_url, load, without_file
+from grailnode.config import Config, ConfigError, load, without_file
 from grailnode.run import creation
 from grailnode.run.files import write_whole
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
+from grailnode.store.place import URL_RULE, is_space_url
 from protocol import limits
 from protocol.errors import error_context
 from roles.ports import LineReporter, NotFoundError
@@ -62,14 +63,7 @@ def split_manifest_url(url: str) -> tuple[str, str]:
 
 
 def check_base(base: str, source: str) -> None:
-    """Check that objects can be read below the base of a manifest's URL.
-
-    Args:
-        source: the option that gave the URL, for the error.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Check that objects can be read below the base of a manifest's URL, which the option `source` gave."""
     if not is_space_url(base):
         raise ConfigError(f"{source}: {URL_RULE}")
 

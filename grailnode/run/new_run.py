@@ -9,8 +9,8 @@ from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import creation, joining, key_files, run_toml, workspace
 from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, documents, parse_bucket
 from grailnode.run.files import NewFiles
-from grailnode.run.recipe import Recipe
 from grailnode.run.rules import Place
+from grailnode.run.run_toml import Recipe
 from grailnode.run.workspace import MINERS, Workspace, WorkspaceError
 from protocol import paths
 from protocol.identity.signing import SigningKey
@@ -89,7 +89,6 @@ def join_run(directory: Path, place: Place, manifest: str, meeting: str) -> tupl
 
 
 def _own_bucket(text: str, place: Place) -> Bucket:
-    """Return the bucket in which a run or a node is stored, and which everybody reads."""
     bucket = parse_bucket(text, place.region, place.url)
     if bucket.provider == "r2" and not place.url:
         raise BucketError(f"{text}: R2 is read by a domain of its own; give --url https://pub-....r2.dev or your own")
@@ -97,7 +96,6 @@ def _own_bucket(text: str, place: Place) -> Bucket:
 
 
 def _meeting_bucket(place: Place, manifest: str, meeting: str) -> tuple[Bucket, str]:
-    """Return the bucket where the participants of a run meet, and the run's id."""
     base, run_id = joining.split_manifest_url(manifest)
     if not base:
         raise BucketError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")

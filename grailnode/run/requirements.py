@@ -152,7 +152,6 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
 
 
 def _reader(environment: str) -> str:
-    """Return the member of a mixture that reads a data file."""
     return next(name for name in registry.parse_mixture(environment) if name in environments.data_names)
 
 

@@ -1,20 +1,27 @@
-"""The text of run.toml, with comments for the operator, as `grailnode init` writes it.
+"""The text of run.toml, with comments for the operator, as `grailnode init` writes it; and recipes of runs.
 
 Each key stands below its description in grailnode/config.py, and has the value that is given, or else its default.
+
+A recipe is a TOML file with the constants of a run, for `grailnode init --recipe FILE`. Its section [rules] has what
+all nodes must agree on, which `init` signs in the manifest; its other sections go to run.toml as they are.
+docs/reference/config.md lists each key, docs/examples has recipes.
 """
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 import tomlkit
 
 from grailnode.beacon.public_chains import RELAYS
-from grailnode.config import Config, OuterSection, section_of
+from grailnode.config import Config, EngineSection, OuterSection, TrainerSection, read_toml, section_of, validate
 from grailnode.run.buckets import Bucket
+from grailnode.run.rules import Rules
 from protocol.beacon import ChainInfo
+from roles.miner.miner_settings import MinerSettings
 from roles.settings_base import Settings
+from roles.validator.validator_settings import ValidatorSettings
 
 Value = str | int | float | Sequence[str] | Mapping[str, "Value"] | None
 """Of a key; None leaves the key out of the file, and a mapping is a section in the section."""
@@ -126,3 +133,26 @@ def _place(bucket: Bucket, credentials: str) -> dict[str, Value]:
         "credentials": credentials,
         "url": bucket.url,
     }
+
+
+DEMO: Final = Path(__file__).parents[1] / "data" / "demo.toml"
+"""The recipe of `grailnode demo`."""
+
+
+class Recipe(Settings):
+    """A recipe's sections; those beside `rules` are sections of run.toml."""
+
+    rules: Rules = Rules()
+    engine: EngineSection = EngineSection()
+    trainer: TrainerSection = TrainerSection()
+    miner: MinerSettings = MinerSettings()
+    validator: ValidatorSettings = ValidatorSettings()
+
+
+def read_recipe(path: Path | None, options: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a recipe, by default the default one, in which rules from the command line of `init` replace others."""
+    recipe = Recipe() if path is None else validate(Recipe, read_toml(path), str(path))
+    if not options:
+        return recipe
+    rules = validate(Rules, recipe.rules.model_dump(exclude_unset=True) | dict(options), "init")
+    return recipe.model_copy(update={"rules": rules})

@@ -20,8 +20,8 @@ from grailnode.run import creation, key_files, requirements, run_toml
 from grailnode.run.base_files import start_lora
 from grailnode.run.buckets import Bucket
 from grailnode.run.files import NewFiles
-from grailnode.run.recipe import Recipe
 from grailnode.run.rules import MAX_TITLE, Rules
+from grailnode.run.run_toml import Recipe
 from protocol.beacon import ChainInfo, LocalKey
 from protocol.environments.dataset import Dataset
 from protocol.errors import SignatureError
@@ -76,8 +76,6 @@ class WorkspaceError(UserError):
 
 @dataclass(frozen=True)
 class _Names:
-    """The names of the keys of a new run, by role."""
-
     roots: tuple[str, ...]
     validators: tuple[str, ...]
     workers: tuple[str, ...]
@@ -215,7 +213,6 @@ def _validator_keys(texts: tuple[str, ...]) -> tuple[bytes, ...]:
 
 
 def _in_rounds_of(rules: Rules, chain: ChainInfo) -> Rules:
-    """Return rules whose windows are counted in the rounds of a public chain."""
     try:
         return rules.in_rounds(public_chains.rounds_of(chain, rules.window or _PUBLIC_WINDOW_SECONDS))
     except ValueError as error:

@@ -125,7 +125,6 @@ class LocalStore:
                 os.close(descriptor)
 
     def _read(self, descriptor: int, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-        """Return a range of the object in an open file."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise NotFoundError(f"{path}: no such object")
@@ -157,7 +156,6 @@ class LocalStore:
                     return
 
     def _unlink(self, path: str) -> bool:
-        """Remove the file of an object; return whether there was one."""
         try:
             (self._root / path).unlink()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

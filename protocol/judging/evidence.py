@@ -1,19 +1,13 @@
 """Evidence against a miner: one sequential test in whole numbers (docs/spec/verdict.md).
 
 Each statistic of a group counts *trials*, and how many of them reach each *step* of the table of its row of thresholds
-(protocol/proof.py). Honest work reaches a step with a probability of at most its rate. For an alternative with scores
-s_j (never falling) and growth g, a group with n trials, k_j of which reach step j and no later one, adds
+(protocol/proof.py). For an alternative with scores s_j and growth g, a group with n trials, k_j of which reach step j
+and no later one, adds
 
     e = sum over j of k_j s_j - n g,                 with E[10^e] <= 1 under honest work,
 
-because g is at least log10(1 + sum over j of rate_j (10^s_j - 10^s_(j-1))); of luck, the growth of all trials of a miss
-is. Everything is in micro-decades, computed once by `grailnode calibrate`; a node only adds, multiplies and compares
-integers.
-
-The evidence of an alternative is a CUSUM: it restarts at zero by itself, w(n) = max(0, w(n-1)) + e(n). 10^w(n) is at
-most R(n) = (1 + R(n-1)) 10^e(n), the statistic of Shiryaev and Roberts, and R(n) - n is a supermartingale. So the mean
-of R over all J alternatives of all statistics exceeds 1 / level within N groups with a probability of at most
-N * level (Doob), at whichever group one looks. A row's threshold is log10(J / level).
+and the evidence is a CUSUM, w(n) = max(0, w(n-1)) + e(n). The specification shows why it rarely exceeds a row's
+threshold. Everything is in micro-decades: a node only adds, multiplies and compares integers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -193,14 +187,18 @@ def count_group(
         repeats: bool [N], `repeated_positions`. Their sketch is not counted. Their margins are, because the noise of
             each rollout is independent.
     """
-    begins = np.cumsum([0, *lengths[:-1]])
-    of_rollouts = np.maximum.reduceat(np.where(stops, margins, 0), begins)
     return Counts(
         sketch=_tally(distances[~repeats], thresholds.sketch.beyond),
         margin=_tally(margins, thresholds.margin.beyond),
-        stop=_tally(of_rollouts, thresholds.stop.beyond),
+        stop=_tally(largest_stops(margins, stops, lengths), thresholds.stop.beyond),
         luck=Tally(trials=0, steps=(0,) * len(thresholds.luck.beyond)),
     )
+
+
+def largest_stops(margins: np.ndarray, stops: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+    """Return the largest margin of each rollout where the end token is taken or drawn (`count_group`): int64 [R]."""
+    largest: np.ndarray = np.maximum.reduceat(np.where(stops, margins, 0), np.cumsum([0, *lengths[:-1]]))
+    return largest
 
 
 def count_luck(margins: np.ndarray, lengths: Sequence[int], rewards: Sequence[int], beyond: Sequence[int]) -> Tally:

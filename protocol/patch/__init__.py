@@ -1,9 +1,8 @@
 """Lossless patches from one version of the weights to the next (docs/spec/patch.md). Imports kernels."""
 
-from protocol.patch.applying import NewTensors, StreamingApply, apply, apply_with_digests
+from protocol.patch.applying import NewTensors, StreamingApply, apply, apply_with_digests, check_container, check_frames
 from protocol.patch.codec import EncodedTensor, PatchEncoder, encode, encode_with_digests, summary
 from protocol.patch.container import PROFILES, Mode, split_parts
-from protocol.patch.self_check import check_container, check_frames
 from protocol.patch.values import copy_bits
 
 __all__ = [

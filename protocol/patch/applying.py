@@ -1,12 +1,16 @@
-"""Apply a patch to weights, at once or while it arrives (docs/spec/patch.md, section 5).
+"""Apply a patch to weights, at once or while it arrives (docs/spec/patch.md, section 5); check one's own patch.
 
 Order of checks: the table against the limits, the table against the given tensors (names, dtypes, shapes), the digest
 of the base if it is given, each frame as it is decoded, the digest of each changed tensor, the digest of the result.
 The digest of the result covers every element, changed or not, so a wrong base cannot pass.
+
+A follower hashes the decoded tensors, because it has only digests of the new weights. The trainer has the new weights
+and their digests, so its own check compares the decoded elements with them and hashes nothing: equal bytes have the
+digests that the manifest will contain.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +22,7 @@ from numpy.typing import NDArray
 
 from protocol.digest import Weights, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.codec import Digests, digest_tensor
+from protocol.patch.codec import Digests, EncodedTensor, digest_tensor
 from protocol.patch.container import (
     CHECK_BYTES,
     PREAMBLE,
@@ -28,6 +32,7 @@ from protocol.patch.container import (
     check_length,
     header_bytes,
     read_header,
+    split_frames,
     unit_row,
     units_of,
 )
@@ -288,3 +293,61 @@ class StreamingApply:
             results = apply_unit(self._weights, rows, frame, self._places or None)
         for name, (new, digest) in results.items():
             self._result.weights[name], self._result.digests[name] = new, digest
+
+
+def _check_elements(rows: Sequence[TensorRow], frame: memoryview, old: Weights, new: Weights) -> None:
+    """Check that the decoded elements of a frame are those of its new tensors, complete and in order."""
+    # The pieces must join without a gap, so that no element is left unseen.
+    before, new_elements = (_side_by_side([bits_of(weights[row.name]) for row in rows]) for weights in (old, new))
+    row, end = unit_row(rows), 0
+    for begin, piece, _ in decode_frame(row, frame, before):
+        if begin != end or not np.array_equal(piece, new_elements[begin : begin + piece.size]):
+            raise PatchError("does not decode to the tensor that it was made from", row.name)
+        end = begin + piece.size
+    if end != new_elements.size:
+        raise PatchError(f"decodes to {end} of {new_elements.size} elements", row.name)
+
+
+def _side_by_side(tensors: list[Bits]) -> Bits:
+    return tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
+
+
+def check_frames(old: Weights, new: Weights, encoded: Mapping[str, EncodedTensor]) -> None:
+    """Check that a follower that decodes the frames of some tensors gets the new ones.
+
+    Args:
+        old, new: tensors, with the same names; encoded: the frames of at least these.
+
+    Raises:
+        MalformedError, LimitError, PatchError: a follower would refuse a frame, or get another tensor.
+    """
+    for name, rows in units_of(check_fit(old, (encoded[name].row for name in sorted(new)))).items():
+        item, row = encoded[name], rows[-1]
+        if row.name != name:
+            raise PatchError("joined to a tensor that was not encoded with it", row.name)
+        if row.mode == Mode.UNCHANGED:
+            if item.after != item.before:
+                raise PatchError("unchanged in the patch, but the new tensor has another digest", name)
+            continue
+        check_tensor(row, item.after)
+        _check_elements(rows, item.frame, old, new)
+
+
+def check_container(patch: bytes, encoded: Mapping[str, EncodedTensor], base: bytes, result: bytes) -> None:
+    """Check that a patch consists of frames that `check_frames` has checked.
+
+    Args:
+        encoded: all tensors by name.
+        base, result: digests of the old and of the new weights.
+
+    Raises:
+        MalformedError, LimitError, PatchError: a follower would refuse the patch.
+    """
+    # The frames were checked before they were joined, so it suffices that these are their bytes, under the same rows.
+    header = read_header(patch, len(encoded))
+    if (header.base, header.result) != (base, result):
+        raise PatchError("made for other weights than these")
+    for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
+        item = encoded.get(row.name)
+        if item is None or item.row != row or bytes(frame) != bytes(item.frame):
+            raise PatchError("a frame that is not the one that was encoded", row.name)

@@ -6,7 +6,7 @@ A shard has at most `shard_bytes` bytes of tensors, or one tensor that is larger
 complete; until then its files may be replaced.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +93,9 @@ async def read_tensors(state: ObjectStore, folder: str, count: int) -> Weights:
     return tensors
 
 
-async def delete_below(state: ObjectStore, prefix: str) -> None:
-    """Delete all objects whose paths begin with a prefix, such as a folder's files."""
-    for path in [item.path async for item in state.list(prefix)]:
+async def delete_below(state: ObjectStore, prefix: str, kept: Container[str] = ()) -> None:
+    """Delete all objects but some whose paths begin with a prefix, such as a folder's files."""
+    for path in [item.path async for item in state.list(prefix) if item.path not in kept]:
         await state.delete(path)
 
 

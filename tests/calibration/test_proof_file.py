@@ -13,7 +13,7 @@ from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.node.user_errors import explain
 from grailnode.run import workspace
 from grailnode.run.creation import completed, open_run
-from grailnode.run.recipe import Recipe
+from grailnode.run.run_toml import Recipe
 from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
 from protocol.environments.rubric import parse
@@ -128,11 +128,11 @@ def test_the_error_for_a_policy_without_a_proof_says_what_to_do(tmp_path: Path) 
 def test_a_proof_is_refused_for_another_policy_or_sampling(tmp_path: Path) -> None:
     write_policy(tmp_path / "policy")
     (tmp_path / "policy" / proof_file.NAME).write_text(PACKAGED.read_text())
-    with pytest.raises(ProofFileError, match="was measured on weights df1107d62568293b"):
+    with pytest.raises(ProofFileError, match="measured on weights df1107d62568293b"):
         workspace.create(tmp_path / "run", demo_recipe(), policy=tmp_path / "policy")
     assert not (tmp_path / "run").exists()
     for rules in (demo_rules(temperature=0.9), demo_rules(max_tokens=9)):
-        with pytest.raises(ProofFileError, match="was measured at temperature 1 up to 8 tokens"):
+        with pytest.raises(ProofFileError, match="on completions at temperature 1 up to 8 tokens"):
             workspace.create(tmp_path / "run", Recipe(rules=rules))
     assert not (tmp_path / "run").exists()
     workspace.create(tmp_path / "run", demo_recipe(max_tokens=4))
@@ -170,10 +170,10 @@ def test_a_rate_of_replays_is_refused_for_larger_groups_and_other_environments()
     with pytest.raises(ProofFileError, match=r"groups of 4 episodes.*--group-size 8"):
         check(environment=one, group_size=8)
     for environment in (other, exact):
-        with pytest.raises(ProofFileError, match="one of another environment; run `grailnode calibrate`"):
+        with pytest.raises(ProofFileError, match="those of another environment; run `grailnode calibrate`"):
             check(environment=environment, group_size=4)
     without_rate = measured.model_copy(update={"table": proof.table})
-    with pytest.raises(ProofFileError, match="has no rate at which the replies"):
+    with pytest.raises(ProofFileError, match="measured on exact replies"):
         without_rate.check(*check.args, chat=False, turns=6, environment=one)
 
 

@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,12 +10,10 @@ import torch
 
 from grailnode.calibration import pairs
 from grailnode.calibration.copies import quantized
-from grailnode.calibration.padding import Padded
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement
 from grailnode.calibration.thresholds import CalibrationError
 from grailnode.calibration.variants import ALONE, FEW_SEQUENCES, Pair, Variant, VllmVariant, run_pairs, select
 from grailnode.engine.hf import TransformersModel
-from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol.digest import Weights
@@ -27,54 +24,13 @@ from tests.support.measuring.pair_measurements import measure_pair
 BASE = Variant()
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("multiple", [1, 8])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("implementation", ["qwen3", "transformers"])
-def test_padding_changes_rounding_only(policy: Policy, side, multiple, attention, implementation):
-    plain = build(policy)
-    weights = {name: tensor.to(torch.float32) for name, tensor in random_weights(plain).items()}
-    model = replace(BASE, side=side, multiple=multiple, attention=attention, implementation=implementation).model(
-        policy
-    )
-    ids = torch.randint(0, plain.vocabulary, (6, 9), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones(6, 9, dtype=torch.bool)
-    mask[:2, :4] = False
-    mask[4:, 6:] = False
-    with torch.inference_mode():
-        reference = plain.hidden(weights, ids, mask)
-        torch.testing.assert_close(model.hidden(weights, ids, mask)[mask], reference[mask], rtol=0, atol=NOISE)
-
-
-def test_pads_of_a_prefill_are_on_the_chosen_side(policy: Policy) -> None:
-    class RecordingModel:
-        """A model that records the mask of its last call."""
-
-        shapes: ClassVar[dict[str, tuple[int, ...]]] = {}
-        layers, vocabulary, exact = (), 10, False
-
-        def hidden(self, weights: object, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            self.mask = mask
-            return ids[..., None].float()
-
-    recording = RecordingModel()
-    ids = torch.arange(10).reshape(2, 5)
-    mask = torch.tensor([[False, True, True, False, True], [True] * 5])
-    for side, first_row in (("left", [False] * 5 + [True] * 3), ("right", [True] * 3 + [False] * 5)):
-        states = Padded(recording, side, multiple=4).hidden({}, ids, mask)  # type: ignore[arg-type]
-        assert states[..., 0].tolist() == ids.tolist()  # the results are in the order of the inputs
-        assert recording.mask[0].tolist() == first_row
-
-
-async def test_generation_continues_after_the_pads(policy: Policy, weights: Weights) -> None:
+async def test_variants_change_rounding_only(policy: Policy, weights: Weights) -> None:
     requests = requests_of_many_lengths(8)
     params = replace(PARAMS, max_tokens=5)
     plain = await (await BASE.serve(policy, weights)).generate(requests, params)
     for variant in (
-        replace(BASE, multiple=16),
         replace(BASE, batch_tokens=ALONE),
-        replace(BASE, attention="eager", multiple=16),
-        replace(BASE, implementation="transformers", attention="eager", multiple=16),
+        replace(BASE, attention="eager"),
         replace(BASE, threads=2),
     ):
         other = await (await variant.serve(policy, weights)).generate(requests, params)
@@ -114,26 +70,25 @@ def test_the_formula_rounds_no_score_and_no_weight_of_attention(policy: Policy) 
     torch.testing.assert_close(results.to(torch.float64), precise, rtol=2.0**-8, atol=1e-5)  # one rounding to bfloat16
 
 
-def test_pairs_have_distinct_names_and_variants(policy: Policy) -> None:
-    pairs = run_pairs(BASE, replace(BASE, dtype="bfloat16"), policy)
+def test_pairs_have_distinct_names_and_variants() -> None:
+    pairs = run_pairs(BASE, replace(BASE, dtype="bfloat16"))
     for one, two in itertools.combinations(pairs, 2):
         assert one.name != two.name
         assert one[1:] != two[1:]
     assert all((pair.generating.dtype, pair.checking.dtype) == ("float32", "bfloat16") for pair in pairs)
 
 
-def test_pairs_are_selected_by_name(policy: Policy) -> None:
-    assert [pair.name for pair in select("left-padding,same", BASE, BASE, policy)] == ["left-padding", "same"]
-    assert select("run", BASE, BASE, policy) == run_pairs(BASE, BASE, policy)
+def test_pairs_are_selected_by_name() -> None:
+    assert [pair.name for pair in select("eager-checked,same", BASE, BASE)] == ["eager-checked", "same"]
+    assert select("run", BASE, BASE) == run_pairs(BASE, BASE)
     with pytest.raises(CalibrationError, match=r"no pair 'sane'; there are: run, same,"):
-        select("same,sane", BASE, BASE, policy)
+        select("same,sane", BASE, BASE)
 
 
 def test_other_architectures_are_computed_by_transformers(tmp_path: Path) -> None:
     policy = write_policy(tmp_path, attention_bias=True)
     model: CausalModel = BASE.model(policy)
     assert isinstance(model, TransformersModel)
-    assert "transformers" not in {pair.name for pair in run_pairs(BASE, BASE, policy)}
 
 
 # Quantized copies of weights
@@ -171,8 +126,8 @@ async def measure(
     return [group async for group in measure_pair(work, pair, weights, groups, **options)]
 
 
-async def test_honest_pairs_agree(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
-    for pair in run_pairs(BASE, BASE, policy):
+async def test_honest_pairs_agree(work: CalibrationTask, weights: Weights) -> None:
+    for pair in run_pairs(BASE, BASE):
         groups = await measure(work, pair, weights)
         assert len(groups) == 6
         for group in groups:
@@ -187,8 +142,8 @@ async def test_honest_pairs_agree(work: CalibrationTask, policy: Policy, weights
             assert group.shifts.max() < 1e-3, pair.name
 
 
-async def test_narrow_arithmetic_has_larger_distances(work: CalibrationTask, policy: Policy, weights: Weights) -> None:
-    (pair,) = select("same", replace(BASE, dtype="bfloat16"), BASE, policy)
+async def test_narrow_arithmetic_has_larger_distances(work: CalibrationTask, weights: Weights) -> None:
+    (pair,) = select("same", replace(BASE, dtype="bfloat16"), BASE)
     groups = await measure(work, pair, weights)
     assert np.concatenate([group.distances for group in groups]).any()
     assert np.concatenate([group.shifts for group in groups]).max() > 1e-3
@@ -223,17 +178,17 @@ def test_a_large_vocabulary_makes_small_chunks(work: CalibrationTask, policy: Po
 TORCH = Variant()
 
 
-def test_pairs_with_vllm_vary_what_each_engine_can_vary(policy: Policy) -> None:
+def test_pairs_with_vllm_vary_what_each_engine_can_vary() -> None:
     vllm = VllmVariant(Path("python"), Path("directory"), "0.32.0")
     both, generating, checking = (
-        {pair.name: pair for pair in run_pairs(one, other, policy)}
+        {pair.name: pair for pair in run_pairs(one, other)}
         for one, other in ((vllm, vllm), (vllm, TORCH), (TORCH, vllm))
     )
     assert list(both) == ["same", "small-batches"]
-    assert list(generating) == ["same", "small-batches", "alone-checked", "left-padding", "eager-checked"]
+    assert list(generating) == ["same", "small-batches", "alone-checked", "eager-checked"]
     assert generating["small-batches"].generating == VllmVariant(
         Path("python"), Path("directory"), "0.32.0", sequences=FEW_SEQUENCES
     )
-    assert {"alone-generated", "eager-generated", "two-threads", "transformers"} < set(checking)
+    assert {"alone-generated", "eager-generated", "two-threads"} < set(checking)
     assert {pair.checking for pair in checking.values()} == {vllm}
     assert str(vllm) == "vllm 0.32.0 float32 on cpu, 256 sequences"

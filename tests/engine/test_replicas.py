@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.engine.compute import Compute, open_engine
+from grailnode.engine.compute import Compute, Replicas, open_engine
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
-from grailnode.engine.replicas import Replicas
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings

@@ -21,7 +21,7 @@ async def test_a_pair_with_vllm_is_measured(tmp_path: Path) -> None:
     prompts = environments.get("addition")
     work = CalibrationTask(policy, SamplingParams(1.0, 8, policy.stops), 8, lambda seed: prompts.problem(seed).prompt)
     python = vllm_python()
-    pair = run_pairs(VllmVariant(python, tmp_path, installed_version(python)), Variant(), policy)[0]
+    pair = run_pairs(VllmVariant(python, tmp_path, installed_version(python)), Variant())[0]
     assert str(pair.generating).startswith("vllm 0.")
 
     servers = VllmServers()

@@ -13,7 +13,7 @@ import trio
 
 from grailnode.engine.vllm.server_supervisor import ServerSupervisor, check_description
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
-from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer
+from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer, error_in
 from grailnode.engine.vllm.vllm_settings import EngineLimits, VllmSettings
 from protocol.lora import LoraSpec
 from protocol.objects import ObjectRef
@@ -172,6 +172,22 @@ def test_what_the_processes_of_vllm_compile_lies_in_its_environment(
     caches = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT", "NUMBA_CACHE_DIR")
     for name in (*caches, "FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME"):
         assert variables[name] == str(tmp_path / "grailnode-cache")
+
+
+def test_the_error_that_ended_vllm_is_named():
+    """It stands before the end of the log, where vLLM's server says only that its engine core has ended."""
+    core = "(EngineCore pid=9) ERROR 11-26 19:01:08 [core.py:1510]"
+    log = [
+        "(APIServer pid=8) WARNING 11-26 18:57:31 [base.py:380] ValueError: no tokenizer",
+        f"{core} Traceback (most recent call last):",
+        f"{core} ValueError: Free memory on device cuda:0 (8.36/79.18 GiB) is less than desired",
+        *["  File entry.py, line 1, in main"] * 12,
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+    assert (
+        error_in("\n".join(log)) == ": ValueError: Free memory on device cuda:0 (8.36/79.18 GiB) is less than desired"
+    )
+    assert not error_in(log[0])
 
 
 def test_models_compiled_with_another_factor_are_not_used_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 runs a scenario and the others follow it.
 """
 
+import io
 import multiprocessing
 import pickle
 import tempfile
@@ -22,12 +23,12 @@ from grailnode.node.process_launch import Seat, prepare_rank
 from grailnode.node.rank_processes import Meeting
 from grailnode.store.local import LocalStore
 from protocol.lora import LoraSpec
+from protocol.quantization import Precision
 from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.checkpoint_files import checkpoint_folder
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
-from roles.trainer.learn.sharded.rank_learner import RankLearner
-from roles.trainer.learn.sharded.sharded_learner import ShardedLearner, follow
+from roles.trainer.learn.sharded.sharded_learner import ShardedLearner
 from roles.trainer.learn.state_rows import SavedRows
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
@@ -54,10 +55,7 @@ def read(source: TensorSource) -> dict[str, Tensor]:
     return {name: source.read([name])[name].clone() for name in sorted(source.sizes)}
 
 
-AnyLearner = Learner | ShardedLearner
-
-
-def train(learner: AnyLearner, state: Tensors | None, first: int, last: int) -> tuple[list[Tensors], Tensors]:
+def train(learner: Learner, state: Tensors | None, first: int, last: int) -> tuple[list[Tensors], Tensors]:
     """Take steps from a state, or from the start; return the view after each, and the last state."""
     if state is not None:
         learner.restore(state)
@@ -68,7 +66,7 @@ def train(learner: AnyLearner, state: Tensors | None, first: int, last: int) -> 
     return views, learner.state()
 
 
-def go_on(learner: AnyLearner, directory: Path, saved: SavedRows | None, last: int) -> tuple[list[Tensors], SavedRows]:
+def go_on(learner: Learner, directory: Path, saved: SavedRows | None, last: int) -> tuple[list[Tensors], SavedRows]:
     """Take steps from what is saved in the state of a host, or from the start; return the views and save again."""
     state, folder = LocalStore(directory), checkpoint_folder(last, 0)
     if saved is not None:
@@ -108,6 +106,7 @@ class Ranks:
     Args:
         policy: the directory of the policy, which begins with random weights.
         lora: the adapters that they train instead, on the policy as it is; None for all weights.
+        precision: in which they publish.
         states: of one of several hosts each, among which the ranks are divided.
     """
 
@@ -120,6 +119,7 @@ class Ranks:
         *rest: Any,
         dtype: torch.dtype = torch.float32,
         lora: LoraSpec | None = None,
+        precision: Precision = "bf16",
         states: Sequence[Path] = (),
     ) -> None:
         self._directory = tempfile.TemporaryDirectory()
@@ -130,14 +130,26 @@ class Ranks:
             host = rank * len(states) // count
             state = states[host] if states else Path(self._directory.name)
             sweeps = host > (rank - 1) * len(states) // count  # the first rank of its host
-            arguments = seat, policy, settings, dtype, lora, state, sweeps, answers, scenario, pickle.dumps(rest)
+            arguments = (
+                seat,
+                policy,
+                settings,
+                dtype,
+                lora,
+                precision,
+                state,
+                sweeps,
+                answers,
+                scenario,
+                pickle.dumps(rest),
+            )
             self.processes.append(_context.Process(target=_take_seat, args=arguments, daemon=True))
             self.processes[-1].start()
         answers.close()
 
     def answer(self) -> Any:
         """Return what the scenario returned, or raise EOFError if rank 0 has ended without it."""
-        return pickle.loads(self._answers.recv_bytes())
+        return torch.load(io.BytesIO(self._answers.recv_bytes()), weights_only=False)
 
     def __enter__(self) -> "Ranks":
         return self
@@ -161,6 +173,7 @@ def _take_seat(
     settings: LearnerSettings,
     dtype: torch.dtype,
     lora: LoraSpec | None,
+    precision: Precision,
     state: Path,
     sweeps: bool,
     answers: "Connection[Any, Any]",
@@ -172,10 +185,13 @@ def _take_seat(
     model: CausalModel = build(Policy.load(directory), recompute=True, lora=lora)
     if lora is not None:
         model = LoraModel(model, load_weights(directory), dtype=dtype)
-    learner = RankLearner(model, settings, Meeting(seat, "cpu", {}).join(), dtype)
+    weights = random_weights(model) if seat.rank == 0 else None
+    learner = ShardedLearner(model, weights, settings, Meeting(seat, "cpu", {}).join(), dtype, precision)
     if seat.rank == 0:
-        result = scenario(ShardedLearner(learner, random_weights(model)), *pickle.loads(rest))
-        answers.send_bytes(pickle.dumps(result))  # multiprocessing would send descriptors that end with this process
+        result = scenario(learner, *pickle.loads(rest))
+        answer = io.BytesIO()
+        torch.save(result, answer)  # multiprocessing would send descriptors that end with this process
+        answers.send_bytes(answer.getvalue())
         return
     answers.close()
-    trio.run(partial(follow, learner, LocalStore(state), sweeps=sweeps))
+    trio.run(partial(learner.follow, LocalStore(state), sweeps=sweeps))

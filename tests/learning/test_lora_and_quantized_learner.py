@@ -179,6 +179,14 @@ async def test_masters_that_are_made_from_a_version_give_that_version(model: Cau
     assert values[0] == values[1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_two_ranks_publish_the_codes_of_one_process_bit_for_bit(policy: Path, precision: Precision) -> None:
+    settings = dataclasses.replace(SETTINGS, loss=LossSettings(kl_coefficient=0.1))
+    trained = run_ranks(2, policy, settings, train, None, 0, 3, precision=precision)
+    assert_same_run(trained, train(learner_of(policy, precision, loss=settings.loss), None, 0, 3))
+
+
 def test_masters_that_no_scale_can_represent_are_refused(model: CausalModel) -> None:
     weights = random_weights(model)
     weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 2.0**80

@@ -42,7 +42,7 @@ class PlainWeights(Mapping[str, Tensor]):
         self._masters = masters
 
     def __getitem__(self, name: str) -> Tensor:
-        return round_straight_through(self._masters[name], torch.float32)
+        return round_straight_through(name, self._masters[name], "bf16", torch.float32)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._masters)

@@ -20,14 +20,12 @@ from roles.ports import StateError
 from roles.trainer.learn.checkpoint_files import checkpoint_folder
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LossSettings
-from roles.trainer.learn.sharded.sharded_learner import ShardedLearner
 from roles.trainer.learn.state_rows import SavedRows
 from roles.trainer.outer.local_learner import LocalLearner, masters, with_masters, without_masters
 from roles.trainer.outer.local_steps import encode_work
 from tests.learning.groups import group
 from tests.learning.ranks import (
     SETTINGS,
-    AnyLearner,
     Ranks,
     Tensors,
     assert_equal,
@@ -91,7 +89,7 @@ def test_a_run_goes_on_from_what_ranks_on_two_hosts_have_saved(
     assert_equal(views[3], expected_views[3])
 
 
-def load_missing(learner: ShardedLearner, directory: Path, saved: SavedRows) -> str:
+def load_missing(learner: Learner, directory: Path, saved: SavedRows) -> str:
     try:
         go_on(learner, directory, saved, 3)
     except StateError as error:
@@ -139,7 +137,7 @@ def test_ranks_that_compute_in_bfloat16_agree(policy: Path) -> None:
     assert_equal(runs[0][0][-1], runs[1][0][-1])
 
 
-def refuse(learner: AnyLearner) -> tuple[list[str], list[Tensors]]:
+def refuse(learner: Learner) -> tuple[list[str], list[Tensors]]:
     """Give a learner what it must refuse, and take a step after it."""
     errors, state = [], learner.state()
     weight = min(name for name in state if name.startswith("master/"))
@@ -164,7 +162,7 @@ def test_what_is_refused_changes_nothing_on_any_rank(policy: Path) -> None:
     assert_equal(views[0], train(alone(policy), None, 0, 1)[0][0])
 
 
-def train_without_end(learner: AnyLearner, checkpoint: Path) -> None:
+def train_without_end(learner: Learner, checkpoint: Path) -> None:
     """Save the state after two steps, and go on."""
     _, state = train(learner, None, 0, 2)
     torch.save(state, checkpoint.with_suffix(".part"))

@@ -8,11 +8,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from grailnode.convert.inspect_patch import inspect_patch
+from grailnode.convert.inspect_patch import bound_bits, inspect_patch
 from grailnode.ui.terminal import patch_table
 from protocol import patch
 from protocol.errors import MalformedError, PatchError
-from protocol.patch.inspection import bound_bits
 from tests.patch.weights import rounded_update
 
 

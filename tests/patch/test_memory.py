@@ -11,12 +11,12 @@ import pytest
 import torch
 import zstandard
 
+from grailnode.convert.inspect_patch import inspect_patch
 from protocol import limits, patch
 from protocol.compression import compress
 from protocol.errors import ProtocolError
 from protocol.patch.container import PREAMBLE
 from protocol.patch.fields import varint
-from protocol.patch.inspection import frame_facts
 from tests.patch.containers import container, row
 from tests.patch.weights import rounded_update
 from tests.support.faults.patch_parsers import parsers
@@ -104,7 +104,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "every element changed, no code": lambda: one(SPARSE, NO_CLASSES + varint(4096) + 2 * varint(0)),
 }
 
-PARSERS = parsers(WEIGHTS) | {"inspection": lambda data: all(facts.density <= 1 for facts in frame_facts(data))}
+PARSERS = parsers(WEIGHTS) | {"inspection": inspect_patch}
 
 
 @pytest.mark.parametrize("case", sorted(HOSTILE))

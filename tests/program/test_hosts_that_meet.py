@@ -1,16 +1,21 @@
 """Hosts that meet, and what they compare before they compute together."""
 
+import multiprocessing
 import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 
 import pytest
+import torch
+import trio
 from torch import distributed as dist
 
 from grailnode import UserError
-from grailnode.node.process_launch import LostRankError, Seat
+from grailnode.node.process_launch import LostRankError, Seat, prepare_rank
 from grailnode.node.rank_processes import Meeting
-from grailnode.node.user_errors import is_transient
+from grailnode.node.telemetry import NodeTelemetry
+from grailnode.node.user_errors import explain, is_transient
 
 TERMS = {"the run": "0a", "the version of torch": "2"}
 
@@ -55,3 +60,35 @@ def test_a_port_that_is_taken_is_named(listener: socket.socket) -> None:
     error = refusal(0, listener.getsockname()[1])
     assert isinstance(error, LostRankError)
     assert "address already in use" in str(error).lower()
+
+
+def end(rank: int, port: int, answers: "Connection[str | None, str | None]") -> None:
+    """Compute as one of two hosts, of which the second makes a mistake; answer with the line for the operator."""
+    seat = Seat(rank, 2, f"127.0.0.1:{port}", 1)
+    prepare_rank(seat)
+    meeting = Meeting(seat, "cpu", TERMS)
+    group = meeting.join()
+
+    async def work() -> None:
+        if rank == 1:
+            torch.ones(2) @ torch.ones(3)
+        await trio.to_thread.run_sync(group.wait)
+
+    try:
+        trio.run(meeting.run, work, NodeTelemetry("rank"))
+    except Exception as error:  # noqa: BLE001 - whatever it is, a process would report it
+        answers.send(explain(error))
+
+
+def test_a_mistake_of_one_rank_is_no_lost_rank_there_and_one_for_the_other_host(listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    listener.close()
+    context = multiprocessing.get_context("forkserver")
+    pipes = [context.Pipe(duplex=False) for _ in range(2)]
+    for rank, (_, answers) in enumerate(pipes):
+        context.Process(target=end, args=(rank, port, answers), daemon=True).start()
+        answers.close()
+    lost, mistake = (answers.recv() for answers, _ in pipes)
+    assert lost is not None
+    assert lost.startswith("a rank has ended")
+    assert mistake is None

@@ -19,7 +19,7 @@ from grailnode.node.run_model import check_run_settings, genesis_reader, trainer
 from grailnode.run import key_files, workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
-from grailnode.run.recipe import read_recipe
+from grailnode.run.run_toml import read_recipe
 from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
 from protocol.quantization import quantize
@@ -111,7 +111,6 @@ def with_settings(config: Config, section: str, changes: dict[str, object]) -> C
         ("run", "trainer", {"outer": {}}, True, "trainer.outer: .* sites train all weights"),
         ("quantized_run", "engine", VLLM, False, '"vllm" cannot serve this run, whose weights are quantized'),
         ("quantized_run", "trainer", {"outer": {}}, True, "trainer.outer: .* sites train BF16 weights"),
-        ("quantized_run", "trainer", {"gpus": 2}, True, "trainer.gpus: .* set it to 1"),
     ],
 )
 def test_settings_that_do_not_go_with_adapters_or_quantized_weights_are_refused(

@@ -12,8 +12,8 @@ from random import Random
 
 import pytest
 
+from grailnode.cli.actions.policy_evaluation import pass_rate
 from grailnode.engine.policy import PACKAGED_POLICY
-from grailnode.observe.pass_rate import pass_rate
 from tests.support.builders.plugins import install_module
 from tests.support.processes.command_line import fail, run_command, succeed
 

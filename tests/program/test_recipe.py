@@ -13,7 +13,7 @@ from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.node.settings import TrainerSettings, trainer_settings
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
-from grailnode.run.recipe import read_recipe
+from grailnode.run.run_toml import read_recipe
 from tests.support.builders.policies import write_policy
 from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import run_command, succeed

@@ -20,7 +20,7 @@ import trio
 
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
-from grailnode.node.loop_watch import LONG_STEP_SECONDS, LoopWatch, StepReporter
+from grailnode.node.telemetry import LONG_STEP_SECONDS, LoopWatch, StepReporter
 from grailnode.store.local import LocalStore
 from grailnode.store.state.state_store import StateStore
 from protocol.digest import Weights, digest_weights

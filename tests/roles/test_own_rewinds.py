@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import trio
 
-from grailnode.node.state_repair import repair_state
+from grailnode.node.state_care import repair_state
 from grailnode.store.memory import MemoryStore
 from grailnode.store.state.draft import StateDraft
 from grailnode.store.state.state_store import StateStore

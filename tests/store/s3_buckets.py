@@ -2,20 +2,22 @@
 
 import secrets
 
-from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
+from grailnode.store.place import PlaceSection
+from grailnode.store.s3.s3_session import S3Credentials, S3Session
 
 CREDENTIALS = S3Credentials("loopback-access", "loopback-secret")
 
-Bucket = tuple[S3Location, S3Credentials]
+Bucket = tuple[PlaceSection, S3Credentials]
 
 
 def new_bucket(url: str, connections: int) -> Bucket:
-    """Create a bucket with a random name, and return its location and the credentials that may write to it."""
-    location = S3Location(f"b{secrets.token_hex(6)}", url, addressing="path", connections=connections)
-    session = S3Session(location, CREDENTIALS)
-    session.client.create_bucket(Bucket=location.bucket)
+    """Create a bucket with a random name, and return its place and the credentials that may write to it."""
+    name = f"b{secrets.token_hex(6)}"
+    place = PlaceSection(kind="s3", bucket=name, endpoint=url, addressing="path", concurrency=connections)
+    session = S3Session(place, CREDENTIALS)
+    session.client.create_bucket(Bucket=name)
     session.close()
-    return location, CREDENTIALS
+    return place, CREDENTIALS
 
 
 def listing_page(*keys: str, token: str = "", is_truncated: bool = False) -> bytes:

@@ -1,4 +1,4 @@
-"""Decorators of stores on a clock that jumps: retries, limits, meters, prefixes, read-only and bounded listings."""
+"""Decorators of stores on a clock that jumps: retries, limits, meters, prefixes and bounded listings."""
 
 import random
 
@@ -7,10 +7,9 @@ import trio
 import trio.testing
 
 from grailnode.store.checks import PermanentError
-from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, RequestLimits
-from grailnode.store.decorators.metering import MeteredStore
-from grailnode.store.decorators.restricted import PrefixedStore, ReadOnlyStore
+from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore, PrefixedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
+from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.memory import MemoryStore
 from roles.node.retries import Pause
 from roles.ports import NotFoundError, StoreError, TooLargeError
@@ -63,7 +62,8 @@ class TestRetrying:
         with pytest.raises(TooLargeError):
             await retrying.get("a", 1)
         with pytest.raises(PermanentError):
-            await RetryingStore(ReadOnlyStore(memory), random.Random(1)).put("a", b"")
+            async with open_client() as client:
+                await RetryingStore(HttpsStore("https://bucket.invalid", client), random.Random(1)).put("a", b"")
         assert trio.current_time() == 0.0
 
     async def test_a_listing_continues_after_a_failure(self, memory, faulty, retrying, autojump_clock):
@@ -78,7 +78,7 @@ class TestRetrying:
 
 class TestLimited:
     async def test_requests_beyond_the_burst_are_delayed(self, memory, autojump_clock):
-        store = LimitedStore(memory, RequestLimits(10, rate=2.0, burst=3, max_put_bytes=10, max_get_bytes=10))
+        store = LimitedStore(memory, concurrency=10, rate=2.0, burst=3, max_bytes=10)
         times = []
         for _ in range(6):
             await store.put("a", b"x")
@@ -90,7 +90,7 @@ class TestLimited:
         assert trio.current_time() == pytest.approx(102.0)
 
     def test_another_event_loop_does_not_wait_for_the_times_of_the_last_one(self, memory):
-        store = LimitedStore(memory, RequestLimits(10, rate=1e6, burst=9, max_put_bytes=10, max_get_bytes=10))
+        store = LimitedStore(memory, concurrency=10, rate=1e6, burst=9, max_bytes=10)
 
         async def put(began: float) -> float:
             await trio.sleep(began)
@@ -113,24 +113,23 @@ class TestLimited:
                 await super().put(path, data)
                 active -= 1
 
-        limits = RequestLimits(3, rate=1e6, burst=100, max_put_bytes=10, max_get_bytes=10)
-        store = LimitedStore(CountingStore(slow, "p/"), limits)
+        store = LimitedStore(CountingStore(slow, "p/"), concurrency=3, rate=1e6, burst=100, max_bytes=10)
         async with trio.open_nursery() as nursery:
             for number in range(12):
                 nursery.start_soon(store.put, str(number), b"")
         assert most == 3
 
-    async def test_objects_beyond_the_ceilings_are_refused(self, memory, autojump_clock):
-        store = LimitedStore(memory, RequestLimits(1, rate=1e6, burst=9, max_put_bytes=4, max_get_bytes=2))
+    async def test_objects_beyond_the_ceiling_are_refused(self, memory, autojump_clock):
+        store = LimitedStore(memory, concurrency=1, rate=1e6, burst=9, max_bytes=4)
         with pytest.raises(TooLargeError):
             await store.put("a", b"12345")
-        await store.put("a", b"1234")
+        await memory.put("a", b"123456")
         with pytest.raises(TooLargeError):
             await store.get("a", 100)
         assert await store.get("a", 100, offset=2, size=2) == b"34"
 
     async def test_a_listing_releases_its_slot_while_its_reader_works(self, memory, autojump_clock):
-        store = LimitedStore(memory, RequestLimits(1, rate=1e6, burst=99, max_put_bytes=4, max_get_bytes=4))
+        store = LimitedStore(memory, concurrency=1, rate=1e6, burst=99, max_bytes=4)
         for name in "abc":
             await store.put(name, b"")
         with trio.fail_after(1):
@@ -184,18 +183,6 @@ class TestPrefixed:
     def test_a_prefix_is_a_folder(self, memory, prefix):
         with pytest.raises(ValueError, match="prefix"):
             PrefixedStore(memory, prefix)
-
-
-async def test_a_read_only_store_reads_and_refuses_writes(memory):
-    await memory.put("a", b"x")
-    store = ReadOnlyStore(memory)
-    assert await store.get("a", 1) == b"x"
-    assert await paths(store, "") == ["a"]
-    with pytest.raises(PermanentError):
-        await store.put("a", b"y")
-    with pytest.raises(PermanentError):
-        await store.delete("a")
-    assert await memory.get("a", 1) == b"x"
 
 
 # BoundedStore: listings with duplicates or foreign paths, and listings that never end

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from grailnode.store.checks import PermanentError
-from grailnode.store.https.https_store import HttpsStore, TransferLimits, open_client
+from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.https.listing import ListingError, read_page
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
@@ -52,7 +52,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def store(url: str, client: httpx.AsyncClient) -> HttpsStore:
-    return HttpsStore(url, client, plain_http=True, limits=TransferLimits(resumptions=3))
+    return HttpsStore(url, client, plain_http=True)
 
 
 async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None:
@@ -62,54 +62,10 @@ async def fails(action, match: str, kind: type[StoreError] = StoreError) -> None
     assert str(error_info.value).startswith("http://127.0.0.1:")
 
 
-async def test_a_transfer_that_breaks_off_is_resumed(store, server):
+async def test_a_transfer_that_breaks_off_is_an_error(store, server):
     server.change = lambda request, reply: replace(reply, cut=300_000)
-    assert await store.get("o", len(OBJECT)) == OBJECT
-    ranges = [request.headers.get("range") for request in server.requests]
-    assert ranges[0] is None
-    assert len(ranges) == 4
-    assert all(request.headers["if-range"].startswith('"') for request in server.requests[1:])
-
-
-async def test_the_transfer_of_a_range_is_resumed(store, server):
-    server.change = lambda request, reply: replace(reply, cut=100_000)
-    assert await store.get("o", MIB, offset=1000, size=250_000) == OBJECT[1000:251_000]
-    assert [request.headers["range"].rpartition("-")[2] for request in server.requests] == ["250999"] * 3
-
-
-async def test_two_objects_are_never_mixed(store, server):
-    other = OBJECT[::-1]
-
-    def change(request: HttpRequest, reply: Reply) -> Reply:
-        if len(server.requests) == 1:
-            server.objects["/o"] = other
-            return replace(reply, cut=300_000)
-        return reply
-
-    server.change = change
-    assert await store.get("o", len(OBJECT)) == other
-
-
-@pytest.mark.parametrize("etag", [None, 'W/"weak"', "unquoted"])
-async def test_without_a_strong_etag_a_transfer_starts_over(store, server, etag):
-    def change(request: HttpRequest, reply: Reply) -> Reply:
-        headers = {name: value for name, value in reply.headers.items() if name != "ETag"}
-        if etag:
-            headers["ETag"] = etag
-        return replace(reply, headers=headers, cut=300_000 if len(server.requests) == 1 else None)
-
-    server.change = change
-    assert await store.get("o", len(OBJECT)) == OBJECT
-    assert [request.headers.get("range") for request in server.requests] == [None, None]
-
-
-async def test_a_transfer_is_resumed_only_while_it_progresses(store, server):
-    server.change = lambda request, reply: replace(reply, cut=0)
     await fails(store.get("o", len(OBJECT)), "peer closed|disconnected|incomplete")
     assert len(server.requests) == 1
-    server.change = lambda request, reply: replace(reply, cut=100)
-    await fails(store.get("o", len(OBJECT)), "peer closed|disconnected|incomplete")
-    assert len(server.requests) == 1 + 4
 
 
 @pytest.mark.parametrize("length", [None, UNSAID, 5])
@@ -175,13 +131,13 @@ async def test_cookies_are_ignored(store, server, cookie):
 
 
 async def test_a_transfer_below_the_minimum_rate_fails(url, client, server):
-    store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(grace=0.1, min_rate=1e6))
+    store = HttpsStore(url, client, plain_http=True, grace=0.1, min_rate=1e6)
     server.change = lambda request, reply: replace(reply, piece=10, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "slower than")
 
 
 async def test_the_deadline_holds_for_everything(url, client, server):
-    store = HttpsStore(url, client, plain_http=True, limits=TransferLimits(deadline=0.1, grace=60.0))
+    store = HttpsStore(url, client, plain_http=True, deadline=0.1, grace=60.0)
     server.change = lambda request, reply: replace(reply, piece=1000, pause=0.02)
     await fails(store.get("o", len(OBJECT)), "not finished in 0.1 s")
 

@@ -5,7 +5,6 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,9 +12,10 @@ import pytest
 import trio
 
 from grailnode.store.checks import MAX_EMPTY_PAGES
+from grailnode.store.place import PlaceSection
 from grailnode.store.s3 import s3_session
-from grailnode.store.s3.s3_session import S3Credentials, S3Location
-from grailnode.store.s3.s3_store import S3Store
+from grailnode.store.s3.s3_session import S3Credentials
+from grailnode.store.s3.s3_store import PART_BYTES, S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.store.s3_buckets import listing_page
@@ -50,18 +50,21 @@ def service() -> Service:
 
 
 @pytest.fixture
-async def location(service: Service, nursery: trio.Nursery) -> S3Location:
+async def location(service: Service, nursery: trio.Nursery) -> PlaceSection:
     url = await nursery.start(serve, service)
-    return S3Location("bucket", url, addressing="path", read_timeout=5.0)
+    return PlaceSection(kind="s3", bucket="bucket", endpoint=url, addressing="path", silence_seconds=5.0)
 
 
 @pytest.fixture
-def open_store(location: S3Location) -> Iterator[OpenStore]:
+def open_store(location: PlaceSection) -> Iterator[OpenStore]:
     """Open stores at the service, or at a changed location of it, and close them at the end of the test."""
     with ExitStack() as stores:
 
-        def open_store(credentials: S3Credentials | None = CREDENTIALS, **changes: Any) -> S3Store:
-            return stores.enter_context(closing(S3Store(replace(location, **changes), credentials)))
+        def open_store(
+            credentials: S3Credentials | None = CREDENTIALS, part_bytes: int = PART_BYTES, **changes: Any
+        ) -> S3Store:
+            place = location.model_copy(update=changes)
+            return stores.enter_context(closing(S3Store(place, credentials, part_bytes)))
 
         yield open_store
 
@@ -193,7 +196,7 @@ async def test_an_interrupted_response_is_an_error(store, service):
 
 @pytest.mark.parametrize(("piece", "pause"), [(1, 0.02), (500, 60.0)], ids=["crawls", "stops"])
 async def test_a_slow_or_silent_response_ends_at_its_deadline(open_store, service, piece, pause):
-    store = open_store(read_timeout=0.3, base_seconds=0.5, min_rate=1e6)
+    store = open_store(silence_seconds=0.3, deadline_seconds=0.5, min_bytes_per_second=1e6)
     service.reply = Reply(200, b"x" * 1000, piece=piece, pause=pause)
     start = trio.current_time()
     await fails(store.get("a", 1000), "slower than|[Rr]ead timed? ?out|no answer within")
@@ -262,7 +265,7 @@ async def test_an_upload_that_fails_with_status_200_is_an_error(open_store, serv
 
 async def test_an_unreachable_server_is_reported_with_its_url(open_store):
     for endpoint in ["http://127.0.0.1:1", "http://no-such-host.invalid"]:
-        store = open_store(endpoint=endpoint, connect_timeout=0.5, base_seconds=5.0)
+        store = open_store(endpoint=endpoint, connect_seconds=0.5, deadline_seconds=5.0)
         await fails(store.get("a", 1), re.escape(endpoint))
 
 

@@ -16,8 +16,9 @@ from botocore.exceptions import ConnectionClosedError
 from grailnode.config import Config, load
 from grailnode.node.stores import sweep_orphans
 from grailnode.run import workspace
+from grailnode.store.place import PlaceSection
 from grailnode.store.s3.s3_errors import UnsupportedError
-from grailnode.store.s3.s3_session import S3Location
+from grailnode.store.s3.s3_session import S3Credentials
 from grailnode.store.s3.s3_store import S3Store
 from grailnode.store.s3.s3_upload import _part_size
 from protocol.limits import GIB, MIB
@@ -60,9 +61,8 @@ class RequestFaults:
 
 
 @pytest.fixture(params=["rclone", "moto"])
-def bucket(request) -> Bucket:
-    location, credentials = request.getfixturevalue(f"{request.param}_bucket")
-    return S3Location(location.bucket, location.endpoint, addressing="path", part_bytes=5 * MIB), credentials
+def bucket(request) -> tuple[PlaceSection, S3Credentials, int]:
+    return *request.getfixturevalue(f"{request.param}_bucket"), 5 * MIB
 
 
 @pytest.fixture
@@ -174,11 +174,6 @@ def test_parts_grow_when_there_would_be_too_many():
     assert 400 * GIB / _part_size(400 * GIB, 16 * MIB) <= 10_000
 
 
-def test_parts_below_5_mib_are_refused():
-    with pytest.raises(ValueError, match="5 MiB"):
-        S3Location("bucket", part_bytes=MIB)
-
-
 # sweep_orphans: a writer aborts its own old multipart uploads when it starts, and no others
 
 
@@ -210,7 +205,7 @@ def sweep_events(config: Config, *seconds_later: float) -> list[tuple[str, dict[
 
 
 def test_a_writer_sweeps_its_own_uploads_when_they_are_a_day_old(config: Config, any_bucket: Bucket):
-    store = S3Store(*any_bucket)
+    store = S3Store(*any_bucket, 5 * MIB)
     RequestFaults(store).unsent = {"CompleteMultipartUpload"}
     under = f"{config.store.prefix}/" if config.store.prefix else ""
     for owner in (MINE, THEIRS):

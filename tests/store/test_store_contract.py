@@ -17,9 +17,7 @@ import grailnode.store.memory
 import grailnode.store.s3.s3_store
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
-from grailnode.store.decorators.limiting import LimitedStore, RequestLimits
-from grailnode.store.decorators.metering import MeteredStore
-from grailnode.store.decorators.restricted import PrefixedStore
+from grailnode.store.decorators.limiting import LimitedStore, MeteredStore, PrefixedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
@@ -267,8 +265,7 @@ class TestDecorated(StoreContract):
     def store(self) -> ObjectStore:
         whole = MemoryStore()
         rng = random.Random(1)
-        limits = RequestLimits(concurrency=3, rate=1e6, burst=1000, max_put_bytes=10**6, max_get_bytes=10**6)
-        limited = LimitedStore(FaultyStore(whole, rng), limits)
+        limited = LimitedStore(FaultyStore(whole, rng), concurrency=3, rate=1e6, burst=1000, max_bytes=10**6)
         return PrefixedStore(MeteredStore(RetryingStore(limited, rng, BRIEF), TallyMeter()), "participant/one/")
 
 

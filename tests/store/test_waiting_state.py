@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 import trio
 
+from grailnode.store.decorators.retrying import WaitingState
 from grailnode.store.memory import MemoryStore
 from grailnode.store.state.state_store import StateStore
-from grailnode.store.state.waiting_state import WaitingState
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Log

@@ -17,7 +17,7 @@ from grailnode.ui.formatting import (
 )
 from grailnode.ui.report.plot import byte_axis, count_axis, share_axis
 from grailnode.ui.series import Change, Tally, last, mean, reasons_text, without_gaps
-from grailnode.ui.terminal.glyphs import bar, columns
+from grailnode.ui.terminal.glyphs import bar, sparkline
 from tests.ui import runs
 
 
@@ -90,16 +90,15 @@ def test_count_axis_is_marked_at_whole_numbers(values: list[int]):
 # Charts and bars made of characters
 
 
-@given(st.lists(st.none() | finite, max_size=200), st.integers(0, 80), st.integers(1, 5), st.integers(0, 100))
-def test_charts_have_the_requested_size(values: list[float | None], width: int, height: int, planned: int):
-    lines = columns(values, width, height, planned)
-    assert [len(line) for line in lines] == [width] * height
+@given(st.lists(st.none() | finite, max_size=200), st.integers(0, 80), st.integers(0, 100))
+def test_sparklines_have_the_requested_size(values: list[float | None], width: int, planned: int):
+    assert len(sparkline(values, width, planned)) == width
 
 
 def test_sparkline_rises_and_fills_up():
-    assert columns([0.0, 0.5, 1.0], 3) == ["▁▅█"]
-    assert columns([0.0, 1.0], 8, planned=4) == ["▁▁██    "]
-    assert columns([0.3, 0.3], 2) == ["▄▄"]
+    assert sparkline([0.0, 0.5, 1.0], 3) == "▁▅█"
+    assert sparkline([0.0, 1.0], 8, planned=4) == "▁▁██    "
+    assert sparkline([0.3, 0.3], 2) == "▄▄"
 
 
 def test_any_share_above_zero_is_visible_in_a_bar():

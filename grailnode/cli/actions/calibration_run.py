@@ -69,7 +69,6 @@ class Options:
 
 
 def calibrate(**parameters: Any) -> None:
-    """Run `grailnode calibrate`."""
     rules = validate(Rules, given(Rules, parameters), "calibrate")
     others = {name: value for name, value in parameters.items() if name not in Rules.model_fields}
     options = Options(rules, **others)
@@ -184,7 +183,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
         work=work,
         prompts=options.prompts.name if options.prompts else rules.environment,
         arithmetics=(options.miner, options.validator),
-        pairs=select(options.pairs, generating, checking, policy),
+        pairs=select(options.pairs, generating, checking),
         rollouts=options.rollouts,
         demands=replace(ThresholdDemands(), level=options.level, headroom=options.headroom, window=audited_groups),
         adapter_share=options.adapter_share,

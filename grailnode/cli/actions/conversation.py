@@ -22,7 +22,6 @@ _TOKENS: Final = 512  # of an answer of a checkpoint
 
 
 def chat(message: str | None, max_tokens: int | None, greedy: bool, **options: Unpack[PolicyOptions]) -> None:
-    """Run `grailnode chat`."""
     if message is not None and not message.strip():
         raise click.UsageError("--message: there is nothing to answer")
     trio.run(_chat, message, max_tokens, greedy, options)

@@ -31,7 +31,6 @@ def demo(
     engine: str,
     engine_python: Path | None,
 ) -> None:
-    """Run `grailnode demo`."""
     network = out / "network"
     if network.exists():
         raise WorkspaceError(f"{network}: a run was kept there; choose another --out, or remove it")

@@ -18,7 +18,6 @@ from grailnode.run.joining import open_config
 
 
 def install(directory: Path | None, device: installation.Device | None) -> None:
-    """Make an environment with vLLM, and say what it took and how to use it."""
     if device is None:
         device, reason = installation.detect_device()
         click.echo(f"for {device}, because {reason}; --device chooses otherwise")
@@ -33,7 +32,6 @@ def install(directory: Path | None, device: installation.Device | None) -> None:
 
 
 def flags(policy: Path, **choices: Any) -> None:
-    """Print the command that starts a server for a policy."""
     settings = VllmSettings(**choices)
     modules = write_modules(Path.cwd() / "grailnode-vllm")
     variables = {"PYTHONPATH": str(modules), **server_environment(settings)}
@@ -43,7 +41,6 @@ def flags(policy: Path, **choices: Any) -> None:
 
 
 def verify(name: str, **run_options: Unpack[RunOptions]) -> None:
-    """Ask a node of this machine to read its engine's tensors back, and say in one line what came of it."""
     check_name(name)
     config = open_config(**run_options)
     directory = engine_directory(state_directory(config, name))

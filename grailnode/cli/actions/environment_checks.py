@@ -21,7 +21,6 @@ _SHOWN_CHARACTERS = 60
 
 
 def show_all() -> None:
-    """Run `grailnode environments`."""
     for name, distribution in registry.distributions().items():
         try:
             example = _line(_open(name, "{}", None).held_out_problem(0).prompt)
@@ -32,10 +31,7 @@ def show_all() -> None:
         click.echo(f"{data_set:<16} {registry.reader_of(data_set)}")
 
 
-def try_one(
-    name: str, config: str, data: Path | None, seed: int, answers: tuple[str, ...], policy: Path | None
-) -> None:
-    """Run `grailnode environments try`."""
+def try_(name: str, config: str, data: Path | None, seed: int, answers: tuple[str, ...], policy: Path | None) -> None:
     if answers and policy is not None:
         raise click.UsageError("give either --answer or --policy")
     environment = _open(name, config, data)
@@ -63,7 +59,6 @@ def try_one(
 
 
 def check(name: str, config: str, data: Path | None) -> None:
-    """Run `grailnode environments check`."""
     first, second = (contract.observe_by_hash_seed(name, config, data, hash_seed) for hash_seed in (1, 2))
     count = 0
     for text, failure in contract.failures(first, second):
@@ -84,8 +79,6 @@ def _open(name: str, config: str, data: Path | None) -> Environment:
 
 
 class _Writer:
-    """Writes the most likely turns of a policy."""
-
     def __init__(self, directory: Path, prompt: str, max_tokens: int) -> None:
         policy = Policy.load(directory)
         self._tokenizer, self._engine = policy.tokenizer, TorchEngine(build(policy))

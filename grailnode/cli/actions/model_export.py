@@ -41,7 +41,6 @@ class ExportError(UserError):
 
 
 def export(directory: Path, version: int | None, merged: bool, **run_options: Unpack[RunOptions]) -> None:
-    """Run `grailnode export`."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ExportError(f"{directory}: there is something already; choose another directory")
     node = make_spectator(open_config_to_read(**run_options))
@@ -104,7 +103,6 @@ async def export_version(
 
 
 async def _write_merged(node: Node, lora: LoraSpec, policy: Policy, adapters: Weights) -> None:
-    """Write base and adapters as one model into the policy's directory."""
     shapes = models.build(policy, lora=lora).shapes
     base_directory = policy.directory / "base"
     base = await fetch_base(node, lora, node.authority.trainers, base_directory, shapes)

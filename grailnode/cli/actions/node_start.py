@@ -1,24 +1,37 @@
-"""`grailnode --role trainer`, `--role miner` and `--role validator`: run a node until Ctrl-C."""
+"""What `grailnode --role`, `mirror`, `backup`, `restore` and `repair` do."""
 
+import sys
 import time
+from functools import partial
+from pathlib import Path
 from typing import Final, Unpack
+
+import click
+import trio
 
 from grailnode import UserError
 from grailnode.cli.options import RunOptions, check_name, report_line
 from grailnode.config import Config
+from grailnode.node import state_care
+from grailnode.node.node_makers import make_auditor
 from grailnode.node.role_checks import Role, check_start
 from grailnode.node.role_processes import run_role
+from grailnode.node.stores import Storage
+from grailnode.node.supervisor import run_until_interrupted
+from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import with_repair_command
-from grailnode.run.joining import open_config
+from grailnode.run.joining import open_config, open_config_to_read
+from roles.authority_updates import run_under_authority
 from roles.node.retries import WAIT_REPORT_SECONDS
+from roles.policy.mirroring import Mirror
 from roles.ports import NotFoundError, StateError
 
 _POLL_SECONDS: Final = 5.0
+_MIRROR_POLL_SECONDS: Final = 0.5
 _TRIES_PER_REPORT: Final = round(WAIT_REPORT_SECONDS / _POLL_SECONDS)
 
 
 def run_node(role: Role, name: str | None, **run_options: Unpack[RunOptions]) -> None:
-    """Run a node until Ctrl-C."""
     config = wait_for_run(**run_options)
     name = name or (f"{role}-1" if role in ("miner", "worker") else role)
     check_name(name)
@@ -40,3 +53,30 @@ def wait_for_run(**run_options: Unpack[RunOptions]) -> Config:
                 report_line(f"{error}; waiting since {since} (Ctrl-C ends this)")
         tries += 1
         time.sleep(_POLL_SECONDS)
+
+
+def mirror(to: str, region: str, **run_options: Unpack[RunOptions]) -> None:
+    run_until_interrupted(partial(_mirror, open_config_to_read(**run_options), to, region))
+    raise click.exceptions.Abort
+
+
+async def _mirror(config: Config, to: str, region: str) -> None:
+    telemetry = NodeTelemetry("mirror", terminal=sys.stderr)
+    node = await trio.to_thread.run_sync(partial(make_auditor, config, telemetry))
+    copy = Mirror(node, Storage(config, telemetry).copy_target(to, region))
+    await run_under_authority(node, partial(copy.keep, _MIRROR_POLL_SECONDS))
+
+
+def backup(directory: Path, name: str, **run_options: Unpack[RunOptions]) -> None:
+    check_name(name)
+    state_care.back_up(open_config(**run_options), name, directory, click.echo)
+
+
+def restore(directory: Path, name: str, **run_options: Unpack[RunOptions]) -> None:
+    check_name(name)
+    state_care.restore(open_config(**run_options), name, directory, click.echo)
+
+
+def repair(name: str, **run_options: Unpack[RunOptions]) -> None:
+    check_name(name)
+    state_care.repair_node(open_config(**run_options), name, click.echo)

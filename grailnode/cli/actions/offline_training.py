@@ -39,7 +39,6 @@ def train(
     as_json: bool,
     **run_options: Unpack[RunOptions],
 ) -> None:
-    """Run `grailnode train`."""
     if not offline:
         raise click.UsageError("give --offline; a trainer that publishes is `grailnode --role trainer --run FILE`")
     config = open_config_to_read(**run_options)
@@ -93,7 +92,7 @@ def take_steps(learner: Learner, groups: Sequence[VerifiedGroup], groups_per_ste
 
 def _text(report: StepReport) -> str:
     return (
-        f"step {report.step}  loss {report.loss:.4g}  reward {report.mean_reward:.3f}  entropy {report.entropy:.3f}  "
-        f"clipped {report.clip_fraction:.3f}  gradient {report.grad_norm:.3g}  tokens {report.tokens}  "
+        f"step {report.step}  loss {report.loss:.4g}  reward {report.reward:.3f}  entropy {report.entropy:.3f}  "
+        f"clipped {report.clipped:.3f}  gradient {report.grad_norm:.3g}  tokens {report.tokens}  "
         f"rate {report.learning_rate:.2g}"
     )

@@ -26,14 +26,24 @@ Selection = Literal["best", "worst", "rejected"] | None
 
 
 def rollouts(
-    window: int | None, miner: str, selection: Selection, count: int, as_json: bool, **run_options: Unpack[RunOptions]
+    window: int | None,
+    miner: str,
+    best: bool,
+    worst: bool,
+    rejected: bool,
+    count: int,
+    as_json: bool,
+    **run_options: Unpack[RunOptions],
 ) -> None:
-    """Run `grailnode rollouts`."""
+    options: dict[Selection, bool] = {"best": best, "worst": worst, "rejected": rejected}
+    chosen = [name for name, is_given in options.items() if is_given]
+    if len(chosen) > 1:
+        raise click.UsageError(f"--{chosen[0]} and --{chosen[1]}: choose one of them")
     node = make_spectator(open_config_to_read(**run_options))
     read = trio.run(_read, node, window, miner)
     for line in read.unread:
         click.echo(f"not read: {clean(line, 400)}", err=True)
-    selected = select(read.rollouts, selection)
+    selected = select(read.rollouts, chosen[0] if chosen else None)
     listing = selected[:count] if count else selected
     for rollout in listing:
         click.echo(_json(rollout) if as_json else _text(rollout))

@@ -41,7 +41,6 @@ _LIMITS: Final = ReadingLimits(rollouts=400, characters=8_000_000, seconds=10.0)
 
 
 def dashboard(host: str, port: int, local: bool, **run_options: Unpack[RunOptions]) -> None:
-    """Run `grailnode dashboard`."""
     if local and not _is_loopback(host):
         raise click.UsageError(f"--local with --host {host}: logs are for this machine's owner, at a loopback address")
     config = open_config_to_read(**run_options)

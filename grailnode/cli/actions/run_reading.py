@@ -39,7 +39,6 @@ _WATCHES: Final = 20  # of a window
 
 
 def status(as_json: bool, watch: bool, **run_options: Unpack[RunOptions]) -> None:
-    """Run `grailnode status`."""
     config = open_config_to_read(**run_options)
     trio.run(_show_status, config, make_auditor(config), as_json, watch)
 
@@ -80,7 +79,6 @@ async def _observe(node: Node) -> Observer:
 
 
 def verify(rollout: str | None, ledger: bool, **run_options: Unpack[RunOptions]) -> None:
-    """Run `grailnode verify`."""
     config = open_config_to_read(**run_options)
     if rollout is not None:
         _verify_rollout(config, rollout)
@@ -128,7 +126,6 @@ async def _recheck(config: Config, reference: GroupReference) -> RecheckedGroup:
 
 
 def inspect(file: Path, base: Path | None, as_json: bool, everything: bool) -> None:
-    """Run `grailnode inspect`."""
     with error_context(base):
         weights = safetensors.read(base.read_bytes()) if base else None
     with error_context(file):
@@ -140,6 +137,5 @@ def inspect(file: Path, base: Path | None, as_json: bool, everything: bool) -> N
 
 
 def convert(**parameters: Any) -> None:
-    """Run `grailnode convert`."""
     for path in conversion.convert(**parameters):
         click.echo(f"{path}: {path.stat().st_size} bytes")

@@ -13,16 +13,15 @@ from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.buckets import Document
 from grailnode.run.new_run import COMMANDS, NewRun, create_run, join_run
-from grailnode.run.recipe import read_recipe
 from grailnode.run.requirements import completion_tokens
 from grailnode.run.rules import Place, Rules
+from grailnode.run.run_toml import read_recipe
 from protocol.environments.dataset import Dataset
 
 _LISTED_LINES: Final = 8
 
 
 def init(directory: Path, policy: Path | None, recipe: Path | None, proof: Path | None, **parameters: Any) -> None:
-    """Run `grailnode init`."""
     place_options = given(Place, parameters)
     place = validate(Place, place_options, "init")
     if place.bucket is None and place_options:

@@ -15,7 +15,6 @@ _own_name: Final = re.compile(r"\d{10}\.safetensors")
 
 
 def publish(directory: Path, run: Path, name: str, step: int) -> None:
-    """Run `grailnode publish`."""
     check_name(name)
     with library.open_trainer(run, name, report=report_line) as trainer:
         version = trainer.publish(directory, step=step)
@@ -24,7 +23,6 @@ def publish(directory: Path, run: Path, name: str, step: int) -> None:
 
 
 def follow(run: str, directory: Path, keep: int, once: bool) -> None:
-    """Run `grailnode follow`."""
     directory.mkdir(parents=True, exist_ok=True)
     for version in library.follow(run, report=report_line):
         file = directory / f"{version.number:010d}.safetensors"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import secrets
 import subprocess
 import tempfile
@@ -27,6 +28,7 @@ GUARD_PLUGIN: Final = "grailnode_guard"
 """The part of our plugin that changes nothing of what vLLM computes: its processes end with the one that started it."""
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 12
+_ERROR: Final = re.compile(r"(?:.*\] )?(\w*(?:Error|Exception): .{1,300})")
 _LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM reserves memory
 _KEEP_SECONDS: Final = 3.0  # for which an idle connection is kept; vLLM closes it after 5 s
 
@@ -92,6 +94,15 @@ def cache_directory(python: Path, directory: Path) -> Path:
     return directory / "kernels"
 
 
+def error_in(log: str) -> str:
+    """Return the error that ended vLLM, behind ": ", or "". A process writes why it ends; then the one that started it
+    writes only that it did, at the end of the log.
+    """
+    matches = [_ERROR.match(line) for line in log.splitlines()[:-_LOG_LINES] if " WARNING " not in line]
+    errors = [match[1] for match in matches if match]
+    return f": {errors[-1]}" if errors else ""
+
+
 class ChildServer:
     """A server that this process starts, on a Unix socket that only its user can open.
 
@@ -131,6 +142,7 @@ class ChildServer:
         return self._launcher.server_id
 
     async def start(self) -> None:
+        logged = self.log.stat().st_size if self.log.exists() else 0
         with trio.move_on_after(self.settings.start_seconds) as scope:
             if self.process_id is None:
                 await self.stop()
@@ -144,7 +156,8 @@ class ChildServer:
             async with self.client(5.0, 1) as client:
                 while await _health_problem(client):
                     if self.process_id is None:
-                        raise EngineError(f"vLLM ended while it started:\n{self._last_lines()}")
+                        cause = error_in(self.log.read_bytes()[logged:].decode(errors="replace"))
+                        raise EngineError(f"vLLM ended while it started{cause}:\n{self._last_lines()}")
                     await trio.sleep(_POLL_SECONDS)
         if scope.cancelled_caught:
             seconds = f"{self.settings.start_seconds:g} s"

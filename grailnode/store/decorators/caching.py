@@ -129,7 +129,6 @@ class CachedStore:
         return data
 
     async def _fetch_pieces(self, path: str, total_bytes: int, partial: PartialDownload) -> None:
-        """Fetch the pieces that have not arrived yet."""
         count = -(-total_bytes // self._piece_bytes)
         arrived_pieces = {number for number in await self._run(partial.arrived_pieces) if number < count}
         remaining_pieces = [number for number in range(count) if number not in arrived_pieces]

@@ -192,7 +192,6 @@ class DiskCache:
 
 
 def _marks_of(path: Path) -> Path:
-    """Return the path of a download's marks."""
     return path.with_name(path.name + _MARKS_SUFFIX)
 
 

@@ -1,13 +1,15 @@
-"""Limits the load of one node on a store, and the length of the listings that it believes."""
+"""Limits the load of one node on a store, the length of the listings that it believes and the paths that it uses; and
+measures the operations: how many, with which outcome, how many bytes and how many seconds.
+"""
 
 import math
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable
+from typing import Final, Protocol, TypeVar
 
 import trio
 
-from roles.ports import ObjectInfo, ObjectStore, StoreError, TooLargeError
+from grailnode.store.checks import check_path, check_prefix
+from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError, TooLargeError
 
 PAGE: Final = 1000
 """Entries of a listing that count as one request."""
@@ -15,36 +17,25 @@ MAX_ENTRIES: Final = 1 << 17
 """Entries of one listing, repeated ones included: objects of 4,096 participants and 32 windows, some 10 MB of paths."""
 
 
-@dataclass(frozen=True)
-class RequestLimits:
-    """How much a node may demand of a store.
+class LimitedStore:
+    """Delays operations until the limits allow them, first come, first served. Refuses objects that are too large.
 
-    Attributes:
+    Args:
+        concurrency: operations at a time.
         rate: operations per second in the long run.
         burst: operations that may start at once after a pause.
-        max_put_bytes: bytes of one object to store.
-        max_get_bytes: bytes of one answer.
+        max_bytes: of one object to store, and of one answer.
     """
 
-    concurrency: int
-    rate: float
-    burst: int
-    max_put_bytes: int
-    max_get_bytes: int
-
-
-class LimitedStore:
-    """Delays operations until the limits allow them, first come, first served. Refuses objects that are too large."""
-
-    def __init__(self, store: ObjectStore, limits: RequestLimits) -> None:
+    def __init__(self, store: ObjectStore, *, concurrency: int, rate: float, burst: int, max_bytes: int) -> None:
         self._store = store
-        self._limits = limits
-        self._slots = trio.CapacityLimiter(limits.concurrency)
-        self._bucket = _TokenBucket(limits.rate, limits.burst)
+        self._max_bytes = max_bytes
+        self._slots = trio.CapacityLimiter(concurrency)
+        self._bucket = _TokenBucket(rate, burst)
 
     async def put(self, path: str, data: bytes) -> None:
-        if len(data) > self._limits.max_put_bytes:
-            raise TooLargeError(f"{path}: {len(data)} bytes where at most {self._limits.max_put_bytes} may be stored")
+        if len(data) > self._max_bytes:
+            raise TooLargeError(f"{path}: {len(data)} bytes where at most {self._max_bytes} may be stored")
         await self._bucket.take()
         async with self._slots:
             await self._store.put(path, data)
@@ -52,7 +43,7 @@ class LimitedStore:
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         await self._bucket.take()
         async with self._slots:
-            return await self._store.get(path, min(max_bytes, self._limits.max_get_bytes), offset=offset, size=size)
+            return await self._store.get(path, min(max_bytes, self._max_bytes), offset=offset, size=size)
 
     async def delete(self, path: str) -> None:
         await self._bucket.take()
@@ -118,3 +109,107 @@ class BoundedStore:
             if info.path.startswith(prefix) and info.path > after and info.path not in paths:
                 paths.add(info.path)
                 yield info
+
+
+T = TypeVar("T")
+
+
+class StoreMeter(Protocol):
+    """Receives one record for every operation of a store."""
+
+    def record(self, operation: str, outcome: str, payload_bytes: int, seconds: float) -> None:
+        """Add one operation to the totals.
+
+        Args:
+            operation: 'put', 'get', 'list' or 'delete'.
+            outcome: 'ok', 'missing', 'too_large', 'error' or 'cancelled'.
+        """
+
+
+class MeteredStore:
+    """Records every operation of a store. A listing is one operation; its seconds are those its reader waited."""
+
+    def __init__(self, store: ObjectStore, meter: StoreMeter) -> None:
+        self._store = store
+        self._meter = meter
+
+    async def put(self, path: str, data: bytes) -> None:
+        await self._measure("put", self._store.put(path, data), len(data))
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        return await self._measure("get", self._store.get(path, max_bytes, offset=offset, size=size))
+
+    async def delete(self, path: str) -> None:
+        await self._measure("delete", self._store.delete(path))
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        source = self._store.list(prefix, after=after)
+        seconds, outcome = 0.0, "cancelled"
+        try:
+            while True:
+                start = trio.current_time()
+                try:
+                    info = await anext(source, None)
+                finally:
+                    seconds += trio.current_time() - start
+                if info is None:
+                    outcome = "ok"
+                    return
+                yield info
+        except StoreError as error:
+            outcome = _outcome(error)
+            raise
+        finally:
+            self._meter.record("list", outcome, 0, seconds)
+
+    async def _measure(self, operation: str, work: Awaitable[T], payload_bytes: int = 0) -> T:
+        outcome, start = "cancelled", trio.current_time()
+        try:
+            result = await work
+            outcome = "ok"
+            payload_bytes = len(result) if isinstance(result, bytes) else payload_bytes
+            return result
+        except StoreError as error:
+            outcome = _outcome(error)
+            raise
+        finally:
+            transferred_bytes = payload_bytes if outcome == "ok" else 0
+            self._meter.record(operation, outcome, transferred_bytes, trio.current_time() - start)
+
+
+def _outcome(error: StoreError) -> str:
+    if isinstance(error, NotFoundError):
+        return "missing"
+    return "too_large" if isinstance(error, TooLargeError) else "error"
+
+
+class PrefixedStore:
+    """Implements ObjectStore with the objects below `prefix`, which it adds to every path.
+
+    Args:
+        prefix: ends with '/'.
+
+    Raises:
+        ValueError: `prefix` is not a prefix of object paths, or does not end with '/'.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        if not check_prefix(prefix).endswith("/"):
+            raise ValueError(f"a store's prefix ends with '/': {prefix!r}")
+        self._store = store
+        self._prefix = prefix
+
+    async def put(self, path: str, data: bytes) -> None:
+        await self._store.put(self._prefix + check_path(path), data)
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        return await self._store.get(self._prefix + check_path(path), max_bytes, offset=offset, size=size)
+
+    async def delete(self, path: str) -> None:
+        await self._store.delete(self._prefix + check_path(path))
+
+    async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        start = self._prefix + after if after else ""
+        async for info in self._store.list(self._prefix + check_prefix(prefix), after=start):
+            if info.path.startswith(self._prefix):
+                yield ObjectInfo(info.path.removeprefix(self._prefix), info.size)

@@ -1,4 +1,6 @@
-"""Repeats operations of a store that failed; retries them with exponential backoff and jitter, within a deadline."""
+"""Repeats operations of a store that failed: for a limited time with exponential backoff and jitter (RetryingStore), or
+until the disk of a node's own state takes them (WaitingState).
+"""
 
 import random
 from abc import ABC, abstractmethod
@@ -9,12 +11,13 @@ from typing import Final, TypeVar
 import trio
 
 from grailnode.store.checks import PermanentError
-from roles.node.retries import Pause
-from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError, TooLargeError
+from roles.node.retries import Pause, WaitReporter
+from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError, Telemetry, TooLargeError
 
 T = TypeVar("T")
 
 _PAUSE: Final = Pause(first=0.2, longest=10.0)
+_DISK_PAUSE_SECONDS: Final = 0.5
 
 
 class RepeatingStore(ABC):
@@ -102,3 +105,43 @@ class RetryingStore(RepeatingStore):
                     failure = error
         message = failure or f"{where}: no answer within {policy.deadline:g} s"
         raise StoreError(f"{message} (tried {tries} times)") from failure
+
+
+class WaitingState(RepeatingStore):
+    """Decorates the store of a node's own state: an operation fails only if trying again would not help.
+
+    A role changes its state in several steps, each of which relies on those before. If one of them could fail on a disk
+    that is full, read-only or failing for a while, each role would have to know what that leaves behind. So the task
+    that needs the operation waits, the other tasks go on, and the log says why.
+
+    NotFoundError and TooLargeError are final, and so is StateError, which is no StoreError.
+    """
+
+    def __init__(self, state: ObjectStore, telemetry: Telemetry) -> None:
+        super().__init__(state)
+        self._reporter = WaitReporter(telemetry, "disk-failing")
+        self._waiting = 0  # operations
+
+    async def _repeat(self, where: str, action: Callable[[], Awaitable[T]]) -> T:
+        waits = False
+        try:
+            while True:
+                try:
+                    return await action()
+                except (NotFoundError, TooLargeError):
+                    raise
+                except StoreError as error:
+                    self._report(error)
+                self._waiting += not waits
+                waits = True
+                await trio.sleep(_DISK_PAUSE_SECONDS)
+        finally:
+            self._waiting -= waits
+            if not self._waiting:
+                self._reporter.over()
+
+    def _report(self, error: StoreError) -> None:
+        """Report an error. Two operations that fail for one cause differ in their paths alone."""
+        cause = error.__cause__.errno if isinstance(error.__cause__, OSError) else type(error.__cause__)
+        text = f"{error}; this process waits until the disk takes it"
+        self._reporter.waiting("disk", text, "the disk takes what this node must not forget: free space there", cause)

@@ -54,8 +54,6 @@ def _embedded_ipv4(ip: IPv6Address) -> tuple[IPv4Address, ...]:
 
 
 class _PublicBackend(httpcore.TrioBackend):
-    """Opens TCP connections to public addresses only."""
-
     async def connect_tcp(
         self,
         host: str,

@@ -7,7 +7,6 @@ bucket permits public listing. A bucket that does not answers 403 for a missing 
 
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -19,24 +18,6 @@ from grailnode.store.checks import PermanentError, begins_at, check_path, check_
 from grailnode.store.https.addresses import PublicTransport
 from grailnode.store.https.listing import list_bucket
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
-
-_strong_etag: Final = re.compile(r'"[\x21\x23-\x7e]{1,128}"')
-
-
-@dataclass(frozen=True)
-class TransferLimits:
-    """How slow a server may be, and how often a transfer is resumed.
-
-    Attributes:
-        grace: seconds at the beginning of a transfer in which `min_rate` does not apply.
-        min_rate: bytes per second, on average since the beginning of the transfer.
-        resumptions: how often a transfer that broke off is resumed, as long as each attempt receives new bytes.
-    """
-
-    deadline: float = 3600.0
-    grace: float = 20.0
-    min_rate: float = 16_384.0
-    resumptions: int = 8
 
 
 def open_client(
@@ -61,42 +42,15 @@ def open_client(
     )
 
 
-@dataclass
-class _Transfer:
-    """The transfer of an object or of a range, with a strong ETag of the object when the server sent one."""
-
-    path: str
-    max_bytes: int
-    offset: int
-    size: int | None
-    etag: str | None = None
-    data: bytearray = field(default_factory=bytearray)
-
-    def headers(self) -> dict[str, str]:
-        """Return headers that request the remaining bytes.
-
-        Without an ETag they could belong to another object, so the transfer starts again.
-        """
-        if self.data and self.etag is None:
-            self.data.clear()
-        start = self.offset + len(self.data)
-        last = "" if self.size is None else str(self.offset + max(self.size, 1) - 1)
-        headers = {} if start == 0 and not last else {"Range": f"bytes={start}-{last}"}
-        if self.data and self.etag is not None:
-            headers["If-Range"] = self.etag
-        return headers
-
-
-class _BrokenOffError(StoreError):
-    """The connection ended before the body did."""
-
-
 class HttpsStore:
     """Implements ObjectStore for the objects below a URL; writes are refused.
 
     Args:
         base_url: paths are appended to it, such as 'https://bucket.example.org/run/'.
         client: from `open_client`; the caller closes it.
+        deadline: seconds of a transfer.
+        min_rate: bytes per second, on average since the beginning of a transfer.
+        grace: seconds at that beginning in which `min_rate` does not apply.
         plain_http: allow 'http:', for relays and buckets on this machine or in a trusted network.
 
     Raises:
@@ -108,7 +62,9 @@ class HttpsStore:
         base_url: str,
         client: httpx.AsyncClient,
         *,
-        limits: TransferLimits | None = None,
+        deadline: float = 3600.0,
+        min_rate: float = 16_384.0,
+        grace: float = 20.0,
         plain_http: bool = False,
     ) -> None:
         schemes = {"https", "http"} if plain_http else {"https"}
@@ -116,7 +72,7 @@ class HttpsStore:
             raise ValueError(f"not a base URL ({' or '.join(sorted(schemes))}, a host, a path): {base_url!r}")
         self._base = base_url.rstrip("/") + "/"
         self._client = client
-        self._limits = limits or TransferLimits()
+        self._deadline, self._min_rate, self._grace = deadline, min_rate, grace
 
     async def put(self, path: str, data: bytes) -> None:
         """Always raises PermanentError: HTTPS is for reading only."""
@@ -131,57 +87,39 @@ class HttpsStore:
         return list_bucket(self._client, self._base, check_prefix(prefix), after)
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        """Implements ObjectStore.get; resumes a transfer that breaks off, unless the object has changed."""
+        """Implements ObjectStore.get; of an empty range one byte is requested, to learn whether the object exists."""
         check_path(path)
         check_range(max_bytes, offset, size)
-        transfer = _Transfer(path, max_bytes, offset, size)
+        where = self._base + path
+        last = "" if size is None else str(offset + max(size, 1) - 1)
+        headers = {"Range": f"bytes={offset}-{last}"} if offset or last else {}
         try:
-            with trio.fail_after(self._limits.deadline):
-                await self._resume_until_done(transfer)
+            with trio.fail_after(self._deadline):
+                url = self._base + quote(path, safe="/")
+                async with self._client.stream("GET", url, headers=headers) as response:
+                    if not _accept(response, where, offset):
+                        return b""
+                    _check_length(response, where, max_bytes, size)
+                    return await self._read(response, where, max_bytes, size)
         except trio.TooSlowError as error:
-            raise StoreError(f"{self._base}{path}: not finished in {self._limits.deadline:g} s") from error
-        return bytes(transfer.data if size is None else transfer.data[:size])
-
-    async def _resume_until_done(self, transfer: _Transfer) -> None:
-        most_bytes = 0
-        for resumption in range(self._limits.resumptions + 1):
-            try:
-                await self._receive(transfer)
-            except _BrokenOffError:
-                if len(transfer.data) <= most_bytes or resumption == self._limits.resumptions:
-                    raise
-                most_bytes = len(transfer.data)
-            else:
-                return
-
-    async def _receive(self, transfer: _Transfer) -> None:
-        where = self._base + transfer.path
-        has_body = False
-        try:
-            url = self._base + quote(transfer.path, safe="/")
-            async with self._client.stream("GET", url, headers=transfer.headers()) as response:
-                if _accept(response, transfer, where):
-                    has_body = True
-                    await self._read(response, transfer, where)
+            raise StoreError(f"{where}: not finished in {self._deadline:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            kind = _BrokenOffError if has_body else StoreError
-            raise kind(f"{where}: {one_line(error)}") from error
+            raise StoreError(f"{where}: {one_line(error)}") from error
 
-    async def _read(self, response: httpx.Response, transfer: _Transfer, where: str) -> None:
-        start, received_bytes = trio.current_time(), 0
-        target_bytes = None if transfer.size is None else max(transfer.size, 1)
+    async def _read(self, response: httpx.Response, where: str, max_bytes: int, size: int | None) -> bytes:
+        start, data = trio.current_time(), bytearray()
         async for piece in response.aiter_raw():
-            received_bytes += len(piece)
-            transfer.data += piece
-            if target_bytes is not None and len(transfer.data) >= target_bytes:
-                del transfer.data[target_bytes:]  # the server ignores the end of the range
+            data += piece
+            if size is not None and len(data) >= size:
+                del data[size:]  # the server ignores the end of the range
                 break
-            if len(transfer.data) > transfer.max_bytes:
-                raise TooLargeError(f"{where}: more than {transfer.max_bytes} bytes")
-            if trio.current_time() - start > self._limits.grace + received_bytes / self._limits.min_rate:
-                raise StoreError(f"{where}: slower than {self._limits.min_rate:g} bytes per second")
-        if transfer.size != 0 and len(transfer.data) > transfer.max_bytes:
-            raise TooLargeError(f"{where}: more than {transfer.max_bytes} bytes")
+            if len(data) > max_bytes:
+                break
+            if trio.current_time() - start > self._grace + len(data) / self._min_rate:
+                raise StoreError(f"{where}: slower than {self._min_rate:g} bytes per second")
+        if len(data) > max_bytes:
+            raise TooLargeError(f"{where}: more than {max_bytes} bytes")
+        return bytes(data)
 
 
 def _is_base_url(url: str, schemes: set[str]) -> bool:
@@ -199,15 +137,12 @@ def _is_base_url(url: str, schemes: set[str]) -> bool:
     )
 
 
-def _accept(response: httpx.Response, transfer: _Transfer, where: str) -> bool:
-    """Check the head of a response, and return whether a body follows that continues the transfer.
-
-    When the object has changed, the transfer starts again.
-    """
+def _accept(response: httpx.Response, where: str, offset: int) -> bool:
+    """Check the head of a response, and return whether a body follows."""
     status = response.status_code
     if status in {403, 404, 410}:
         raise NotFoundError(f"{where}: no such object{_hint.get(status, '')}")
-    if status == 416 and not transfer.data:
+    if status == 416:
         return False  # the range begins after the end of the object, so it is empty
     if 300 <= status < 400:
         raise PermanentError(f"{where}: redirects are not followed ({status}): give the final URL")
@@ -216,26 +151,20 @@ def _accept(response: httpx.Response, transfer: _Transfer, where: str) -> bool:
     if response.headers.get("Content-Encoding", "identity") != "identity":
         raise StoreError(f"{where}: the server compresses the object, which the request excluded")
     if status == 206 or "Content-Range" in response.headers:  # some servers answer ranges with status 200
-        if not begins_at(response.headers.get("Content-Range", ""), transfer.offset + len(transfer.data)):
+        if not begins_at(response.headers.get("Content-Range", ""), offset):
             raise StoreError(f"{where}: the server did not send the requested range")
-    else:
-        if transfer.offset:
-            raise PermanentError(f"{where}: the server does not support ranges")
-        transfer.data.clear()
-    etag = response.headers.get("ETag", "")
-    transfer.etag = etag if _strong_etag.fullmatch(etag) else None
-    _check_length(response, transfer, where)
+    elif offset:
+        raise PermanentError(f"{where}: the server does not support ranges")
     return True
 
 
-def _check_length(response: httpx.Response, transfer: _Transfer, where: str) -> None:
+def _check_length(response: httpx.Response, where: str, max_bytes: int, size: int | None) -> None:
     length = response.headers.get("Content-Length", "")
     if not re.fullmatch(r"[0-9]{1,18}", length):
         return  # chunked: the body is counted while it arrives
-    total = len(transfer.data) + int(length)
-    size = total if transfer.size is None else min(total, transfer.size)
-    if size > transfer.max_bytes:
-        raise TooLargeError(f"{where}: {size} bytes where at most {transfer.max_bytes} are allowed")
+    total = int(length) if size is None else min(int(length), size)
+    if total > max_bytes:
+        raise TooLargeError(f"{where}: {total} bytes where at most {max_bytes} are allowed")
 
 
 _hint: Final = {

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import boto3.session
 import botocore
@@ -23,6 +23,7 @@ from botocore.handlers import add_expect_header
 from botocore.httpsession import URLLib3Session
 from botocore.loaders import Loader, create_loader
 
+from grailnode.store.place import PlaceSection
 from protocol.limits import MIB
 
 if TYPE_CHECKING:
@@ -43,45 +44,12 @@ class S3Credentials:
     session_token: str | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True)
-class S3Location:
-    """A bucket and how to reach it.
-
-    Attributes:
-        endpoint: URL of the service; None for AWS.
-        addressing: whether the bucket is in the path (MinIO, rclone) or in the host name (AWS); with 'auto' botocore
-            decides.
-        min_rate: bytes per second; a slower transfer is given up.
-        base_seconds: seconds that every request may take beyond what `min_rate` allows for its bytes.
-        part_bytes: larger objects are uploaded in parts of this size, several at a time; at least 5 MiB, as S3 demands.
-    """
-
-    bucket: str
-    endpoint: str | None = None
-    region: str = "us-east-1"
-    addressing: Literal["auto", "path", "virtual"] = "auto"
-    connect_timeout: float = 10.0
-    read_timeout: float = 30.0
-    min_rate: float = 16_384.0
-    base_seconds: float = 60.0
-    connections: int = 16
-    part_bytes: int = 16 * MIB
-
-    def __post_init__(self) -> None:
-        if self.part_bytes < 5 * MIB:
-            raise ValueError("S3 accepts only parts of at least 5 MiB")
-
-    def seconds_for(self, size: int) -> float:
-        """Return the deadline of a request with a body of `size` bytes."""
-        return self.base_seconds + size / self.min_rate
-
-
 class _BoundedBody:
     """The body of a response, as botocore reads it, with a deadline and, unless it is an object, a maximum size."""
 
-    def __init__(self, raw: Any, location: S3Location, max_bytes: int | None) -> None:
+    def __init__(self, raw: Any, place: PlaceSection, max_bytes: int | None) -> None:
         self._raw = raw
-        self._location = location
+        self._place = place
         self._max_bytes = max_bytes
         self._count = 0
         self._start = time.monotonic()
@@ -94,8 +62,10 @@ class _BoundedBody:
         self._count += len(data)
         if self._max_bytes is not None and self._count > self._max_bytes:
             raise HTTPClientError(error=f"the response has more than {self._max_bytes} bytes")
-        if time.monotonic() - self._start > self._location.seconds_for(self._count):
-            raise HTTPClientError(error=f"the response is slower than {self._location.min_rate:g} bytes per second")
+        if time.monotonic() - self._start > self._place.seconds_for(self._count):
+            raise HTTPClientError(
+                error=f"the response is slower than {self._place.min_bytes_per_second:g} bytes per second"
+            )
         return data
 
     def stream(self, amount: int = _CHUNK_BYTES) -> Iterator[bytes]:
@@ -109,10 +79,10 @@ class _BoundedBody:
 class _BoundedHttp:
     """Sends botocore's requests over botocore's own HTTP session, and bounds the responses."""
 
-    def __init__(self, location: S3Location) -> None:
-        self._location = location
-        timeouts: Any = (location.connect_timeout, location.read_timeout)  # the stubs have a single number
-        self._session = URLLib3Session(timeout=timeouts, max_pool_connections=location.connections)
+    def __init__(self, place: PlaceSection) -> None:
+        self._place = place
+        timeouts: Any = (place.connect_seconds, place.silence_seconds)  # the stubs have a single number
+        self._session = URLLib3Session(timeout=timeouts, max_pool_connections=place.concurrency)
 
     def send(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
         is_object = bool(request.stream_output)
@@ -122,7 +92,7 @@ class _BoundedHttp:
             # botocore would ask for the bucket's region, with a request that is redirected as well, without end
             raise HTTPClientError(error="the service redirects the request: set the bucket's own region and endpoint")
         max_bytes = None if is_object and response.status_code < 300 else MAX_RESPONSE_BYTES
-        body = _BoundedBody(response.raw, self._location, max_bytes)
+        body = _BoundedBody(response.raw, self._place, max_bytes)
         headers: Any = response.headers
         return AWSResponse(response.url, response.status_code, headers, body)
 
@@ -133,9 +103,9 @@ class _BoundedHttp:
 class S3Session:
     """A boto3 client and its connections; several threads may use it."""
 
-    def __init__(self, location: S3Location, credentials: S3Credentials | None) -> None:
-        self._http = _BoundedHttp(location)
-        self.client: S3Client = _client(location, credentials)
+    def __init__(self, place: PlaceSection, credentials: S3Credentials | None) -> None:
+        self._http = _BoundedHttp(place)
+        self.client: S3Client = _client(place, credentials)
         # the Expect header costs every put a round trip, and helps only with redirects, which are not followed
         self.client.meta.events.unregister("before-call.s3", add_expect_header)
         send: Any = self._http.send  # a returned response replaces botocore's own; the stubs expect None
@@ -152,7 +122,7 @@ def _service_models() -> Loader:
     return create_loader()
 
 
-def _client(location: S3Location, credentials: S3Credentials | None) -> "S3Client":
+def _client(place: PlaceSection, credentials: S3Credentials | None) -> "S3Client":
     # without these, boto3 reads the environment and the home directory
     isolated = botocore.session.Session(
         session_vars={
@@ -164,14 +134,14 @@ def _client(location: S3Location, credentials: S3Credentials | None) -> "S3Clien
     isolated.register_component("data_loader", _service_models())
     options: dict[str, Any] = {"ignore_configured_endpoint_urls": True}  # not in the stubs
     config = Config(
-        connect_timeout=location.connect_timeout,
-        read_timeout=location.read_timeout,
-        max_pool_connections=location.connections,
+        connect_timeout=place.connect_seconds,
+        read_timeout=place.silence_seconds,
+        max_pool_connections=place.concurrency,
         retries={"total_max_attempts": 1, "mode": "standard"},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         signature_version=botocore.UNSIGNED if credentials is None else "s3v4",
-        s3={"addressing_style": location.addressing},
+        s3={"addressing_style": place.addressing},
         proxies={},
         **options,
     )
@@ -179,6 +149,6 @@ def _client(location: S3Location, credentials: S3Credentials | None) -> "S3Clien
         aws_access_key_id=credentials.access_key if credentials else None,
         aws_secret_access_key=credentials.secret_key if credentials else None,
         aws_session_token=credentials.session_token if credentials else None,
-        region_name=location.region,
+        region_name=place.region,
         botocore_session=isolated,
-    ).client("s3", endpoint_url=location.endpoint, config=config)
+    ).client("s3", endpoint_url=place.endpoint or None, config=config)

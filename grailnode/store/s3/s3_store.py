@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import trio
 
 from grailnode.store.checks import PageCheck, begins_at, check_path, check_prefix, check_range
+from grailnode.store.place import PlaceSection
 from grailnode.store.s3.s3_errors import RangeBeyondEndError, s3_errors
-from grailnode.store.s3.s3_session import S3Credentials, S3Location, S3Session
+from grailnode.store.s3.s3_session import S3Credentials, S3Session
 from grailnode.store.s3.s3_upload import Uploads
+from protocol.limits import MIB
 from roles.ports import ObjectInfo, StoreError, TooLargeError
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 PAGE: Final = 1000
 """Keys of one page; S3's maximum."""
+PART_BYTES: Final = 16 * MIB
 
 _CHUNK_BYTES: Final = 256 * 1024
 _SPARE_THREADS: Final = 16  # for abandoned requests that have not ended yet
@@ -33,16 +36,18 @@ class S3Store:
     """Implements ObjectStore with a bucket; PrefixedStore restricts it to a part of one.
 
     Args:
+        place: of kind s3.
         credentials: sign the requests; None for unsigned requests to a public bucket.
+        part_bytes: larger objects are uploaded in parts of this size, several at a time; at least 5 MiB, as S3 demands.
     """
 
-    def __init__(self, location: S3Location, credentials: S3Credentials | None) -> None:
-        self._location = location
-        self._session = S3Session(location, credentials)
-        self._client, self._bucket = self._session.client, location.bucket
-        self._slots = trio.CapacityLimiter(location.connections)
-        self._threads = trio.CapacityLimiter(location.connections + _SPARE_THREADS)
-        self._uploads = Uploads(self._client, location, self._run)
+    def __init__(self, place: PlaceSection, credentials: S3Credentials | None, part_bytes: int = PART_BYTES) -> None:
+        self._place, self._part_bytes = place, part_bytes
+        self._session = S3Session(place, credentials)
+        self._client, self._bucket = self._session.client, place.bucket
+        self._slots = trio.CapacityLimiter(place.concurrency)
+        self._threads = trio.CapacityLimiter(place.concurrency + _SPARE_THREADS)
+        self._uploads = Uploads(self._client, place.bucket, part_bytes, self._run)
 
     def close(self) -> None:
         """Close the connections. No request may be running."""
@@ -51,7 +56,7 @@ class S3Store:
     async def put(self, path: str, data: bytes) -> None:
         """Implements ObjectStore.put. Large objects are uploaded in parts; a repeated put resumes one that failed."""
         check_path(path)
-        if len(data) > self._location.part_bytes:
+        if len(data) > self._part_bytes:
             await self._uploads.put(path, data)
             return
         await self._run(path, len(data), lambda: self._client.put_object(Bucket=self._bucket, Key=path, Body=data))
@@ -98,7 +103,7 @@ class S3Store:
 
     async def _run(self, path: str, size: int, work: Callable[[], T]) -> T:
         """Run `work`, which transfers `size` bytes, in a worker thread until its deadline."""
-        where, seconds = f"s3://{self._bucket}/{path}", self._location.seconds_for(size)
+        where, seconds = f"s3://{self._bucket}/{path}", self._place.seconds_for(size)
 
         def translated() -> T:
             with s3_errors(where):

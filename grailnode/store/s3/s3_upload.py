@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from grailnode.store.s3.s3_errors import UnknownUploadError
-from grailnode.store.s3.s3_session import S3Location
 from protocol.limits import MIB
 from roles.gather import gather
 from roles.ports import StoreError
@@ -49,9 +48,9 @@ class _Upload:
 class Uploads:
     """The multipart uploads of one store."""
 
-    def __init__(self, client: "S3Client", location: S3Location, run: Runner) -> None:
+    def __init__(self, client: "S3Client", bucket: str, part_bytes: int, run: Runner) -> None:
         self._client = client
-        self._bucket, self._part_bytes = location.bucket, location.part_bytes
+        self._bucket, self._part_bytes = bucket, part_bytes
         self._run = run
         self._unfinished: dict[str, _Upload] = {}
 
@@ -158,12 +157,10 @@ class Uploads:
         ]
 
     async def _list_parts(self, path: str, upload_id: str) -> dict[int, str]:
-        """Return the ETags of the parts that the service has, by number."""
         items = await self._items(path, "list_parts", "Parts", Key=path, UploadId=upload_id)
         return {item["PartNumber"]: item["ETag"] for item in items if "PartNumber" in item and "ETag" in item}
 
     async def _items(self, path: str, operation: Any, key: str, **arguments: Any) -> list[Any]:
-        """Return the items under a key in all pages of the answers to an operation."""
 
         def read() -> list[Any]:
             pages: Any = self._client.get_paginator(operation).paginate(Bucket=self._bucket, **arguments)

@@ -198,7 +198,6 @@ def _check_first_line(line: bytes, title: str) -> None:
 
 
 def _folder(name: str) -> str:
-    """Return the part of a name up to its last '/'."""
     return name[: name.rfind("/") + 1]
 
 

@@ -123,7 +123,6 @@ def _figure(title: str, drawing: Markup, *entries: tuple[str, str, str], note: s
 
 
 def _row(miner: MinerRow, place: int, widest: int, css: dict[str, str]) -> Markup:
-    """Draw a miner's name, its counts, and its bar."""
     scale = (RIGHT - _EDGE) / widest if widest else 0.0
     parts = [("ok", "accepted", miner.accepted)]
     parts += [(css[reason], reason, count) for reason, count in by_count(miner.rejected)]

@@ -65,7 +65,6 @@ def lead(state: NetworkState, findings: Findings) -> str:
 
 
 def _tiles(state: NetworkState, findings: Findings) -> list[Tile]:
-    """Return the tiles at the top."""
     patch = "-", "none was published"
     if (size := findings.patch_bytes) is not None:
         full = byte_text(state.full_bytes)

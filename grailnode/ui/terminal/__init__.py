@@ -4,9 +4,8 @@
 
 from rich.console import Console
 
-from grailnode.ui.terminal.pages import render_status, render_summary
+from grailnode.ui.terminal.pages import LiveView, render_status, render_summary
 from grailnode.ui.terminal.plain import PlainView
-from grailnode.ui.terminal.screen import LiveView
 from grailnode.ui.terminal.verb_tables import pairs_table, patch_table, recheck_table, threshold_lines
 
 __all__ = [

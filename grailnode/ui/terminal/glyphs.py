@@ -1,4 +1,4 @@
-"""Pictures made of characters: sparklines, columns, bars; and the plain characters they become where Unicode is
+"""Pictures made of characters: sparklines and bars; and the plain characters they become where Unicode is
 missing.
 """
 
@@ -20,8 +20,8 @@ _PLAIN: Final = str.maketrans(
 )
 
 
-def columns(values: Sequence[float | None], width: int, height: int = 1, planned: int = 0) -> list[str]:
-    """Draw a chart of `height` lines, top first, each `width` cells, scaled from the smallest value to the largest.
+def sparkline(values: Sequence[float | None], width: int, planned: int = 0) -> str:
+    """Draw a chart of one line of `width` cells, scaled from the smallest value to the largest.
 
     Gaps are closed: only what was measured is drawn. Longer series are averaged into `width` columns.
 
@@ -30,15 +30,13 @@ def columns(values: Sequence[float | None], width: int, height: int = 1, planned
     """
     measurements = without_gaps(values)
     if not measurements or width <= 0:
-        return [" " * width] * height
+        return " " * width
     span = max(len(measurements), round(planned * len(measurements) / len(values)))
     low, high = min(measurements), max(measurements)
-    heights = [_level(mean, low, high, height) for mean in _resampled(measurements, span, width)]
-    lines = []
-    for row in range(height - 1, -1, -1):
-        cells = (_LEVELS[min(max(level - 8 * row, 0), 8)] for level in heights)
-        lines.append("".join(cells).ljust(width))
-    return lines
+    means = _resampled(measurements, span, width)
+    # The lowest value is still visible, which tells it from no value.
+    levels = (1 + round(7 * (mean - low) / (high - low)) if high > low else 4 for mean in means)
+    return "".join(_LEVELS[level] for level in levels).ljust(width)
 
 
 def bar(share: float, width: int) -> str:
@@ -68,13 +66,6 @@ class AsciiFallback:
         for text, style, control in segments:
             plain = text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
             yield Segment(text if control else plain, style, control)
-
-
-def _level(value: float, low: float, high: float, height: int) -> int:
-    """1 to 8 * height eighths of a line: the lowest value is still visible, which tells it from no value."""
-    if high <= low:
-        return 4 * height
-    return 1 + round((value - low) / (high - low) * (8 * height - 1))
 
 
 def _resampled(values: Sequence[float], span: int, width: int) -> list[float]:

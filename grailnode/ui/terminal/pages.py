@@ -1,10 +1,11 @@
-"""The page that `grailnode status` prints, and the summary that the demo ends with, for any width."""
+"""The page of a run, which `grailnode status` prints and the demo keeps on the screen, and the summary of its end."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -21,12 +22,14 @@ from grailnode.ui.formatting import (
 )
 from grailnode.ui.report_data import DemoReport, Findings, judgement_text, reference_digest, trainer_wait_text
 from grailnode.ui.terminal import sections
-from grailnode.ui.terminal.glyphs import AsciiFallback, columns
+from grailnode.ui.terminal.glyphs import AsciiFallback, sparkline
 from grailnode.ui.terminal.sections import line
 from grailnode.ui.terminal.text_tables import Column, fitted, miners, nodes, sites
 
 _RECENT: Final = 8  # windows in the table, the newest last
 _WIDEST_STATUS: Final = 120
+_LOW: Final = 34  # lines; a live view of less shows no blank ones
+_MOST_ALARMS: Final = 3  # in a live view
 _ALL: Final = 1 << 20
 _WIDEST_SUMMARY: Final = 100
 _WIDEST_SPARK: Final = 40
@@ -36,37 +39,66 @@ _CHANGE: Final = 18  # cells of '0.43 → 0.79  +0.36'
 
 def render_status(state: NetworkState) -> RenderableType:
     """Return head, recent windows, miners, scores and alarms, for any width."""
-    return AsciiFallback(_Status(state))
+    return AsciiFallback(RunPage("status", state))
 
 
 @dataclass(frozen=True)
-class _Status:
+class RunPage:
+    """The page of a run; in a live view without what a low terminal has no lines for."""
+
+    title: str
     state: NetworkState
+    is_live: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state, width = self.state, min(options.max_width, _WIDEST_STATUS)
-        parts: list[RenderableType] = [sections.heading("status", state, width)]
-        parts += sections.alarms(state.alarms, width, _ALL)
-        parts += [Text(""), *_head(state)]
+        is_low = self.is_live and (options.height or console.height) < _LOW
+        blank = [] if is_low else [Text("")]
+        parts: list[RenderableType] = [sections.heading(self.title, state, width)]
+        parts += sections.alarms(state.alarms, width, _MOST_ALARMS if self.is_live else _ALL)
+        parts += [*blank, *_head(state)]
         if state.windows:
-            parts += [
-                sections.trend_rows(sections.learning(state), width),
-                sections.trend_rows(sections.publication(state), width),
-            ]
-            parts += [Text(""), _windows(state, width), *_strata(state)]
-        parts += [
-            Text(""),
-            *sections.verification(state, width, lines=2),
-            *sections.check_rate(state),
-            *_bottleneck(state),
-        ]
+            parts.append(sections.trends(state, width))
+        if state.windows and not self.is_live:
+            parts += [*blank, _windows(state, width), *_strata(state)]
+        parts += [*blank, *sections.verification(state, width), *sections.check_rate(state), *_bottleneck(state)]
         if state.miners:
-            parts += [Text(""), miners(state.miners, width, _ALL, keyed=True)]
+            parts += [*blank, miners(state.miners, width, keyed=not self.is_live)]
         if state.sites:
-            parts += [Text(""), *sections.rounds(state, width), sites(state.sites, width, _ALL)]
+            parts += [*blank, *sections.rounds(state, width), sites(state.sites, width)]
         if state.nodes:
-            parts += [Text(""), nodes(state.nodes, width, _ALL)]
-        yield from console.render(Group(*parts), options.update(width=width))
+            parts += [*blank, nodes(state.nodes, width)]
+        yield from console.render(Group(*parts), options.update(width=width, height=None))
+
+
+class LiveView:
+    """Draws on the terminal's alternate screen, so that resizing leaves no torn lines and the user's scrollback stays
+    clean.
+
+    If its block ends with an exception (Ctrl-C too), the view prints its last picture to the normal screen: what the
+    user saw when it happened stays on the terminal.
+    """
+
+    def __init__(self, title: str, console: Console) -> None:
+        self._title = title
+        self._console = console
+        # There is no refreshing thread: a picture changes only when a state arrives, so that tests see each of them.
+        self._live = Live(console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop")
+        self._last: AsciiFallback | None = None
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._live.stop()
+        if error is not None and self._last is not None:
+            self._console.print(self._last)
+
+    def update(self, state: NetworkState) -> None:
+        """Draw a newer state."""
+        self._last = AsciiFallback(RunPage(self._title, state, is_live=True))
+        self._live.update(self._last, refresh=True)
 
 
 def _head(state: NetworkState) -> list[Text]:
@@ -137,7 +169,7 @@ class _Summary:
         inside = width - 4
         parts: list[RenderableType] = [_figures(self.report, findings, inside)]
         if rows := state.miners:
-            parts += [Text(""), miners(rows, inside, len(rows) + 1)]
+            parts += [Text(""), miners(rows, inside)]
         if judgement := judgement_text(state, findings):
             good = not findings.false_rejections and not findings.false_acceptances
             parts += [Text(""), Text(judgement, style="green" if good else "red")]
@@ -159,7 +191,7 @@ def _figures(report: DemoReport, findings: Findings, width: int) -> Table:
     ):
         words = line(((change.text if change else "not measured").ljust(_CHANGE + 2), "bold"))
         if room >= 8 and change is not None:
-            words.append(columns(values, room)[0], style=style)
+            words.append(sparkline(values, room), style=style)
         grid.add_row(line(name), words)
     for name, text in _lines(report, findings):
         grid.add_row(line(name), line(text))

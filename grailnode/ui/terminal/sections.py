@@ -12,7 +12,7 @@ from rich.text import Text
 from grailnode.observe.state import NetworkState
 from grailnode.ui.formatting import byte_part_text, byte_text, clean, decimal_text, duration_text, rate_text, share_text
 from grailnode.ui.series import Change, Tally, last, mean, reasons_text
-from grailnode.ui.terminal.glyphs import columns, progress
+from grailnode.ui.terminal.glyphs import progress, sparkline
 
 _LABEL: Final = 15
 _WORDS: Final = 26
@@ -32,19 +32,15 @@ class Trend:
     short: str
 
 
-def learning(state: NetworkState) -> tuple[Trend, Trend]:
-    """Return the trends of held-out pass@1 and reward, over windows."""
-    pass_at_1 = _learning_trend(state, "held-out pass@1", "cyan", [row.pass_at_1 for row in state.windows])
-    return pass_at_1, _learning_trend(state, "reward", "magenta", [row.reward for row in state.windows])
-
-
-def publication(state: NetworkState) -> tuple[Trend, Trend]:
-    """Return the trends of sparsity and patch bytes, over the versions that are patches."""
+def _trends(state: NetworkState) -> tuple[Trend, ...]:
+    """Return the trends of held-out pass@1 and reward over windows, and of sparsity and bytes over the patches."""
     rows = [row for row in state.versions if row.patch_bytes is not None]
     sparsity = [row.sparsity for row in rows]
     sizes = [row.patch_bytes for row in rows]
     planned, style = state.windows_planned or 0, "bright_blue"
     return (
+        _learning_trend(state, "held-out pass@1", "cyan", [row.pass_at_1 for row in state.windows]),
+        _learning_trend(state, "reward", "magenta", [row.reward for row in state.windows]),
         Trend("sparsity", style, sparsity, planned, *_sparsity_words(sparsity)),
         Trend("patch", style, sizes, planned, *_patch_words(sizes, state.full_bytes)),
     )
@@ -109,41 +105,36 @@ def _position(state: NetworkState, width: int) -> Text:
     return line((words, "bold"), " ", (full_part, "green"), (empty_part, "dim"), " ", after)
 
 
-def trend_rows(trends: Sequence[Trend], width: int, height: int = 1) -> RenderableType:
-    """Return one row for each trend: name, sparkline of `height` lines, words. On narrow terminals the sparkline is the
-    first to be left out.
-    """
+def trends(state: NetworkState, width: int) -> RenderableType:
+    """Return one row for each trend: name, sparkline, words. On narrow terminals the sparkline is left out first."""
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-    grid.add_column(width=min(_LABEL, width), no_wrap=True, vertical="bottom")
+    grid.add_column(width=min(_LABEL, width), no_wrap=True)
     spark = min(width - _LABEL - _WORDS - 4, _WIDEST_SPARK)
     has_spark = spark >= 8
     words = width - _LABEL - 2 - (spark + 2 if has_spark else 0)
     if has_spark:
         grid.add_column(width=spark, no_wrap=True)
     if words >= 4:
-        grid.add_column(width=words, no_wrap=True, vertical="bottom")
-    for trend in trends:
+        grid.add_column(width=words, no_wrap=True)
+    for trend in _trends(state):
         row = [line(trend.label)]
         if has_spark:
-            lines = columns(trend.values, spark, height, trend.planned)
-            row.append(Text("\n".join(lines), style=trend.style, no_wrap=True))
+            row.append(Text(sparkline(trend.values, spark, trend.planned), style=trend.style, no_wrap=True))
         if words >= 4:
             row.append(line((trend.words if words >= _WORDS else trend.short, "bold")))
         grid.add_row(*row)
     return grid
 
 
-def verification(state: NetworkState, width: int, lines: int = 1) -> list[Text]:
-    """Return the groups verified and rejected, with the reasons that fit into this line, or into a second line if
-    `lines` is 2.
-    """
+def verification(state: NetworkState, width: int) -> list[Text]:
+    """Return the groups verified and rejected, with the reasons in this line, or in a second one if they need it."""
     groups = Tally.of(state.miners)
     reasons = groups.reasons
     text = line("groups  ", (f"{groups.accepted:,} verified", "green"), "  ", (f"{groups.rejected:,} rejected", "red"))
     if unjudged := sum(row.unjudged for row in state.miners):
         text.append(f"  {unjudged:,} not judged", style="dim")
     room = width - text.cell_len - 2
-    if lines > 1 and cell_len(reasons_text(reasons, _UNLIMITED)) > room:
+    if cell_len(reasons_text(reasons, _UNLIMITED)) > room:
         return [text, line((" " * 8 + reasons_text(reasons, max(width - 8, 1)), "dim"))]
     if reasons and room >= 8:
         text.append("  ").append(reasons_text(reasons, room), style="dim")
@@ -163,13 +154,6 @@ def rounds(state: NetworkState, width: int) -> list[Text]:
     return [text]
 
 
-def rates(state: NetworkState) -> str:
-    """Write the tokens a second since the view began; empty if none were counted."""
-    if state.seconds <= 0 or not (state.tokens_generated or state.tokens_verified):
-        return ""
-    return f"{rate_text(state.generated_per_second)} tok/s generated, {rate_text(state.verified_per_second)} verified"
-
-
 def check_rate(state: NetworkState) -> list[Text]:
     """Return a line on how fast validators check; none before the first summary."""
     if not state.check_rate:
@@ -179,7 +163,7 @@ def check_rate(state: NetworkState) -> list[Text]:
 
 def alarms(lines: Sequence[str], width: int, most: int) -> list[Text]:
     """Return the newest alarms, a line each, in red and with a word, so that no colour is needed to notice them."""
-    newest = list(lines)[-most:] if most > 0 else []
+    newest = lines[-most:]
     texts = [line(("ALARM ", "bold red"), (clean(alarm, max(width - 6, 1)), "red")) for alarm in newest]
     if texts and len(lines) > len(newest):
         tail = f" (+{len(lines) - len(newest)} earlier)"

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -17,8 +16,6 @@ from grailnode.ui.terminal.glyphs import bar
 KIND_STYLE: Final = {"honest": "green", "cheating": "red"}
 _GAP: Final = 2
 
-Row = TypeVar("Row")
-
 
 @dataclass(frozen=True)
 class Column:
@@ -29,16 +26,13 @@ class Column:
     right: bool = True
 
 
-def miners(rows: Sequence[MinerRow], width: int, most: int, *, keyed: bool = False) -> RenderableType:
-    """Return one line for each miner: name, kind, submitted, accepted, rejected by reason, score. At most `most` lines
-    with the heading.
+def miners(rows: Sequence[MinerRow], width: int, *, keyed: bool = False) -> Table:
+    """Return one line for each miner: name, kind, submitted, accepted, rejected by reason, score.
 
     Tables of less than 72 cells have no kind (its colour stays on the name), of less than 58 no submitted groups and no
     key, of less than 46 no bar for the score. With `keyed` the first 8 digits of the key follow the name.
     """
-    ranked = sorted(rows, key=lambda row: (-row.score, -row.submitted, row.key)) if len(rows) >= most else rows
-    included = _first(ranked, most)
-    name = _name_cells(included, 5)
+    name = _name_cells(rows, 5)
     kind, submitted, barred = width >= 72, width >= 58, width >= 46
     keyed = keyed and submitted
     bar_width = (12 if width >= 100 else 4) if barred else 0
@@ -46,7 +40,7 @@ def miners(rows: Sequence[MinerRow], width: int, most: int, *, keyed: bool = Fal
     fixed = name + (8 if keyed else 0) + (8 if kind else 0) + (6 if submitted else 0) + 8 + score
     gaps = _GAP * (3 + keyed + kind + submitted)
     why = max(width - fixed - gaps, 4)
-    table = fitted(
+    return fitted(
         [
             Column("miner", name, right=False),
             Column("key", 8, right=False) if keyed else None,
@@ -56,23 +50,21 @@ def miners(rows: Sequence[MinerRow], width: int, most: int, *, keyed: bool = Fal
             Column("rejected", why, right=False),
             Column("score", score, right=False),
         ],
-        [_miner(row, why, has_kind=kind, bar_width=bar_width) for row in included],
+        [_miner(row, why, has_kind=kind, bar_width=bar_width) for row in rows],
     )
-    return _with_rest(table, len(rows) - len(included), "miner")
 
 
-def sites(rows: Sequence[SiteRow], width: int, most: int) -> RenderableType:
+def sites(rows: Sequence[SiteRow], width: int) -> Table:
     """Return one line for each site that trains: its contributions that counted, with their local steps, groups and
-    bytes, and those that did not, by reason. At most `most` lines with the heading.
+    bytes, and those that did not, by reason.
 
     Tables of less than 58 cells have no bytes, of less than 46 no steps.
     """
-    included = _first(rows, most)
-    name = _name_cells(included, 4)
+    name = _name_cells(rows, 4)
     sized, stepped = width >= 58, width >= 46
     fixed = name + 7 + 6 + (6 if stepped else 0) + (8 if sized else 0)
     why = max(width - fixed - _GAP * (3 + stepped + sized), 4)
-    table = fitted(
+    return fitted(
         [
             Column("site", name, right=False),
             Column("counted", 7),
@@ -81,31 +73,23 @@ def sites(rows: Sequence[SiteRow], width: int, most: int) -> RenderableType:
             Column("sent", 8) if sized else None,
             Column("refused", why, right=False),
         ],
-        [_site(row, why) for row in included],
+        [_site(row, why) for row in rows],
     )
-    return _with_rest(table, len(rows) - len(included), "site")
 
 
-def nodes(rows: Sequence[NodeRow], width: int, most: int) -> RenderableType:
-    """Return one line for each node: name, version, and what it does now. At most `most` lines with the heading."""
-    included = _first(rows, most)
-    name = _name_cells(included, 4)
-    versions = ["-" if row.version is None else f"v{row.version}" for row in included]
+def nodes(rows: Sequence[NodeRow], width: int) -> Table:
+    """Return one line for each node: name, version, and what it does now."""
+    name = _name_cells(rows, 4)
+    versions = ["-" if row.version is None else f"v{row.version}" for row in rows]
     version = max([len(text) for text in versions] + [7])
     doing = max(width - name - version - 2 * _GAP, 4)
-    table = fitted(
+    return fitted(
         [Column("node", name, right=False), Column("version", version), Column("now", doing, right=False)],
         [
             [Text(clean(row.name, 16)), Text(text, style="cyan"), Text(clean(row.doing, 120))]
-            for row, text in zip(included, versions, strict=True)
+            for row, text in zip(rows, versions, strict=True)
         ],
     )
-    return _with_rest(table, len(rows) - len(included), "node")
-
-
-def lines_of(count: int) -> int:
-    """Return the lines of a table of so many rows: its heading and the rows; 0 for an empty one."""
-    return count + 1 if count else 0
 
 
 def fitted(columns: Sequence[Column | None], rows: Sequence[Sequence[Text]]) -> Table:
@@ -136,7 +120,6 @@ def _miner(row: MinerRow, why: int, *, has_kind: bool, bar_width: int) -> list[T
 
 
 def _site(row: SiteRow, why: int) -> list[Text]:
-    """Return a site's six cells."""
     return [
         Text(clean(row.name, 16)),
         Text(f"{row.rounds:,}", style="green" if row.rounds else ""),
@@ -147,20 +130,8 @@ def _site(row: SiteRow, why: int) -> list[Text]:
     ]
 
 
-def _first(rows: Sequence[Row], most: int) -> Sequence[Row]:
-    """Return all rows if they fit into `most` lines below the heading, else those that leave a line for the rest."""
-    return rows if len(rows) < most else rows[: max(most - 2, 0)]
-
-
 def _name_cells(rows: Sequence[MinerRow | SiteRow | NodeRow], least: int) -> int:
     return max([cell_len(clean(row.name, 16)) for row in rows] + [least])
-
-
-def _with_rest(table: Table, rest: int, noun: str) -> RenderableType:
-    if rest <= 0:
-        return table
-    words = f"and {rest:,} more {noun}{'s' if rest > 1 else ''}"
-    return Group(table, Text(words, style="dim", no_wrap=True, overflow="ellipsis"))
 
 
 def _rejections(reasons: Mapping[str, int], cells: int, unjudged: int = 0) -> Text:

@@ -10,7 +10,8 @@ validator invents cost its summary, and nothing else: no request, no memory, and
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Set
+from collections.abc import AsyncIterator, Set
+from contextlib import asynccontextmanager, suppress
 from math import inf
 from typing import Final
 
@@ -219,32 +220,22 @@ class VerdictReader:
                 self._exclude(validator, f"sealed twice: {both}")
 
     async def _read_witness(self, validator: bytes) -> None:
-        try:
+        async with self._reporting("witness-refused", paths.witness(validator, self._window)):
             seals = await fetch_witnessed_seals(self._node, self._window, validator)
-        except NotFoundError:
-            return
-        except (ProtocolError, TooLargeError) as error:
-            self._report_once("witness-refused", paths.witness(validator, self._window), error)
-            return
-        self._validators_with_witness.add(validator)
-        for other_validator, digest in seals:
-            self._add_sealed_digest(other_validator, digest)
+            self._validators_with_witness.add(validator)
+            for other_validator, digest in seals:
+                self._add_sealed_digest(other_validator, digest)
 
     async def _read_summary(self, validator: bytes) -> None:
         path = paths.summary(validator, self._window)
-        try:
+        async with self._reporting("summary-refused", path):  # storage may have lied: it is read again
             signed = await fetch_record(self._node, Summary, path)
             if signed.digest != self._sealed_digests[validator]:
                 raise MalformedError("not the summary that was sealed", path)
-        except NotFoundError:
-            return
-        except (ProtocolError, TooLargeError) as error:  # storage may have lied: it is read again until the deadline
-            self._report_once("summary-refused", path, error)
-            return
-        self._summaries[validator] = signed.record
-        self._summary_miners[validator] = {row.miner for row in signed.record.rows if row.verdict}
-        self._dealt_miners[validator] = {row.miner for row in signed.record.rows if row.dealt}
-        self._scored_miners[validator] = {miner for miner, _ in signed.record.scores}
+            self._summaries[validator] = signed.record
+            self._summary_miners[validator] = {row.miner for row in signed.record.rows if row.verdict}
+            self._dealt_miners[validator] = {row.miner for row in signed.record.rows if row.dealt}
+            self._scored_miners[validator] = {miner for miner, _ in signed.record.scores}
 
     async def _read_verdicts(self, validator: bytes, ignored: set[bytes]) -> None:
         """Read the verdicts on a quorum's miners that a validator's summary lists and that were not read before."""
@@ -253,18 +244,13 @@ class VerdictReader:
 
         async def read(row: LedgerRow) -> None:
             path = paths.verdict(validator, self._window, row.miner)
-            try:
+            async with self._reporting("verdict-refused", path):
                 signed = await fetch_record(self._node, Verdict, path, self._node.run.verdict_bytes)
                 if signed.digest != row.verdict:
                     raise MalformedError("not the verdict that the summary lists", path)
                 self._check_arithmetics(signed.record, self._summaries[validator])
-            except NotFoundError:
-                return
-            except (ProtocolError, TooLargeError) as error:
-                self._report_once("verdict-refused", path, error)
-                return
-            self.verdicts.setdefault(row.miner, {})[validator] = signed.record
-            self._missing(ignored).get(validator, set()).discard(row.miner)
+                self.verdicts.setdefault(row.miner, {})[validator] = signed.record
+                self._missing(ignored).get(validator, set()).discard(row.miner)
 
         await gather(read, missing_rows)
 
@@ -274,8 +260,16 @@ class VerdictReader:
         if verdict.validator_arithmetic != summary.arithmetic:
             raise MalformedError("in another arithmetic than its summary", verdict.path)
 
+    @asynccontextmanager
+    async def _reporting(self, event: str, path: str) -> AsyncIterator[None]:
+        """Leave out what is not at a path yet, or not what it should be; log the latter, once for each path."""
+        with suppress(NotFoundError):
+            try:
+                yield
+            except (ProtocolError, TooLargeError) as error:
+                self._report_once(event, path, error)
+
     def _report_once(self, event: str, path: str, error: Exception) -> None:
-        """Log an error, once for each path."""
         if path not in self._reported_paths:
             self._reported_paths.add(path)
             self._node.telemetry.event(event, window=self._window, path=path, error=str(error))

@@ -1,7 +1,7 @@
 """The checkpoints of the training process, in the node's state, and their repair (docs/guide/operate.md).
 
     checkpoints/{step}-{nonce}/{rank}/{number}   masters and moments (roles/trainer/learn/state_rows.py)
-    checkpoints/{step}-{nonce}/replay            the replay buffer (safetensors)
+    checkpoints/{step}-{nonce}/replay            the replay buffer
     training/{step}                              a note that these are complete, of which version, and how many they are
 
 The note is written last and deleted first, so a checkpoint is there whole or not at all. There is no more than one file
@@ -10,15 +10,13 @@ other hosts write into the state of their host, which has no notes: what the not
 """
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import suppress
 from typing import Annotated, ClassVar, Final
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from protocol.chain import safetensors
 from protocol.digest import Weights
 from protocol.encoding import Record, Version
 from protocol.errors import ProtocolError
@@ -30,7 +28,6 @@ from roles.trainer.learn.optimizer import MASTER
 from roles.trainer.learn.state_rows import SavedRows, is_whole, part_folder
 from roles.trainer.spool import newest_weights, weights_folder
 from roles.trainer.tensor_shards import (
-    RunSync,
     TensorSource,
     delete_below,
     put_shards,
@@ -91,9 +88,7 @@ async def newest_checkpoint(state: ObjectStore) -> CheckpointNote | None:
     return max(notes, key=lambda note: note.version, default=None)
 
 
-async def put_checkpoint(
-    state: ObjectStore, moment: tuple[int, int], save: Save, replay: Mapping[str, Tensor], run_sync: RunSync
-) -> None:
+async def put_checkpoint(state: ObjectStore, moment: tuple[int, int], save: Save, replay: bytes) -> None:
     """Write a checkpoint of a version and an optimizer step, then delete the older ones.
 
     Masters and moments do not change before this returns.
@@ -102,24 +97,20 @@ async def put_checkpoint(
     previous, nonce = await newest_checkpoint(state), secrets.randbits(53)
     folder = checkpoint_folder(step, nonce)
     parts, local_parts = await save(folder, previous.folder if previous else "")
-    await state.put(f"{folder}replay", await run_sync(safetensors.write, replay))
+    await state.put(f"{folder}replay", replay)
     note = CheckpointNote(version=version, step=step, parts=tuple(parts), local_parts=local_parts, nonce=nonce)
     await state.put(note.path, note.to_bytes())
     await delete_checkpoints(state, note)
 
 
-async def get_replay(state: ObjectStore, note: CheckpointNote, run_sync: RunSync) -> Mapping[str, Tensor]:
-    """Return the state of the replay buffer in a checkpoint."""
-    data = await state.get(f"{note.folder}replay", MAX_SHARD_BYTES)
-    replay: Mapping[str, Tensor] = await run_sync(safetensors.read, data)
-    return replay
+async def get_replay(state: ObjectStore, note: CheckpointNote) -> bytes:
+    """Return the state of the replay buffer in a checkpoint; empty if it has none."""
+    return await state.get(f"{note.folder}replay", MAX_SHARD_BYTES)
 
 
 async def delete_checkpoints(state: ObjectStore, newest: CheckpointNote | None) -> None:
     """Delete all checkpoints but one, and what a crash left of incomplete ones."""
-    for path in [item.path async for item in state.list(NOTES)]:
-        if newest is None or path != newest.path:
-            await state.delete(path)
+    await delete_below(state, NOTES, () if newest is None else (newest.path,))
     await delete_folders(state, {newest.folder} if newest else set())
 
 
@@ -153,7 +144,7 @@ async def repair_checkpoint(
         async def save(folder: str, _previous: str) -> tuple[Sequence[int], int]:
             return [await put_shards(state, part_folder(folder, 0), source, run_inline)], 1
 
-        await put_checkpoint(state, (version, 0), save, {}, run_inline)
+        await put_checkpoint(state, (version, 0), save, b"")
         say(f"{NOTES}: made from version {version}; moments and waiting groups are lost, the warm-up starts again")
     elif note.version > version + 1:
         next_note = note.model_copy(update={"version": version + 1})
@@ -167,7 +158,7 @@ async def _whole_checkpoint(state: ObjectStore) -> CheckpointNote | None:
         note = await newest_checkpoint(state)
         if note is None:
             return None
-        await get_replay(state, note, run_inline)
+        await get_replay(state, note)
         if all([await is_whole(state, note.rows, part) for part in range(note.local_parts)]):
             return note
     return None

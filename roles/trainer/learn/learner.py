@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from protocol.digest import dtypes
 from protocol.quantization import Precision, published_outline, published_tensors
@@ -24,12 +25,12 @@ from roles.policy.sequences import PaddedBatch, pad, split
 from roles.ports import ObjectStore
 from roles.trainer.dithering import dither
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
-from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, PolicyLoss, advantages, entropy, policy_loss
+from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, advantages, entropy, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens
 from roles.trainer.learn.optimizer import MasterOptimizer
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
-from roles.trainer.learn.state_rows import SavedRows, Share, StateRows
+from roles.trainer.learn.state_rows import Peers, SavedRows, Share, StateRows
 from roles.trainer.tensor_shards import RunSync, TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 
@@ -56,8 +57,8 @@ class StepReport:
     step: int  # optimizer steps so far, this one included
     loss: float  # as the loss weighs tokens
     grad_norm: float  # L2 norm before clipping
-    mean_reward: float  # over the rollouts of the step
-    clip_fraction: float  # share of tokens whose importance ratio was out of bounds
+    reward: float  # mean over the rollouts of the step
+    clipped: float  # share of tokens whose importance ratio was out of bounds
     entropy: float  # mean over tokens, nats, before any filter
     divergence: float  # mean over tokens of the divergence from the reference policy, nats; 0 without one
     overlong: float  # share of the rollouts that the step left out because they were cut off
@@ -99,7 +100,7 @@ PassSums = tuple[float, float, float, float]
 
 
 class Learner:
-    """The policy in training.
+    """The policy in training. It may be read and saved while gradients are computed, and not during an update.
 
     Args:
         weights: the initial weights; the reference policy of a loss with a KL coefficient has them for ever.
@@ -121,27 +122,37 @@ class Learner:
         self._device = device
         self._dtype = dtype
         self._precision = precision
-        masters = {name: t.detach().to(device, torch.float32, copy=True).contiguous() for name, t in weights.items()}
-        if settings.optimizer.dither and precision == "bf16":
-            masters = {name: dither(name, master) for name, master in masters.items()}
+        self._peers: Peers | None = None
+        masters = {name: self._first_master(name, tensor.detach().to(device)) for name, tensor in weights.items()}
         self._optimizer = MasterOptimizer(masters, settings.optimizer)
-        self._reference = {  # the weights of the reference policy, if the loss needs one
-            name: rounded(name, tensor.detach().to(device, copy=True), precision, torch.bfloat16)
-            for name, tensor in (reference_weights(settings, weights).items() if weights else ())
-        }
+        self._shapes = {name: master.shape for name, master in masters.items()}
+        reference = reference_weights(settings, weights) if weights else {}  # if the loss needs one
+        self._reference = {n: self._reference_weight(n, tensor.detach().to(device)) for n, tensor in reference.items()}
+
+    def _first_master(self, name: str, weight: Tensor) -> Tensor:
+        """Return the FP32 master with which the training of a weight begins: a tensor of its own."""
+        master = weight.to(torch.float32, copy=True).contiguous()
+        return dither(name, master) if self._settings.optimizer.dither and self._precision == "bf16" else master
+
+    def _reference_weight(self, name: str, weight: Tensor) -> Tensor:
+        """Return a weight of the reference policy: BF16, as it would be published."""
+        return rounded(name, weight, self._precision, torch.bfloat16).clone()
 
     @property
     def steps(self) -> int:
+        """Optimizer steps taken."""
         return self._optimizer.steps
 
     @property
     def parameters(self) -> int:
-        return sum(master.numel() for master in self._optimizer.masters.values())
+        """Number of weights."""
+        return sum(shape.numel() for shape in self._shapes.values())
 
     def step(self, groups: Sequence[VerifiedGroup]) -> StepReport:
         return self.update(self.gradients(groups))
 
     def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
+        """Return the gradients of the loss of these groups. Masters and moments are only read."""
         samples = [sample for group in groups for sample in _samples(group, self._settings.loss.advantage_name)]
         completions = len(samples)
         if self._settings.loss.overlong_filtering:
@@ -163,8 +174,8 @@ class Learner:
             step=self._optimizer.steps + 1,
             loss=loss,
             grad_norm=0.0,
-            mean_reward=math.fsum(rewards) / len(rewards),
-            clip_fraction=clipped_tokens / tokens,
+            reward=math.fsum(rewards) / len(rewards),
+            clipped=clipped_tokens / tokens,
             entropy=entropy_sum / tokens,
             divergence=divergence / tokens,
             overlong=1 - len(samples) / completions,
@@ -204,6 +215,9 @@ class Learner:
     def update(self, gradients: Gradients) -> StepReport:
         """Change masters and moments by gradients of the present masters, which are dropped: to give their memory back
         takes long, so it is done here and not on an event loop.
+
+        Raises:
+            ValueError: a gradient is not finite; nothing has changed.
         """
         try:
             norm = self._optimizer.step(gradients.tensors)
@@ -235,64 +249,18 @@ class Learner:
         reference_log_probs = None
         if reference:
             with torch.no_grad():
-                states_of_reference = self._states_of(reference, batch)
-                reference_log_probs, _ = self._statistics_in_chunks(reference, states_of_reference, batch.targets)
+                reference_log_probs, _ = self._statistics(reference, self._states_of(reference, batch), batch.targets)
         device = states.device
         behaviour = torch.cat([sample.behaviour for sample in samples]).to(device)
         advantage = torch.tensor([s.advantage for s in samples], device=device)[batch.rows]
         weight = torch.tensor(token_weights, device=device)[batch.rows]
-
-        def loss_of(log_probs: Tensor, entropies: Tensor) -> PolicyLoss:
-            # a step is the only one on its groups, so the policy before it is the present one
-            proximal, rows = log_probs.detach(), batch.rows
-            tokens = Tokens(log_probs, behaviour, proximal, advantage, rows, entropies, reference_log_probs)
-            return policy_loss(tokens, weight, self._settings.loss)
-
-        if len(states) <= self._settings.logits_chunk:
-            log_probs, entropies = self._statistics(weights, states, batch.targets)
-            loss = loss_of(log_probs, entropies)
-            loss.value.backward()  # type: ignore[no-untyped-call]
-        else:
-            loss, entropies = self._backward_in_chunks(weights, states, batch.targets, loss_of)
-        return float(loss.value.detach()), float(loss.clipped_tokens), loss.divergence, float(entropies.detach().sum())
-
-    def _backward_in_chunks(
-        self,
-        weights: Mapping[str, Tensor],
-        states: Tensor,
-        targets: Tensor,
-        loss_of: Callable[[Tensor, Tensor], PolicyLoss],
-    ) -> tuple[PolicyLoss, Tensor]:
-        """Add a batch's part of the gradient without the logits of more than a chunk: they are computed twice, first
-        for the loss and then for its gradient.
-
-        Args:
-            states: [N, D] with gradient; targets: int64 [N].
-            loss_of: the loss as a function of the log-probabilities and of the entropies, float32 [N] each.
-
-        Returns:
-            The loss, and the entropy before each token, float32 [N].
-        """
-        with torch.no_grad():
-            log_probs, entropies = self._statistics_in_chunks(weights, states, targets)
-        statistics = log_probs.requires_grad_(), entropies.requires_grad_()
-        loss = loss_of(*statistics)
+        log_probs, entropies = self._statistics(weights, states, batch.targets)
+        # a step is the only one on its groups, so the policy before it is the present one
+        proximal = log_probs.detach()
+        tokens = Tokens(log_probs, behaviour, proximal, advantage, batch.rows, entropies, reference_log_probs)
+        loss = policy_loss(tokens, weight, self._settings.loss)
         loss.value.backward()  # type: ignore[no-untyped-call]
-        slopes = [torch.zeros_like(one) if one.grad is None else one.grad for one in statistics]
-        leaves = states.detach().requires_grad_()
-        size = self._settings.logits_chunk
-        chunks = (torch.split(tensor, size) for tensor in (leaves, targets, *slopes))
-        if isinstance(weights, RoundedWeights):
-            weights = weights.adding_in_place()
-        for part, tokens, slope, entropy_slope in zip(*chunks, strict=True):
-            logits = self._model.logits(weights, part)
-            outputs, gradients = [self._log_probs(logits, tokens)], [slope]
-            if self._settings.loss.entropy_coefficient:
-                outputs.append(entropy(logits, self._settings.temperature))
-                gradients.append(entropy_slope)
-            torch.autograd.backward(outputs, gradients)
-        states.backward(leaves.grad)  # type: ignore[no-untyped-call]
-        return loss, entropies
+        return float(loss.value.detach()), float(loss.clipped_tokens), loss.divergence, float(entropies.detach().sum())
 
     def _states_of(self, weights: Mapping[str, Tensor], batch: PaddedBatch) -> Tensor:
         """Return the state from which each completion token is drawn: [N, D]."""
@@ -301,26 +269,28 @@ class Learner:
 
     def _statistics(self, weights: Mapping[str, Tensor], states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probability of each token, with gradient, and the entropy before it, with gradient if the loss
-        depends on it: float32 [N] each.
+        depends on it: float32 [N] each. If there are more tokens than a chunk has, only the logits of one chunk are in
+        memory at a time: they are computed again for their gradient.
         """
-        logits = self._model.logits(weights, states)
-        of_entropy = logits if self._settings.loss.entropy_coefficient else logits.detach()
-        return self._log_probs(logits, targets), entropy(of_entropy, self._settings.temperature)
-
-    def _statistics_in_chunks(
-        self, weights: Mapping[str, Tensor], states: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the same, with the logits of at most one chunk in memory where no gradient is needed."""
         size = self._settings.logits_chunk
+        if len(states) <= size:
+            return self._chunk_statistics(weights, states, targets)
+        if isinstance(weights, RoundedWeights):
+            weights = weights.adding_in_place()
         parts = [
-            self._statistics(weights, part, tokens)
+            checkpoint(self._chunk_statistics, weights, part, tokens, use_reentrant=False, preserve_rng_state=False)
             for part, tokens in zip(states.split(size), targets.split(size), strict=True)  # type: ignore[no-untyped-call]
         ]
         log_probs, entropies = zip(*parts, strict=True)
         return torch.cat(log_probs), torch.cat(entropies)
 
-    def _log_probs(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return log_probabilities(logits, targets, self._settings.temperature, self._settings.filters)
+    def _chunk_statistics(
+        self, weights: Mapping[str, Tensor], states: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        logits = self._model.logits(weights, states)
+        of_entropy = logits if self._settings.loss.entropy_coefficient else logits.detach()
+        log_probs = log_probabilities(logits, targets, self._settings.temperature, self._settings.filters)
+        return log_probs, entropy(of_entropy, self._settings.temperature)
 
     def view(self) -> dict[str, Tensor]:
         """Return the tensors to publish: contiguous, on the CPU; they belong to the caller."""
@@ -329,10 +299,12 @@ class Learner:
 
     def view_source(self) -> TensorSource:
         """Return the tensors to publish, which are rounded when they are read. No update may run meanwhile."""
-        masters = self._optimizer.masters
-        outline = published_outline(self._precision, {name: master.shape for name, master in masters.items()})
+        outline = published_outline(self._precision, self._shapes)
         sizes = {name: dtypes[dtype].itemsize * math.prod(shape) for name, (dtype, shape) in outline.items()}
-        return TensorSource(sizes, lambda names: published_tensors(masters, self._precision, names))
+        return TensorSource(sizes, self._published)
+
+    def _published(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return published_tensors(self._optimizer.masters, self._precision, names)
 
     def state_rows(self) -> StateRows:
         """Return masters and moments as rows of which this process has all."""
@@ -340,12 +312,25 @@ class Learner:
         return StateRows(tensors, {name: tensor.shape for name, tensor in tensors.items()}, Share())
 
     async def save(
-        self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, _previous: str
+        self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str
     ) -> tuple[list[int], int]:
+        """Write masters and moments below a folder: each rank its own rows, into the state of its host.
+
+        Args:
+            previous: the folder that was saved before, which ranks on other hosts keep until the next call.
+
+        Returns:
+            How many files each rank has written, and how many ranks, the first ones, share this state.
+        """
         return [await self.state_rows().save(state, folder, run_sync, shard_bytes)], 1
 
     async def load(self, state: ObjectStore, saved: SavedRows, run_sync: RunSync) -> None:
-        await self.state_rows().load(state, saved, run_sync)
+        """Go on from what any number of ranks has saved.
+
+        Raises:
+            StateError: it is that of another model or optimizer, or a part of it is on no host.
+        """
+        await self.state_rows().load(state, saved, run_sync, self._peers)
         self._optimizer.set_steps(saved.steps)
 
     def state(self) -> dict[str, Tensor]:

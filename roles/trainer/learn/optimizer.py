@@ -116,13 +116,17 @@ class MasterOptimizer:
             ValueError: it is not one of these weights; nothing has changed.
         """
         tensors = self.tensors
-        if state.keys() != tensors.keys() | {STEPS} or any(
-            own.shape != state[name].shape or own.dtype != state[name].dtype for name, own in tensors.items()
-        ):
-            raise ValueError("a saved state of another model or optimizer")
+        check_state(state, {name: (own.shape, own.dtype) for name, own in tensors.items()})
         for name, own in tensors.items():
             own.copy_(state[name])
         self.set_steps(int(state[STEPS]))
+
+
+def check_state(state: Mapping[str, Tensor], outline: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
+    """Raise ValueError for a saved state whose tensors have other names, shapes or dtypes than the outline."""
+    others = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items() if name != STEPS}
+    if STEPS not in state or others != outline:
+        raise ValueError("a saved state of another model or optimizer")
 
 
 _Part = tuple[Tensor, torch.optim.Optimizer]

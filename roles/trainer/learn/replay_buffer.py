@@ -1,29 +1,24 @@
 """The replay buffer: verified groups from their arrival to their last use.
 
 Old groups are worth less, so a group of staleness s (versions behind the newest) is drawn with weight decay**s, and
-beyond `max_staleness` not at all. The buffer is bounded in bytes. The state (contents, what was there before, random
-state) is a mapping of tensors for a safetensors file: a restored buffer draws what the saved one would have drawn.
+beyond `max_staleness` not at all. The buffer is bounded in bytes. Its state has contents, what was there before, and
+the random state: a restored buffer draws what the saved one would have drawn.
 """
 
-import json
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import ClassVar
 
-import torch
-from torch import Tensor
-
+from protocol.encoding import Record, Version
 from protocol.errors import ProtocolError
+from protocol.identity.signing import Digest
+from protocol.limits import MAX_SHARD_BYTES
 from roles.trainer.inbox import is_too_stale
 from roles.trainer.learn.training_settings import ReplaySettings
 from roles.trainer.verified_batch import VerifiedGroup
-
-_HEADER: Final = "header"
-_GROUPS: Final = "groups"
 
 
 @dataclass
@@ -32,30 +27,16 @@ class _Entry:
     uses: int = 0
 
 
-@dataclass(frozen=True)
-class FrozenReplay:
-    """The state of a replay buffer at some moment; the groups are in order of arrival, each with its uses."""
+class ReplayState(Record):
+    """The state of a replay buffer at some moment."""
 
-    random_state: tuple[Any, ...]  # of Python's generator
-    newest_version: int
-    past_versions: Mapping[bytes, int]
-    groups: Sequence[tuple[VerifiedGroup, int]]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the state as tensors for a safetensors file. This takes as long as writing the groups."""
-        kind, words, gauss = self.random_state
-        packed_groups = [group.to_bytes() for group, _ in self.groups]
-        header = {
-            "random": [kind, list(words), gauss],
-            "newest_version": self.newest_version,
-            "past_versions": {digest.hex(): version for digest, version in self.past_versions.items()},
-            "uses": [uses for _, uses in self.groups],
-            "sizes": [len(data) for data in packed_groups],
-        }
-        return {
-            _HEADER: _bytes_to_tensor(json.dumps(header, separators=(",", ":")).encode()),
-            _GROUPS: _bytes_to_tensor(b"".join(packed_groups)),
-        }
+    kind: ClassVar[str] = "replay"
+    max_bytes: ClassVar[int] = MAX_SHARD_BYTES
+    max_items: ClassVar[int] = 1 << 24
+    random_words: tuple[int, ...]  # the state of Python's generator
+    newest_version: Version
+    past_versions: tuple[tuple[Digest, Version], ...]
+    groups: tuple[tuple[bytes, int], ...]  # in order of arrival, each with its uses
 
 
 class ReplayBuffer:
@@ -120,37 +101,33 @@ class ReplayBuffer:
                 self._remove(digest)
         return groups
 
-    def freeze(self) -> "FrozenReplay":
-        """Return contents, counters and random state as they are now, to be saved later. This takes no time."""
-        return FrozenReplay(
-            self._random.getstate(),
-            self._newest_version,
-            dict(self._past_versions),
-            [(entry.group, entry.uses) for entry in self._entries.values()],
-        )
+    def freeze(self) -> Callable[[], bytes]:
+        """Take no time, and return a function that writes the state of this moment; it may run in another thread."""
+        (_, words, _), newest_version = self._random.getstate(), self._newest_version
+        past_versions, entries = (*self._past_versions.items(),), [(e.group, e.uses) for e in self._entries.values()]
+        return lambda: ReplayState(
+            random_words=words,
+            newest_version=newest_version,
+            past_versions=past_versions,
+            groups=tuple((group.to_bytes(), uses) for group, uses in entries),
+        ).to_bytes()
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, data: bytes) -> None:
         """Go on from a saved state of our own (never a peer's).
 
         Raises:
             ValueError: it is no such state; nothing has changed.
         """
+        random_state = random.Random()  # noqa: S311 - as above
         try:
-            header = json.loads(state[_HEADER].numpy().tobytes())
-            kind, words, gauss = header["random"]
-            random_state = random.Random()  # noqa: S311 - as above
-            random_state.setstate((kind, tuple(words), gauss))
-            data = state[_GROUPS].numpy().tobytes()
-            extents = pairwise(accumulate(header["sizes"], initial=0))
-            groups = [VerifiedGroup.from_bytes(data[begin:end]) for begin, end in extents]
-            entries = [_Entry(group, uses) for group, uses in zip(groups, header["uses"], strict=True)]
-            past_versions = {bytes.fromhex(digest): version for digest, version in header["past_versions"].items()}
-            newest_version = int(header["newest_version"])
-        except (KeyError, TypeError, ProtocolError) as error:
+            state = ReplayState.from_bytes(data)
+            random_state.setstate((3, state.random_words, None))
+            entries = [_Entry(VerifiedGroup.from_bytes(group), uses) for group, uses in state.groups]
+        except ProtocolError as error:
             raise ValueError(f"not a saved replay buffer: {error}") from error
         self._random = random_state
         self._entries = OrderedDict((entry.group.digest, entry) for entry in entries)
-        self._past_versions, self._newest_version = past_versions, newest_version
+        self._past_versions, self._newest_version = dict(state.past_versions), state.newest_version
         self.size = sum(entry.group.size for entry in entries)
 
     def _too_stale(self, version: int) -> bool:
@@ -164,8 +141,3 @@ class ReplayBuffer:
 
 def _log(value: float) -> float:
     return math.log(value) if value > 0.0 else -math.inf
-
-
-def _bytes_to_tensor(data: bytes) -> Tensor:
-    """Return uint8 [n] with memory of its own."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)

@@ -35,11 +35,7 @@ class RoundedWeights(TableWeights):
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a weight: float32, with the gradient of the rounding taken as 1."""
-        master = self._masters[name]
-        if self._precision == "bf16" or not is_matrix(name, master.shape):
-            return round_straight_through(master, torch.float32)
-        weight: Tensor = _Quantization.apply(master, self._precision)  # type: ignore[no-untyped-call]
-        return weight
+        return round_straight_through(name, self._masters[name], self._precision, torch.float32)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._masters)
@@ -73,42 +69,30 @@ class RoundedWeights(TableWeights):
 
 def rounded(name: str, tensor: Tensor, precision: Precision, dtype: torch.dtype) -> Tensor:
     """Return a weight as it is published, and then widened."""
-    if precision == "bf16" or not is_matrix(name, tensor.shape):
-        return tensor.to(torch.bfloat16).to(dtype)
-    return round_matrix(tensor, precision, dtype)
+    if precision != "bf16" and is_matrix(name, tensor.shape):
+        return round_matrix(tensor, precision, dtype)
+    return _rounded(tensor, dtype)
 
 
-def round_straight_through(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor rounded to BF16 and widened to a dtype; its gradient is that of the tensor."""
+def round_straight_through(name: str, tensor: Tensor, precision: Precision, dtype: torch.dtype) -> Tensor:
+    """Return a weight as `rounded` does; its gradient is that of the tensor. BF16 weights are published as they are."""
     if tensor.dtype == dtype == torch.bfloat16:
         return tensor
-    rounded: Tensor = _Rounding.apply(tensor, dtype)  # type: ignore[no-untyped-call]
-    return rounded
+    weight: Tensor = _Rounding.apply(name, tensor, precision, dtype)  # type: ignore[no-untyped-call]
+    return weight
 
 
 class _Rounding(torch.autograd.Function):
     """The rounding, whose derivative is taken as 1."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, name: str, tensor: Tensor, precision: Precision, dtype: torch.dtype) -> Tensor:
         ctx.dtype = tensor.dtype
-        return _rounded(tensor, dtype)
+        return rounded(name, tensor, precision, dtype)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0].to(ctx.dtype), None
-
-
-class _Quantization(torch.autograd.Function):
-    """The rounding of a matrix to the values of codes, whose derivative is taken as 1."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor, precision: Precision) -> Tensor:
-        return round_matrix(matrix, precision, matrix.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None, None]:
+        return None, gradients[0].to(ctx.dtype), None, None
 
 
 class _Lookup(torch.autograd.Function):
@@ -156,7 +140,7 @@ class _Product(torch.autograd.Function):
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a tensor rounded to BF16 and widened, without a BF16 copy of all of it."""
-    if tensor.ndim == 0:
+    if tensor.ndim == 0 or dtype == torch.bfloat16:
         return tensor.to(torch.bfloat16).to(dtype)
     result = torch.empty_like(tensor, dtype=dtype)
     for part, values in zip(result.split(_ROWS), tensor.split(_ROWS), strict=True):  # type: ignore[no-untyped-call]

@@ -67,7 +67,7 @@ class StateRows:
     """The rows of masters and moments that this process has.
 
     Args:
-        tensors: by name, at least one of whose dimensions is divided; shapes: of the whole tensors.
+        tensors: by name; shapes: of the whole ones.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], share: Share) -> None:
@@ -105,14 +105,18 @@ class StateRows:
                 tensors = await reader.next_shard() if in_place or holder == rank else None
                 if peers is not None and not in_place:
                     tensors = await run_sync(peers.send, tensors, holder)
-                element_counts += await run_sync(self._take, tensors, Share(part, len(parts)))
+                element_counts += await run_sync(self.take, tensors, Share(part, len(parts)))
         for name, tensor in self._tensors.items():
             incomplete = element_counts[name] < tensor.numel()
             if incomplete and (saved.steps > 0 or name.startswith(MASTER)):
                 raise StateError(_PLACE, _FOREIGN)
 
-    def _take(self, tensors: Mapping[str, Tensor], part: Share) -> Counter[str]:
-        """Copy what this rank has of another part; return how many elements of each tensor these are."""
+    def take(self, tensors: Mapping[str, Tensor], part: Share) -> Counter[str]:
+        """Copy what this rank has of another part; return how many elements of each tensor these are.
+
+        Raises:
+            StateError: they are those of another model or optimizer.
+        """
         element_counts: Counter[str] = Counter()
         for name, tensor in tensors.items():
             if name not in self._tensors or tensor.dtype != self._tensors[name].dtype:

@@ -13,6 +13,7 @@ first one after these, and its patch leads from what is published to what traini
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from statistics import fmean
 from typing import Final
@@ -32,9 +33,8 @@ from roles.trainer.learn.checkpoint_files import (
     newest_checkpoint,
     put_checkpoint,
 )
-from roles.trainer.learn.learner import StepReport
-from roles.trainer.learn.policy_learner import PolicyLearner
-from roles.trainer.learn.replay_buffer import FrozenReplay, ReplayBuffer
+from roles.trainer.learn.learner import Learner, StepReport
+from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training_settings import TrainingSettings
 from roles.trainer.spool import SnapshotName, put_snapshot
 from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource
@@ -54,7 +54,7 @@ class Training:
     def __init__(
         self,
         node: Node,
-        learner: PolicyLearner,
+        learner: Learner,
         buffer: ReplayBuffer,
         genesis: Callable[[], Weights],
         settings: TrainingSettings,
@@ -91,8 +91,8 @@ class Training:
             await self._masters_written.wait()
             self._node.telemetry.event("training-ended", step=self._learner.steps, version=self._version)
             while True:
-                digests, self._new_digests = frozenset(self._new_digests), set()
-                await self._delete_batches(digests)
+                self._new_digests.clear()
+                await self._inbox.keep(lambda *_: False)
                 await trio.sleep(_POLL_SECONDS)
 
     @property
@@ -125,15 +125,7 @@ class Training:
         seconds = sum(self._seconds.values()) or 1.0
         self._node.telemetry.event(
             "step",
-            step=report.step,
-            loss=report.loss,
-            grad_norm=report.grad_norm,
-            reward=report.mean_reward,
-            entropy=report.entropy,
-            clipped=report.clip_fraction,
-            divergence=report.divergence,
-            overlong=report.overlong,
-            learning_rate=report.learning_rate,
+            **asdict(report),
             length=fmean(len(tokens) // 4 for group in groups for tokens in group.completions),
             staleness=fmean(self._version - group.version for group in groups),
             buffered=len(self._buffer),
@@ -148,7 +140,7 @@ class Training:
         name = SnapshotName(self._version + 1, self._learner.steps)
         self._version = name.version
         self._buffer.advance(name.version)
-        replay: FrozenReplay | None = None
+        replay: Callable[[], bytes] | None = None
         digests = frozenset[bytes]()
         if self._checkpoint_is_due(name):
             replay, digests, self._new_digests = self._buffer.freeze(), frozenset(self._new_digests), set()
@@ -167,24 +159,21 @@ class Training:
             or self._is_over
         )
 
-    async def _write(self, name: SnapshotName, replay: FrozenReplay | None, digests: frozenset[bytes]) -> None:
+    async def _write(self, name: SnapshotName, replay: Callable[[], bytes] | None, digests: frozenset[bytes]) -> None:
         """Make a version durable: its checkpoint if one is due, then its snapshot; then delete from the inbox what the
         checkpoint contains.
 
         Args:
-            replay: the replay buffer of the moment, if a checkpoint is due.
+            replay: returns the replay buffer of the moment, if a checkpoint is due.
             digests: of the groups that are in it, or were before.
         """
         node = self._node
         if replay is not None:
-            tensors, moment = await node.run_sync(replay.tensors), (name.version, name.optimizer_step)
             save = partial(self._learner.save, node.state, node.run_sync, self._shard_bytes)
-            await put_checkpoint(node.state, moment, save, tensors, node.run_sync)
+            moment = name.version, name.optimizer_step
+            await put_checkpoint(node.state, moment, save, await node.run_sync(replay))
         await self._put_snapshot(name, self._learner.view_source())
         self._masters_written.set()
-        await self._delete_batches(digests)
-
-    async def _delete_batches(self, digests: frozenset[bytes]) -> None:
         await self._inbox.keep(lambda digest, _: digest not in digests)
 
     async def _put_snapshot(self, name: SnapshotName, source: TensorSource) -> None:
@@ -233,8 +222,7 @@ class Training:
         node = self._node
         try:
             await self._learner.load(node.state, note.rows, node.run_sync)
-            replay = await get_replay(node.state, note, node.run_sync)
-            if replay:
+            if replay := await get_replay(node.state, note):
                 await node.run_sync(self._buffer.restore, replay)
         except ValueError as error:
             raise StateError(f"{note.folder} of this node's state", str(error)) from error

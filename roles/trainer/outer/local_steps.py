@@ -155,7 +155,7 @@ class LocalSteps:
             seconds=node.time.now() - begin,
             loss=figures.loss,
             grad_norm=figures.grad_norm,
-            reward=figures.mean_reward,
+            reward=figures.reward,
         )
 
 

@@ -11,11 +11,11 @@ from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.digest import digest_weights
-from protocol.errors import error_context
+from protocol.errors import ProtocolError, error_context
 from protocol.identity.signing import Signed
 from roles.node.identity import Node
 from roles.policy.follower import TRUST_PATH, Follower
-from roles.ports import LineReporter, NotFoundError, RepairError
+from roles.ports import LineReporter, NotFoundError, RepairError, StoreError
 from roles.records import fetch_envelope
 from roles.trainer.publish.fencing import read_own_head
 from roles.trainer.publish.history import (
@@ -157,20 +157,10 @@ class ChainRepair:
             count = await count_shards(node.state, path)
             if await self._is_complete(head.version, count):
                 return count
-        # Otherwise this node fetches them as a new follower does, and each byte is checked against signed manifests. A
-        # follower takes the newest chain of all trainers, so whose chain that is has to be looked at.
-        follower = await Follower.open(node, allow_expired=True)
-        await follower.refresh()
-        await node.state.delete(TRUST_PATH)  # a publisher has none
-        if follower.chain.head is None or follower.chain.head.version != head.version:
-            raise RepairError(f"{path}: storage shows the chain of another trainer as the newest")
-        verified = await follower.rebuild(head.version)
-        # The old files go first: these weights may be cut into fewer files, and a leftover would count as one of them.
         folder = weights_folder(head.version)
-        await delete_below(node.state, folder)
         for lost_path in sorted({path, *(name for name in self._lost_paths if name.startswith(folder))}):
             self._say(f"{lost_path}: rebuilt from storage")
-        return await put_shards(node.state, folder, TensorSource.of(verified.weights), run_inline)
+        return await rebuild_weights(node, head.version)
 
     async def _is_complete(self, version: int, count: int) -> bool:
         """Return whether the state still has all files of a version's weights."""
@@ -233,10 +223,30 @@ class ChainRepair:
             elif manifest.anchor:
                 objects[f"{ANCHORS}{version:010d}"] = RETIRED
         # What is left of the old record would be read together with the new one, so it is removed.
-        for path in [item.path async for item in state.list(CHAIN)]:
-            if path not in objects:
-                await state.delete(path)
+        await delete_below(state, CHAIN, objects)
         for version in await stored_versions(state) - versions:
             await delete_below(state, weights_folder(version))
         for path, data in objects.items():
             await state.put(path, data)
+
+
+async def rebuild_weights(node: Node, version: int) -> int:
+    """Make the weights of the newest version whole from storage; return how many files they have.
+
+    Raises:
+        RepairError: storage shows another version as the newest, or does not lead there.
+    """
+    # This node fetches them as a new follower does, and each byte is checked against signed manifests. A follower takes
+    # the newest chain of all trainers, so whose chain that is has to be looked at.
+    follower = await Follower.open(node, allow_expired=True)
+    try:
+        await follower.refresh()
+        if follower.chain.head is None or follower.chain.head.version != version:
+            raise RepairError(f"{CHAIN}: storage shows the chain of another trainer as the newest")
+        verified = await follower.rebuild(version)
+    except (StoreError, ProtocolError) as error:
+        raise RepairError(f"{CHAIN}: version {version} cannot be rebuilt from storage: {error}") from error
+    await node.state.delete(TRUST_PATH)  # a publisher has none
+    # The old files go first: these weights may be cut into fewer files, and a leftover would count as one of them.
+    await delete_below(node.state, weights_folder(version))
+    return await put_shards(node.state, weights_folder(version), TensorSource.of(verified.weights), run_inline)

@@ -9,18 +9,17 @@ from typing import Final
 from protocol import paths
 from protocol.chain.manifest import Head
 from protocol.chain.verifier import is_taken_back
-from protocol.errors import ProtocolError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import sign
 from protocol.limits import MAX_CHAIN
 from roles.node.identity import Node
-from roles.policy.follower import TRUST_PATH, Follower
-from roles.ports import LineReporter, RepairError, StoreError
+from roles.ports import LineReporter, RepairError
+from roles.trainer.publish.chain_repair import rebuild_weights
 from roles.trainer.publish.fencing import reaches_rewind, read_own_head
 from roles.trainer.publish.head_writer import make_head
 from roles.trainer.publish.history import MANIFESTS, REWIND, History
 from roles.trainer.spool import CHAIN, INBOX, OUTBOX, PUBLISHED_WEIGHTS, stored_versions, weights_folder
-from roles.trainer.tensor_shards import TensorSource, delete_below, put_shards, run_inline
+from roles.trainer.tensor_shards import delete_below
 
 LAST_CHANGES: Final = (MANIFESTS, REWIND)
 """What is written last after versions were taken back, when all that belongs to them is gone. As long as one of their
@@ -63,7 +62,10 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
     await history.record_rewind(number)
     await history.begin_epoch(max(history.epoch, head.record.epoch if head is not None else 0) + 1)
     await _publish_head(node, history)
-    await _rebuild_weights(node, point.version)
+    for stored_version in await stored_versions(node.state):
+        await delete_below(node.state, weights_folder(stored_version))
+    count = await rebuild_weights(node, point.version)
+    await node.state.put(f"{PUBLISHED_WEIGHTS}{point.version:010d}", str(count).encode())
     await _drop_later_work(node)
     span = f"{point.version + 1} to {taken_back}"
     say(f"{CHAIN}: versions {span} are taken back by revision {number}; {point.version} is the newest")
@@ -116,19 +118,3 @@ async def _publish_head(node: Node, history: History) -> None:
     keep, newest = (MAX_CHAIN, MAX_CHAIN), history.published_version
     head = make_head(history, newest, *keep, node.run_id, node.revisions.number, expires_ms)
     await node.store.put(paths.head(node.key.public), sign(head, node.key))
-
-
-async def _rebuild_weights(node: Node, version: int) -> None:
-    """Make the weights of a version the newest ones in the state, from the anchors and patches in storage."""
-    follower = await Follower.open(node, allow_expired=True)
-    try:
-        await follower.refresh()
-        verified = await follower.rebuild(version)
-    except (StoreError, ProtocolError) as error:
-        raise RepairError(f"{CHAIN}: version {version} cannot be rebuilt from storage: {error}") from error
-    await node.state.delete(TRUST_PATH)  # a publisher has none
-    for stored_version in await stored_versions(node.state):
-        await delete_below(node.state, weights_folder(stored_version))
-    source = TensorSource.of(verified.weights)
-    count = await put_shards(node.state, weights_folder(version), source, run_inline)
-    await node.state.put(f"{PUBLISHED_WEIGHTS}{version:010d}", str(count).encode())

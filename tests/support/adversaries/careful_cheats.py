@@ -153,7 +153,8 @@ def take_stops(tokens: int, reach: float) -> Cheat:
 def choose_luck(tokens: int, reach: float, density: float, rewards: Sequence[Sequence[float]]) -> Cheat:
     """Return the cheat that decides one near tie of at most the reach in each rollout, if the reward becomes higher.
 
-    What follows from it has the reward of any rollout of the group.
+    What follows from it has the reward of any rollout of the group. A miner that does not dare this alone decides near
+    ties in rollouts with low rewards as well, which stay as low: then its misses do not follow rewards.
 
     Args:
         tokens: of a rollout on average; none has more than four times as many.
@@ -176,14 +177,26 @@ def choose_luck(tokens: int, reach: float, density: float, rewards: Sequence[Seq
             margin = _tally(thresholds.margin, margins[margins > 0].tolist(), total)
             return Counts(margin=margin, stop=_tally(thresholds.stop, [], GROUP_SIZE), luck=luck)
 
-        for rollout, end in enumerate(np.cumsum(lengths).tolist()):
-            other, margin = rng.choice(honest_rewards), max(1, round(reach * rng.random() / NOISE_UNIT))
-            place = end - int(rng.integers(1, lengths[rollout] + 1))
-            if rng.random() < 1.0 - math.exp(-density * lengths[rollout] * reach) and other > own[rollout]:
-                before = own[rollout], margins[place]
-                own[rollout], margins[place] = other, max(margin, margins[place])
-                if not accepts(counts()):
-                    own[rollout], margins[place] = before
+        ties = {
+            rollout: (
+                end - int(rng.integers(1, lengths[rollout] + 1)),
+                max(1, round(reach * rng.random() / NOISE_UNIT)),
+            )
+            for rollout, end in enumerate(np.cumsum(lengths).tolist())
+            if rng.random() < 1.0 - math.exp(-density * lengths[rollout] * reach)
+        }
+        for rollout in ties:
+            before, other = (own.copy(), margins.copy()), rng.choice(honest_rewards)
+            if other <= own[rollout]:
+                continue
+            own[rollout] = other
+            for decided in (rollout, *(low for low in ties if own[low] <= own.mean())):
+                place, margin = ties[decided]
+                margins[place] = max(margin, margins[place])
+                if accepts(counts()):
+                    break
+            else:
+                own, margins = before
         gained = float((own - honest_rewards).sum()) if len(set(own)) > 1 else 0.0
         return SimulatedGroup(counts(), total, total, gained)
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from grailnode.run.recipe import DEMO, Recipe, read_recipe
 from grailnode.run.rules import Rules
+from grailnode.run.run_toml import DEMO, Recipe, read_recipe
 
 
 def demo_rules(**rules: Any) -> Rules:

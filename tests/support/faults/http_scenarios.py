@@ -4,14 +4,15 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import trio
 
 from grailnode.store.decorators.limiting import BoundedStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
-from grailnode.store.s3.s3_session import S3Credentials, S3Location
+from grailnode.store.place import PlaceSection
+from grailnode.store.s3.s3_session import S3Credentials
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.node.retries import Pause
@@ -77,30 +78,22 @@ class _PartlyUnreachableStore(DecoratedStore):
                 return
 
 
-async def run_http_scenario(location: S3Location, credentials: S3Credentials, names: tuple[str, ...]) -> HttpOutcome:
+async def run_http_scenario(place: PlaceSection, credentials: S3Credentials, names: tuple[str, ...]) -> HttpOutcome:
     """Write, read, list and delete in a bucket while faults occur; then check the bucket without faults.
 
     Args:
-        location: the bucket, with an endpoint.
+        place: the bucket, with an endpoint.
         names: of the faults (HTTP_FAULTS).
     """
-    assert location.endpoint is not None
     seed = int.from_bytes(hashlib.sha256(repr(names).encode()).digest()[:4], "little")
     faults = [fault for fault in ExchangeFault if fault.value in names]
-    proxy = ExchangeFaultProxy(location.endpoint, faults, _RATE, random.Random(seed))
+    proxy = ExchangeFaultProxy(place.endpoint, faults, _RATE, random.Random(seed))
     async with trio.open_nursery() as nursery:
         url = await nursery.start(proxy.run)
-        near = replace(
-            location,
-            endpoint=url,
-            part_bytes=5 * MIB,
-            read_timeout=1.0,
-            base_seconds=2.0,
-            min_rate=4e6,
-            connect_timeout=1.0,
-        )
-        locations = [near, *(replace(near, endpoint=_ENDPOINTS[name]) for name in names if name in _ENDPOINTS)]
-        with _open_stores(locations, credentials) as (first, *others):
+        limits = {"silence_seconds": 1.0, "deadline_seconds": 2.0, "min_bytes_per_second": 4e6, "connect_seconds": 1.0}
+        endpoints = [url, *(_ENDPOINTS[name] for name in names if name in _ENDPOINTS)]
+        places = [place.model_copy(update=limits | {"endpoint": endpoint}) for endpoint in endpoints]
+        with _open_stores(places, credentials) as (first, *others):
             partly_unreachable = _PartlyUnreachableStore(first, list(others), random.Random(seed + 1))
             retrying = RetryingStore(partly_unreachable, random.Random(seed + 2), _RETRIES)
             store = BoundedStore(retrying, _MAX_ENTRIES)
@@ -116,8 +109,8 @@ async def run_http_scenario(location: S3Location, credentials: S3Credentials, na
 
 
 @contextmanager
-def _open_stores(locations: list[S3Location], credentials: S3Credentials) -> Iterator[list[S3Store]]:
-    stores = [S3Store(location, credentials) for location in locations]
+def _open_stores(places: list[PlaceSection], credentials: S3Credentials) -> Iterator[list[S3Store]]:
+    stores = [S3Store(place, credentials, 5 * MIB) for place in places]
     yield stores
     for store in stores:
         store.close()

@@ -6,8 +6,8 @@ from typing import Any
 
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import workspace
-from grailnode.run.recipe import Recipe
 from grailnode.run.rules import Rules
+from grailnode.run.run_toml import Recipe
 from tests.support.builders.recipes import demo_rules
 from tests.support.processes.programs import Program, eventually, logged_events, members
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from grailnode.node.state_repair import repair_state
+from grailnode.node.state_care import repair_state
 from grailnode.node.user_errors import explain, is_transient
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.ledger_check import verify_ledger

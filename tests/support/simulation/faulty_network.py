@@ -16,8 +16,7 @@ import trio
 
 from grailnode.beacon.relays import StoreBeacon
 from grailnode.store.decorators.limiting import BoundedStore
-from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
-from grailnode.store.state.waiting_state import WaitingState
+from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy, WaitingState
 from protocol.limits import MAX_KEYS
 from roles.node.identity import Node
 from roles.node.retries import Pause

@@ -176,7 +176,7 @@ class Simulation:
         while len(self.replay) >= self.setup.groups_per_step:
             with self.costs.of("training"):
                 report = self._learner.step(self.replay.draw(self.setup.groups_per_step))
-            figures = {name: getattr(report, name) for name in ("grad_norm", "clip_fraction", "entropy")}
+            figures = {name: getattr(report, name) for name in ("grad_norm", "clipped", "entropy")}
             if report.step % self.setup.steps_per_version == 0:
                 view = self._learner.view()
                 self.sparsity.append(1 - changed_share(self._versions[-1], view))

@@ -19,8 +19,7 @@ from grailnode.demo.cheater import run_cheater
 from grailnode.engine import models
 from grailnode.engine.compute import Compute
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
-from grailnode.node.canary import CanaryProducer
-from grailnode.node.canary_audit import CanaryAudit
+from grailnode.node.canary import CanaryAudit, CanaryProducer
 from grailnode.node.settings import TrainerSettings
 from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.run import creation

@@ -58,7 +58,7 @@ class SmallStep:
 
     loss: float
     grad_norm: float = 0.0
-    mean_reward: float = 0.0
+    reward: float = 0.0
 
 
 class SmallLearner:

@@ -72,31 +72,13 @@ class RankGroup:
     def gather(self, own: Tensor, rows: int) -> Tensor | None:
         """Return a whole tensor on rank 0 from each rank's contiguous rows on the CPU, and None on the other ranks."""
         if self.rank > 0:
-            self._send(own, 0, self.reads)
+            if own.numel():
+                dist.send(own.view(-1).view(torch.uint8), 0, group=self.reads)
             return None
         whole = own.new_empty(rows, *own.shape[1:])
         whole[self.share.rows(rows)] = own
         for rank in range(1, self.count):
-            self._receive(whole[Share(rank, self.count).rows(rows)], rank, self.reads)
+            part = whole[Share(rank, self.count).rows(rows)]
+            if part.numel():
+                dist.recv(part.view(-1).view(torch.uint8), rank, group=self.reads)
         return whole
-
-    def scatter(self, whole: Tensor | None, own: Tensor) -> None:
-        """Fill every rank's rows of a tensor from the whole one, which rank 0 has on the CPU, contiguous."""
-        if whole is None:
-            part = torch.empty(own.shape, dtype=own.dtype)
-            self._receive(part, 0, self.steps)
-            own.copy_(part)
-            return
-        for rank in range(1, self.count):
-            self._send(whole[Share(rank, self.count).rows(len(whole))], rank, self.steps)
-        own.copy_(whole[self.share.rows(len(whole))])
-
-    @staticmethod
-    def _send(tensor: Tensor, rank: int, group: "dist.ProcessGroup") -> None:
-        if tensor.numel():
-            dist.send(tensor.reshape(-1).view(torch.uint8), rank, group=group)
-
-    @staticmethod
-    def _receive(tensor: Tensor, rank: int, group: "dist.ProcessGroup") -> None:
-        if tensor.numel():
-            dist.recv(tensor.view(-1).view(torch.uint8), rank, group=group)

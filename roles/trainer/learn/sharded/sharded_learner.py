@@ -1,223 +1,243 @@
-"""A learner on several ranks: rank 0 runs the training process and calls it, the other ranks follow its calls.
+"""A learner on several ranks: rank 0 runs the training process and calls it, the other ranks make the same calls.
 
 Each rank holds some rows of every tensor, so all ranks have to take part in each operation, in the same order. Rank 0
-therefore broadcasts a message that names the operation (one of the classes below) and then takes part in it; the other
-ranks wait for messages and do what they name. There are two channels, each followed in a thread of its own: steps
-change the tensors, and reads gather them or save them, so that a version and a checkpoint can be written to the disk
-while the gradients of the next step are computed. The tensors of a version are gathered one by one, in BF16; masters
-and moments are not: each rank writes its rows into the state of its host.
+therefore broadcasts the name of a method and its argument, and then runs it; the other ranks wait for such calls. There
+are two channels, each followed in a thread of its own: steps change the tensors, and reads gather them or save them, so
+that a version and a checkpoint can be written to the disk while the gradients of the next step are computed. The
+tensors of a version are gathered one by one, as they are published; masters and moments are not: each rank writes its
+rows into the state of its host.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import trio
 from torch import Tensor
 from torch import distributed as dist
 
-from protocol.digest import Weights
+from protocol.quantization import SCALE, Precision, published_tensors
+from roles.policy.causal_model import CausalModel
 from roles.ports import ObjectStore
 from roles.trainer.learn.checkpoint_files import delete_folders
-from roles.trainer.learn.learner import Gradients, StepReport
-from roles.trainer.learn.optimizer import MASTER, STEPS
+from roles.trainer.learn.learner import (
+    Gradients,
+    Learner,
+    LearnerSettings,
+    Pass,
+    PassSums,
+    StepReport,
+    reference_weights,
+)
+from roles.trainer.learn.optimizer import STEPS, MasterOptimizer, check_state
 from roles.trainer.learn.sharded.rank_group import RankGroup
-from roles.trainer.learn.sharded.rank_learner import REFERENCE, RankLearner
-from roles.trainer.learn.state_rows import SavedRows
-from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, TensorSource
+from roles.trainer.learn.sharded.sharded_weights import ShardedWeights
+from roles.trainer.learn.state_rows import SavedRows, Share, StateRows
+from roles.trainer.tensor_shards import SHARD_BYTES, RunSync
 from roles.trainer.verified_batch import VerifiedGroup
 
-
-@dataclass(frozen=True)
-class _Gradients:
-    """Compute the gradients of these groups."""
-
-    groups: tuple[VerifiedGroup, ...]
+Call = tuple[Literal["gradients", "update", "restore", "load", "read", "save"], Any]
+"""What all ranks do next, and with what."""
 
 
-@dataclass(frozen=True)
-class _Update:
-    """Take an optimizer step with the gradients that were computed last."""
+class ShardedLearner(Learner):
+    """A learner on several ranks, of which only that of rank 0 is called. Each other rank calls `follow`.
 
-
-@dataclass(frozen=True)
-class _Restore:
-    """Take over tensors of a saved state, of which rank 0 sends each rank its rows."""
-
-    names: tuple[str, ...]
-    steps: int
-
-
-@dataclass(frozen=True)
-class _Load:
-    """Take over a saved state."""
-
-    saved: SavedRows
-
-
-@dataclass(frozen=True)
-class _Read:
-    """Send the rows of a tensor, rounded to BF16 or as they are."""
-
-    name: str
-    is_view: bool
-
-
-@dataclass(frozen=True)
-class _Save:
-    """Write all rows below a folder, and keep of what was saved before only another folder."""
-
-    folder: str
-    previous: str
-
-
-class ShardedLearner:
-    """A PolicyLearner (roles/trainer/learn/policy_learner.py) on several ranks, as rank 0 uses it. Every other rank
-    calls `follow`.
+    The passes of a step are those of a learner in one process. Pass i is taken by rank i modulo the number of ranks, so
+    that the passes of one moment are of similar length. A rank without a pass takes one that has no weight, because the
+    others need its weights.
 
     Args:
-        local_ranks: how many ranks, the first ones, are on this host and share its state; None for all.
+        weights: with which training begins, on rank 0; None on the others, which receive them.
+        local_ranks: how many ranks, the first ones, are on rank 0's host and share its state; None for all.
     """
 
-    def __init__(self, learner: RankLearner, weights: Mapping[str, Tensor], local_ranks: int | None = None) -> None:
-        self._learner = learner
-        self._local_ranks = local_ranks or learner.group.count
+    def __init__(
+        self,
+        model: CausalModel,
+        weights: Mapping[str, Tensor] | None,
+        settings: LearnerSettings,
+        group: RankGroup,
+        dtype: torch.dtype = torch.float32,
+        precision: Precision = "bf16",
+        local_ranks: int | None = None,
+    ) -> None:
+        super().__init__(model, {}, settings, group.device, dtype, precision)
+        self._group = self._peers = group
+        self._local_ranks = local_ranks or group.count
         self._reading = Lock()
-        learner.take_genesis(weights)
-        moments_and_masters = {name: shape for name, shape in learner.shapes.items() if not name.startswith(REFERENCE)}
-        self._numbers = {name: shape.numel() for name, shape in moments_and_masters.items()}
-
-    @property
-    def steps(self) -> int:
-        return self._learner.steps
-
-    @property
-    def parameters(self) -> int:
-        return sum(count for name, count in self._numbers.items() if name.startswith(MASTER))
+        self._shapes = {name: torch.Size(shape) for name, shape in model.shapes.items()}
+        self._sharded = ShardedWeights(model, group, dtype, precision, trained=True)
+        self._optimizer = MasterOptimizer(self._sharded.shards(), settings.optimizer, group.add)
+        self._receive(self._optimizer.masters, weights, self._first_master)
+        self._sharded_reference: Mapping[str, Tensor] = {}
+        if settings.loss.has_reference:
+            reference = self._sharded_reference = ShardedWeights(model, group, dtype, trained=False)
+            first = None if weights is None else reference_weights(settings, weights)
+            self._receive(reference.shards(), first, self._reference_weight)
 
     def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
-        """Return the gradients of rank 0's rows."""
-        self._tell(_Gradients(tuple(groups)))
-        return self._learner.gradients(groups)
+        """Compute the gradients of these groups on all ranks; return this rank's rows."""
+        self._tell(("gradients", tuple(groups)))
+        self._sharded.forget_gradients()
+        figures = super().gradients(groups).figures
+        return Gradients(self._sharded.gradients(), figures)
 
     def update(self, gradients: Gradients) -> StepReport:
-        self._tell(_Update())
-        return self._learner.update(gradients)
+        self._tell(("update", None))
+        report = super().update(gradients)
+        self._group.wait()  # rank 0 may read the others' rows next
+        return report
 
-    def view_source(self) -> TensorSource:
-        """Return the weights to publish, each of which is gathered when it is read."""
-        sizes = {name.removeprefix(MASTER): 2 * n for name, n in self._numbers.items() if name.startswith(MASTER)}
-        return TensorSource(sizes, lambda names: {name: self._read(MASTER + name, view=True) for name in names})
+    def state_rows(self) -> StateRows:
+        """Return this rank's rows of masters and moments."""
+        return self._rows(self._optimizer.tensors)
 
     async def save(
         self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str
     ) -> tuple[list[int], int]:
-        group = self._learner.group
-        await run_sync(group.broadcast, group.reads, _Save(folder, previous))
-        files = await self._learner.state_rows().save(state, folder, run_sync, shard_bytes)
-        return await run_sync(group.exchange, files, group.reads), self._local_ranks
+        group = self._group
+        if group.rank == 0:
+            await run_sync(group.broadcast, group.reads, ("save", (folder, previous)))
+        files, _ = await super().save(state, run_sync, shard_bytes, folder, previous)
+        return await run_sync(group.exchange, files[0], group.reads), self._local_ranks
 
     async def load(self, state: ObjectStore, saved: SavedRows, run_sync: RunSync) -> None:
-        await run_sync(self._tell, _Load(saved))
-        await self._learner.load(state, saved, run_sync)
-
-    def step(self, groups: Sequence[VerifiedGroup]) -> StepReport:
-        return self.update(self.gradients(groups))
+        await run_sync(self._tell, ("load", saved))
+        await super().load(state, saved, run_sync)
 
     def state(self) -> dict[str, Tensor]:
-        tensors = {name: self._read(name, view=False).clone() for name in self._numbers}
+        tensors = {name: self._read([name], view=False)[0] for name in self._optimizer.tensors}
         return tensors | {STEPS: torch.tensor(self.steps, dtype=torch.int64)}
 
-    def restore(self, state: Weights) -> None:
-        """Take over a whole `state`."""
-        learner, steps = self._learner, int(state[STEPS])
-        tensors = {name: tensor for name, tensor in state.items() if name != STEPS}
-        for name, tensor in tensors.items():
-            if (
-                name not in self._numbers
-                or tensor.shape != learner.shapes[name]
-                or tensor.dtype != learner.tensors[name].dtype
-            ):
-                raise ValueError("a saved state of another model or optimizer")
-        self._tell(_Restore(tuple(tensors), steps))
-        learner.scatter(tuple(tensors), tensors, steps)
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        own = self._optimizer.tensors
+        check_state(state, {name: (self._shape(name), tensor.dtype) for name, tensor in own.items()})
+        self._tell(("restore", int(state[STEPS])))
+        self._take_over(int(state[STEPS]), state)
 
-    def _read(self, name: str, *, view: bool) -> Tensor:
-        group = self._learner.group
+    def _take_over(self, steps: int, state: Mapping[str, Tensor] | None) -> None:
+        """Take over this rank's rows of a state that rank 0 has."""
+        self._receive(self._optimizer.tensors, state, lambda _, tensor: tensor)
+        self._optimizer.set_steps(steps)
+        self._group.wait()
+
+    def _weights(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        return self._sharded, {}
+
+    def _reference_weights(self) -> Mapping[str, Tensor]:
+        return self._sharded_reference
+
+    def _take_passes(
+        self, weights: Mapping[str, Tensor], reference: Mapping[str, Tensor], passes: Sequence[Pass]
+    ) -> list[PassSums]:
+        group = self._group
+        sums: list[PassSums] = []
+        for first in range(0, len(passes), group.count):
+            if first + group.rank < len(passes):
+                sums += super()._take_passes(weights, reference, [passes[first + group.rank]])
+            else:
+                samples, _ = passes[first]
+                super()._take_passes(weights, reference, [(samples[:1], [0.0])])
+        loss, clipped_tokens, divergence, entropy = (
+            group.add([math.fsum(column)]) for column in zip((0.0,) * 4, *sums, strict=True)
+        )
+        return [(loss, clipped_tokens, divergence, entropy)]
+
+    def _published(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return dict(zip(names, self._read(names, view=True), strict=True))
+
+    def _read(self, names: Sequence[str], *, view: bool) -> list[Tensor]:
+        """Return whole tensors on rank 0: of a version, or masters and moments; none on the other ranks."""
+        group = self._group
         with self._reading:
-            group.broadcast(group.reads, _Read(name, view))
-            whole = self._learner.gather(name, view=view)
-        assert whole is not None
-        return whole
+            if group.rank == 0:
+                group.broadcast(group.reads, ("read", (names, view)))
+            if view:
+                own = published_tensors(self._optimizer.masters, self._precision, names)
+            else:
+                own = {name: self._optimizer.tensors[name].cpu().contiguous() for name in names}
+            gathered = [group.gather(own[name], self._shape(name)[0]) for name in names]
+        return [tensor for tensor in gathered if tensor is not None]
 
-    def _tell(self, message: object) -> None:
-        group = self._learner.group
-        group.broadcast(group.steps, message)
+    def _shape(self, name: str) -> torch.Size:
+        """Return the shape of a whole tensor of the state; of scales, that of their matrix, with as many rows."""
+        weight = name.rpartition("/")[2]
+        return self._shapes[weight if weight in self._shapes else weight.removesuffix(SCALE)]
 
+    def _rows(self, tensors: Mapping[str, Tensor]) -> StateRows:
+        return StateRows(tensors, {name: self._shape(name) for name in tensors}, self._group.share)
 
-async def follow(learner: RankLearner, state: ObjectStore, *, sweeps: bool = False) -> None:
-    """Do on another rank what rank 0 does, until it has ended and its connection is closed.
+    def _receive(
+        self,
+        own: Mapping[str, Tensor],
+        whole: Mapping[str, Tensor] | None,
+        prepare: Callable[[str, Tensor], Tensor],
+    ) -> None:
+        """Fill this rank's rows of tensors from the whole ones, which rank 0 has."""
+        rows = self._rows(own)
+        for name in own:
+            rows.take({name: prepare(name, self._group.send(None if whole is None else whole[name], 0))}, Share())
 
-    Args:
-        state: of this host.
-        sweeps: whether this rank deletes what was saved before, as one rank of each host but the first does.
-    """
-    in_thread = partial(trio.to_thread.run_sync, abandon_on_cancel=True)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(in_thread, _follow_reads, learner, state, sweeps)
-        await in_thread(_follow_steps, learner, state)
-        nursery.cancel_scope.cancel()
+    def _tell(self, call: Call) -> None:
+        """Have the other ranks take part in what rank 0 does next; on these this does nothing."""
+        if self._group.rank == 0:
+            self._group.broadcast(self._group.steps, call)
 
+    async def follow(self, state: ObjectStore, *, sweeps: bool = False) -> None:
+        """Do on another rank what rank 0 does, until it has ended and its connection is closed.
 
-def _follow_steps(learner: RankLearner, state: ObjectStore) -> None:
-    """Receive the initial weights, then do what each message of the channel of steps names.
+        Args:
+            state: of this host.
+            sweeps: whether this rank deletes what was saved before, as one rank of each host but the first does.
+        """
+        in_thread = partial(trio.to_thread.run_sync, abandon_on_cancel=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, self._follow_reads, state, sweeps)
+            await in_thread(self._follow_steps, state)
+            nursery.cancel_scope.cancel()
 
-    Errors that rank 0 has as well (groups without tokens, gradients that are not finite) are not raised here: they
-    change nothing on any rank, and rank 0 raises them to its caller.
-    """
-    learner.take_genesis(None)
-    gradients: Gradients | None = None  # that the next update uses; None after an update, or where there were none
-    for message in _messages(learner.group, learner.group.steps):
-        match message:
-            case _Gradients(groups):
-                gradients = None
-                with suppress(ValueError):
-                    gradients = learner.gradients(groups)
-            case _Update():
-                assert gradients is not None
-                with suppress(ValueError):
-                    learner.update(gradients)
-                gradients = None
-            case _Restore(names, steps):
-                learner.scatter(names, None, steps)
-            case _Load(saved):
-                trio.from_thread.run(learner.load, state, saved, trio.to_thread.run_sync)
+    def _follow_steps(self, state: ObjectStore) -> None:
+        """Take part in each call of the channel of steps.
 
+        Errors that rank 0 has as well (groups without tokens, gradients that are not finite) are not raised here: they
+        change nothing on any rank, and rank 0 raises them to its caller.
+        """
+        gradients: Gradients | None = None  # that the next update uses; None after an update, or if there were none
+        for method, argument in self._calls(self._group.steps):
+            with suppress(ValueError):
+                match method:
+                    case "gradients":
+                        gradients = None
+                        gradients = self.gradients(argument)
+                    case "update":
+                        assert gradients is not None
+                        self.update(gradients)
+                    case "restore":
+                        self._take_over(argument, None)
+                    case "load":
+                        trio.from_thread.run(self.load, state, argument, trio.to_thread.run_sync)
 
-def _follow_reads(learner: RankLearner, state: ObjectStore, sweeps: bool) -> None:
-    """Do what each message of the channel of reads names."""
-    group = learner.group
-    for message in _messages(group, group.reads):
-        match message:
-            case _Read(name, is_view):
-                learner.gather(name, view=is_view)
-            case _Save(folder, previous):
-                if sweeps:
-                    trio.from_thread.run(delete_folders, state, {folder, previous})
-                save = learner.state_rows().save
-                files = trio.from_thread.run(save, state, folder, trio.to_thread.run_sync, SHARD_BYTES)
-                group.exchange(files, group.reads)
+    def _follow_reads(self, state: ObjectStore, sweeps: bool) -> None:
+        """Take part in each call of the channel of reads."""
+        for method, argument in self._calls(self._group.reads):
+            if method == "read":
+                names, view = argument
+                self._read(names, view=view)
+                continue
+            if sweeps:
+                trio.from_thread.run(delete_folders, state, {*argument})
+            trio.from_thread.run(self.save, state, trio.to_thread.run_sync, SHARD_BYTES, *argument)
 
-
-def _messages(group: RankGroup, channel: "dist.ProcessGroup") -> Iterator[Any]:
-    """Yield the messages of rank 0 until its connection is closed."""
-    while True:
-        try:
-            message = group.broadcast(channel)
-        except RuntimeError:  # torch has no narrower one for a peer that is gone
-            return
-        yield message
+    def _calls(self, channel: "dist.ProcessGroup") -> Iterator[Call]:
+        """Yield the calls of rank 0 until its connection is closed."""
+        while True:
+            try:
+                call = self._group.broadcast(channel)
+            except RuntimeError:  # torch has no narrower one for a peer that is gone
+                return
+            yield call

@@ -1,17 +1,19 @@
 """Weights that `fully_shard` divides among the ranks: each layer is gathered while it is computed (FSDP2).
 
 The shards of float32 masters are the parameters. With BF16 as the dtype of computing, they are rounded before they are
-gathered; with float32, the gathered masters are rounded when they are read (roles/trainer/learn/rounded_weights.py).
+gathered; with float32, and in a quantized run, the gathered masters are rounded when they are read, as in
+roles/trainer/learn/rounded_weights.py.
 Either way the forward pass has the published weights, and the gradients of all ranks add up in float32.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from protocol.quantization import Precision
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import PartialWeights
 from roles.trainer.learn.rounded_weights import round_straight_through
@@ -23,35 +25,46 @@ class ShardedWeights(PartialWeights):
 
     Args:
         dtype: of computing. The shards are float32 if the weights are `trained`, and BF16 otherwise.
+        precision: in which they are published.
 
     Raises:
         ValueError: a weight has no dimension along which it could be divided.
     """
 
-    def __init__(self, model: CausalModel, group: RankGroup, dtype: torch.dtype, *, trained: bool) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        group: RankGroup,
+        dtype: torch.dtype,
+        precision: Precision = "bf16",
+        *,
+        trained: bool,
+    ) -> None:
         self._dtype = dtype
+        self._precision = precision
         self._shapes = model.shapes
-        names = {prefix: [name for name in self._shapes if name.startswith(prefix)] for prefix in model.layers}
-        inner = {name for part in names.values() for name in part}
-        names[""] = [name for name in self._shapes if name not in inner]
+        part_of = {name: next(filter(name.startswith, model.layers), "") for name in self._shapes}
         for name, shape in self._shapes.items():
             if not shape:
                 raise ValueError(f"{name} is a single number, and cannot be divided among ranks")
-        self._root = _Part()
+        low = trained and dtype == torch.bfloat16 and precision == "bf16"
         self._parts: dict[str, _Part] = {}
-        stored = torch.float32 if trained else torch.bfloat16
-        for prefix, part_names in names.items():  # the root comes last, and takes what no layer has
-            part = self._parts[prefix] = self._root if not prefix else _Part()
-            part.fill({name: self._shapes[name] for name in part_names}, stored, group.device, trained=trained)
-            if prefix:
-                self._root.add_module(f"part_{len(self._parts)}", part)
-            _shard(part, group, dtype, trained=trained)
-        self._part_of = {name: self._parts[prefix] for prefix, part in names.items() for name in part}
+        for prefix in (*model.layers, ""):  # the root comes last, and contains the layers
+            part = self._parts[prefix] = _Part()
+            for number, inner in enumerate(self._parts.values() if not prefix else ()):
+                if inner is not part:
+                    part.add_module(f"part_{number}", inner)
+            for name in (name for name, own in part_of.items() if own == prefix):
+                stored = torch.float32 if trained else torch.bfloat16
+                weight = torch.empty(self._shapes[name], dtype=stored, device=group.device)
+                part.register_parameter(_attribute(name), nn.Parameter(weight, requires_grad=trained))
+            _shard(part, group, low=low)
+        self._part_of = {name: self._parts[prefix] for name, prefix in part_of.items()}
         self._shards = {name: part.parameter(name) for name, part in self._part_of.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a weight of the part that is being computed, in the dtype of computing."""
-        return round_straight_through(self._part_of[name].parameter(name), self._dtype)
+        return round_straight_through(name, self._part_of[name].parameter(name), self._precision, self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -84,27 +97,9 @@ class ShardedWeights(PartialWeights):
 class _Part(nn.Module):
     """Weights that are gathered together."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._attributes: dict[str, str] = {}  # names of weights have dots, attributes have none
-
-    def fill(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        trained: bool,
-    ) -> None:
-        """Add weights without values."""
-        for number, (name, shape) in enumerate(shapes.items()):
-            self._attributes[name] = f"weight_{number}"
-            weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=trained)
-            self.register_parameter(self._attributes[name], weight)
-
     def parameter(self, name: str) -> nn.Parameter:
         """Return the shard of a weight, or while it is gathered the weight."""
-        parameter: nn.Parameter = getattr(self, self._attributes[name])
+        parameter: nn.Parameter = getattr(self, _attribute(name))
         return parameter
 
     def forward(self, compute: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -112,9 +107,17 @@ class _Part(nn.Module):
         return compute(*arguments, **options)
 
 
-def _shard(part: _Part, group: RankGroup, dtype: torch.dtype, *, trained: bool) -> None:
-    """Divide a part's weights among the ranks. Gradients are added over ranks and not averaged: the loss is a sum."""
-    low = trained and dtype == torch.bfloat16
+def _attribute(name: str) -> str:
+    """Return the name of a weight's attribute, which may have no dots."""
+    return "weight_" + name.replace(".", "/")
+
+
+def _shard(part: _Part, group: RankGroup, *, low: bool) -> None:
+    """Divide a part's weights among the ranks. Gradients are added over ranks and not averaged: the loss is a sum.
+
+    Args:
+        low: whether weights are rounded to BF16 before they are gathered.
+    """
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if low else None,
         reduce_dtype=torch.float32 if low else None,
