@@ -111,6 +111,20 @@ def test_status_of_an_ended_run_says_how_old_the_head_is_and_who_is_silent():
     assert "next in" not in text
 
 
+def test_status_cuts_nothing_at_80_columns():
+    reasons = {"wrong-sampling": 7, "wrong-sketch": 8, "duplicate": 9, "copied": 11}
+    miner = MinerRow("a1" * 32, "miner-1", "unknown", 192, 0, reasons, 0.0)
+    alarm = "head: has expired; nobody renews it, or storage hides the newer head; ask the trainer's operator"
+    silent = tuple(f"validator {n:08x}" for n in range(9))
+    state = replace(
+        runs.network(), windows_planned=None, has_ended=True, head_age=7_300.0, nodes=(), silent=silent, alarms=(alarm,)
+    )
+    text = "\n".join(render(render_status(replace(state, miners=(miner,))), 80))
+    words = f"{alarm} {' '.join(silent)} {'19.6 KB = 1/82 of 1.6 MB, sparsity'} {' '.join(reasons)}".split()
+    assert not [word for word in words if word not in text]
+    assert "…" not in text
+
+
 def test_a_miners_row_says_how_many_groups_nobody_judged():
     miner = MinerRow("a1" * 32, "miner-1", "unknown", 192, 0, {"copied": 12}, 0.0)
     lines = render(render_status(replace(runs.network(), nodes=(), miners=(miner,))), 100)

@@ -44,7 +44,7 @@ def render_status(state: NetworkState) -> RenderableType:
 
 @dataclass(frozen=True)
 class RunPage:
-    """The page of a run; in a live view without what a low terminal has no lines for."""
+    """The page of a run; a live view cuts long lines, and leaves out what a low terminal has no lines for."""
 
     title: str
     state: NetworkState
@@ -54,20 +54,25 @@ class RunPage:
         state, width = self.state, min(options.max_width, _WIDEST_STATUS)
         is_low = self.is_live and (options.height or console.height) < _LOW
         blank = [] if is_low else [Text("")]
-        parts: list[RenderableType] = [sections.heading(self.title, state, width)]
-        parts += sections.alarms(state.alarms, width, _MOST_ALARMS if self.is_live else _ALL)
+        room = width if self.is_live else _ALL
+        parts: list[RenderableType] = [*sections.heading(self.title, state, width)]
+        parts += sections.alarms(state.alarms, room, _MOST_ALARMS if self.is_live else _ALL)
         parts += [*blank, *_head(state)]
         if state.windows:
             parts.append(sections.trends(state, width))
         if state.windows and not self.is_live:
             parts += [*blank, _windows(state, width), *_strata(state)]
-        parts += [*blank, *sections.verification(state, width), *sections.check_rate(state), *_bottleneck(state)]
+        parts += [*blank, *sections.verification(state, room), *sections.check_rate(state), *_bottleneck(state)]
         if state.miners:
-            parts += [*blank, miners(state.miners, width, keyed=not self.is_live)]
+            parts += [*blank, miners(state.miners, width, is_whole=not self.is_live)]
         if state.sites:
             parts += [*blank, *sections.rounds(state, width), sites(state.sites, width)]
         if state.nodes:
             parts += [*blank, nodes(state.nodes, width)]
+        if not self.is_live:
+            for part in parts:
+                if isinstance(part, Text):
+                    part.no_wrap, part.overflow = False, "fold"
         yield from console.render(Group(*parts), options.update(width=width, height=None))
 
 

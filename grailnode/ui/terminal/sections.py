@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +18,7 @@ _LABEL: Final = 15
 _WORDS: Final = 26
 _WIDEST_SPARK: Final = 64
 _UNLIMITED: Final = 1 << 20
+_LONGEST_ALARM: Final = 400  # cells
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def line(*parts: str | tuple[str, str] | Text) -> Text:
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
-def heading(title: str, state: NetworkState, width: int) -> Group:
+def heading(title: str, state: NetworkState, width: int) -> list[Text]:
     """Return two lines: the run and its duration, and its progress."""
     version = f"v{state.versions[-1].version}" if state.versions else ""
     name = clean(state.run_name, 24)
@@ -79,7 +80,7 @@ def heading(title: str, state: NetworkState, width: int) -> Group:
     begin.append(f" {state.run_id[:8]}".replace("  ", " ") if name != title else state.run_id[:8], style="cyan")
     end = f"{version}  {duration_text(state.seconds)}".strip()
     space = width - begin.cell_len - len(end)
-    return Group(line(begin, " " * space, end) if space >= 2 else begin, _position(state, width))
+    return [line(begin, " " * space, end) if space >= 2 else begin, _position(state, width)]
 
 
 def _position(state: NetworkState, width: int) -> Text:
@@ -164,7 +165,7 @@ def check_rate(state: NetworkState) -> list[Text]:
 def alarms(lines: Sequence[str], width: int, most: int) -> list[Text]:
     """Return the newest alarms, a line each, in red and with a word, so that no colour is needed to notice them."""
     newest = lines[-most:]
-    texts = [line(("ALARM ", "bold red"), (clean(alarm, max(width - 6, 1)), "red")) for alarm in newest]
+    texts = [line(("ALARM ", "bold red"), (clean(alarm, min(max(width - 6, 1), _LONGEST_ALARM)), "red")) for alarm in newest]
     if texts and len(lines) > len(newest):
         tail = f" (+{len(lines) - len(newest)} earlier)"
         if texts[-1].cell_len + cell_len(tail) <= width:

@@ -1,4 +1,4 @@
-"""The tables of the terminal view: miners, sites and nodes. Narrow terminals get fewer columns; no cell ever wraps."""
+"""The tables of the terminal view: miners, sites and nodes. Narrow terminals get fewer columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,26 +15,29 @@ from grailnode.ui.terminal.glyphs import bar
 
 KIND_STYLE: Final = {"honest": "green", "cheating": "red"}
 _GAP: Final = 2
+_ALL: Final = 1 << 20  # cells
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its heading, its width in cells, and whether its text is aligned to the right."""
+    """A column: its heading, its width in cells, and whether its text is aligned to the right, and wraps."""
 
     title: str
     cells: int
     right: bool = True
+    wraps: bool = False
 
 
-def miners(rows: Sequence[MinerRow], width: int, *, keyed: bool = False) -> Table:
+def miners(rows: Sequence[MinerRow], width: int, *, is_whole: bool = False) -> Table:
     """Return one line for each miner: name, kind, submitted, accepted, rejected by reason, score.
 
     Tables of less than 72 cells have no kind (its colour stays on the name), of less than 58 no submitted groups and no
-    key, of less than 46 no bar for the score. With `keyed` the first 8 digits of the key follow the name.
+    key, of less than 46 no bar for the score. With `is_whole` the first 8 digits of the key follow the name, and reasons
+    that do not fit wrap.
     """
     name = _name_cells(rows, 5)
     kind, submitted, barred = width >= 72, width >= 58, width >= 46
-    keyed = keyed and submitted
+    keyed = is_whole and submitted
     bar_width = (12 if width >= 100 else 4) if barred else 0
     score = bar_width + 5 if barred else 5
     fixed = name + (8 if keyed else 0) + (8 if kind else 0) + (6 if submitted else 0) + 8 + score
@@ -47,10 +50,10 @@ def miners(rows: Sequence[MinerRow], width: int, *, keyed: bool = False) -> Tabl
             Column("kind", 8, right=False) if kind else None,
             Column("sent", 6) if submitted else None,
             Column("accepted", 8),
-            Column("rejected", why, right=False),
+            Column("rejected", why, right=False, wraps=keyed),
             Column("score", score, right=False),
         ],
-        [_miner(row, why, has_kind=kind, bar_width=bar_width) for row in rows],
+        [_miner(row, _ALL if keyed else why, has_kind=kind, bar_width=bar_width) for row in rows],
     )
 
 
@@ -93,13 +96,16 @@ def nodes(rows: Sequence[NodeRow], width: int) -> Table:
 
 
 def fitted(columns: Sequence[Column | None], rows: Sequence[Sequence[Text]]) -> Table:
-    """Return a table without the columns that are None, and without their cells. Long text is cut with an ellipsis."""
+    """Return a table without the columns that are None, and without their cells. Long text is cut with an ellipsis, unless its column wraps."""
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, collapse_padding=True, header_style="dim")
     places = [place for place, column in enumerate(columns) if column is not None]
     for column in columns:
         if column is not None:
             justify: Literal["right", "left"] = "right" if column.right else "left"
-            table.add_column(column.title, width=column.cells, no_wrap=True, justify=justify)
+            overflow: Literal["fold", "ellipsis"] = "fold" if column.wraps else "ellipsis"
+            table.add_column(
+                column.title, width=column.cells, no_wrap=not column.wraps, overflow=overflow, justify=justify
+            )
     for row in rows:
         table.add_row(*(row[place] for place in places))
     return table
