@@ -86,7 +86,11 @@ def reference_digest(digests: Mapping[str, str]) -> str | None:
 
 
 def judgement_text(state: NetworkState, findings: Findings) -> str:
-    """Say in a sentence whether verification told cheaters from honest miners; empty if nobody knows who cheats."""
+    """Say in a sentence whether verification told cheaters from honest miners, or that no window was judged; empty if
+    nobody knows who cheats.
+    """
+    if not state.windows:
+        return "No window was judged in time: this machine is slow or busy; run more windows."
     if not any(miner.kind == "cheating" for miner in state.miners) or not findings.groups.judged:
         return ""
     if not findings.false_rejections and not findings.false_acceptances:
