@@ -165,7 +165,9 @@ def check_rate(state: NetworkState) -> list[Text]:
 def alarms(lines: Sequence[str], width: int, most: int) -> list[Text]:
     """Return the newest alarms, a line each, in red and with a word, so that no colour is needed to notice them."""
     newest = lines[-most:]
-    texts = [line(("ALARM ", "bold red"), (clean(alarm, min(max(width - 6, 1), _LONGEST_ALARM)), "red")) for alarm in newest]
+    texts = [
+        line(("ALARM ", "bold red"), (clean(alarm, min(max(width - 6, 1), _LONGEST_ALARM)), "red")) for alarm in newest
+    ]
     if texts and len(lines) > len(newest):
         tail = f" (+{len(lines) - len(newest)} earlier)"
         if texts[-1].cell_len + cell_len(tail) <= width:

@@ -32,8 +32,8 @@ def miners(rows: Sequence[MinerRow], width: int, *, is_whole: bool = False) -> T
     """Return one line for each miner: name, kind, submitted, accepted, rejected by reason, score.
 
     Tables of less than 72 cells have no kind (its colour stays on the name), of less than 58 no submitted groups and no
-    key, of less than 46 no bar for the score. With `is_whole` the first 8 digits of the key follow the name, and reasons
-    that do not fit wrap.
+    key, of less than 46 no bar for the score. With `is_whole` the first 8 digits of the key follow the name, and
+    reasons that do not fit wrap.
     """
     name = _name_cells(rows, 5)
     kind, submitted, barred = width >= 72, width >= 58, width >= 46
@@ -96,7 +96,9 @@ def nodes(rows: Sequence[NodeRow], width: int) -> Table:
 
 
 def fitted(columns: Sequence[Column | None], rows: Sequence[Sequence[Text]]) -> Table:
-    """Return a table without the columns that are None, and without their cells. Long text is cut with an ellipsis, unless its column wraps."""
+    """Return a table without the columns that are None, and without their cells. Long text wraps in columns that do,
+    and is cut with an ellipsis in others.
+    """
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, collapse_padding=True, header_style="dim")
     places = [place for place, column in enumerate(columns) if column is not None]
     for column in columns:
