@@ -1,7 +1,7 @@
 """An hour of a network of real processes, with storage faults and kills: `python -m bench.soak --minutes 60 --out DIR`.
 
 A trainer, two miners and two validators, each with a bucket of its own, use `rclone serve s3` behind
-tests/support/faults/stream_fault_proxy.py, which injects a fault into one request of twenty. Every two minutes SIGKILL
+bench/fault_proxy.py, which injects a fault into one request of twenty. Every two minutes SIGKILL
 ends one of the trainer's processes, or a whole node with its supervisor; the benchmark starts such a node again, as an
 init system would. Every --bend seconds a bit of a file of a killed node's state is bent (bench/bent_states.py): the
 node must go on rightly, or end with one line, after which `grailnode repair` repairs it. The second miner and the

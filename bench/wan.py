@@ -2,7 +2,7 @@
 
 Storage (two `rclone serve s3`, one for writes with credentials, one for public reads), a trainer, two miners and two
 validators each run in a network namespace of their own (tests/support/processes/namespaces.py), whose link is limited
-to the rate in both directions. tests/support/faults/stream_fault_proxy.py between a node and its link adds latency and
+to the rate in both directions. bench/fault_proxy.py between a node and its link adds latency and
 faults. The nodes run the trainer's real publisher and the real follower (bench/wan_nodes.py); each writes to its own
 bucket and reads the others' over HTTP.
 

@@ -11,6 +11,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # for torch
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from collections.abc import Iterator
+from inspect import iscoroutinefunction
 from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.pytest_options.skip_guard import pytest_addoption, pytest_configure
+from tests.support.simulation.virtual_clock import simulated
 
 __all__ = ["pytest_addoption", "pytest_configure"]
 
@@ -31,6 +33,9 @@ LONGEST: Final = (
 )  # fmt: skip
 """The files and rooms of tests that take seconds to minutes each, longest first. They start first: at the end, one long
 test would keep all but one worker waiting."""
+
+ROOMS_IN_VIRTUAL_TIME: Final = ("attacks", "network", "outer")
+"""Every `async def test_...` of these rooms is `@simulated`: none of them waits for real time."""
 
 sys.dont_write_bytecode = False
 settings.register_profile("grailnode", deadline=None, derandomize="CI" in os.environ, max_examples=20)
@@ -48,6 +53,12 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_CACHE_HOME", str(directory))
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("user-data")))
         yield directory
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    is_of_room = item.path.parent.name in ROOMS_IN_VIRTUAL_TIME
+    if is_of_room and isinstance(item, pytest.Function) and iscoroutinefunction(item.obj):
+        item.obj = simulated(item.obj)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.vllm_client import VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import GUARD_PLUGIN, ChildServer
+from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKey
@@ -44,10 +44,6 @@ class PlainVllm(ChildServer):
             place = words.index(flag)
             del words[place : place + 2]
         return words
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment with the guard of processes alone."""
-        return super().environment() | {"VLLM_PLUGINS": GUARD_PLUGIN}
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ async def speed(python: Path, arguments: argparse.Namespace) -> None:
             ways = {"grailnode": await task.serve(engine)}
             ways["greedy"] = partial(engine.greedy, [item.prompt for item in task.requests], task.params)
             await plain.start()
-            client = await stack.enter_async_context(VllmClient(plain))
+            client = await stack.enter_async_context(aclosing(VllmClient(plain)))
             ways["plain"] = partial(plain_completions, client, task.requests, task.params)
             ways["bare"] = partial(plain_completions, client, task.requests, task.params, None)
             if arguments.torch:

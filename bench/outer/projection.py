@@ -1,15 +1,22 @@
 """A projection to a model of 7.6e9 parameters with H = 8 over links of 400 Mbit/s, from measured sizes and rates."""
 
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+import torch
+
 from bench.measures import best_of
-from bench.outer.methods import VARIANTS
+from bench.outer.methods import DENSE, VARIANTS
 from bench.outer.sizes import SHAPES, Run, elements, simulate
 from bench.outer.trials import SITES
 from bench.tables import print_table
 from protocol import pseudogradient
 from protocol.outer.comparing import compare
+from protocol.outer.shared_state import SharedState
 
 PARAMETERS: Final = 7.6e9
 LINK: Final = 400e6 / 8
@@ -81,6 +88,35 @@ def measure(run: Run, repeats: int) -> Stages:
         step=step * scale,
         fetch=SITES * payload / LINK,
     )
+
+
+def by_sites(numbers: Sequence[int], threads: int, shape: tuple[int, int] = (1024, 1024), repeats: int = 3) -> None:
+    """Print how long a coordinator compares and applies dense contributions, by the number of sites."""
+    generator, rows = torch.Generator().manual_seed(0), []
+    shared = SharedState.begin({f"w{place}": torch.zeros(shape) for place in range(2)}, has_momentum=True)
+    rules, elements = VARIANTS["diloco"].rules(LOCAL_STEPS, 1), 2 * shape[0] * shape[1]
+    for sites in numbers:
+        payloads = []
+        for _ in range(sites):
+            local = {name: torch.randn(shape, generator=generator) for name in shared.weights}
+            payloads.append(pseudogradient.encode(shared.weights, local, None, DENSE, shared.digests.weights).payload)
+        runs: dict[str, Callable[[int], object]] = {
+            "compare": partial(compare, shared, payloads, rules, bytes(32)),
+            "apply": partial(shared.after, payloads, [1.0] * sites, rules),
+        }
+        for name, run in runs.items():
+            best = dict.fromkeys((1, threads), (math.inf, math.inf))
+            for count in (1, threads) * repeats:  # in turn, so that other work on the machine slows both
+                begin, processor = time.perf_counter(), time.process_time()
+                run(count)
+                own = time.perf_counter() - begin, time.process_time() - processor
+                best[count] = min(best[count][0], own[0]), min(best[count][1], own[1])
+            scale = 1e9 / elements
+            (wall, cpu), (many, _) = best[1], best[threads]
+            figures = (cpu * scale, cpu * scale / sites, wall * scale, many * scale)
+            rows.append([name, str(sites), *(f"{figure:.2f}" for figure in figures)])
+    columns = ("work", "sites", "CPU s", "a site", "wall s", f"with {threads} threads")
+    print_table(f"1e9 dense weights, from {elements}; least of {repeats}", columns, rows)
 
 
 def projection(rounds: int, repeats: int, cores: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> None:

@@ -196,13 +196,17 @@ def check_base_digest(base: Weights, lora: LoraSpec, where: str) -> None:
         )
 
 
-def initial_adapters(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Return BF16 adapters that change nothing: A uniform in +-1 / sqrt(in) as PEFT draws it, and B zero."""
+def initial_adapters(shapes: Mapping[str, tuple[int, ...]], *, without_effect: bool = True) -> dict[str, Tensor]:
+    """Return BF16 adapters that change nothing: A uniform in +-1 / sqrt(in) as PEFT draws it, and B zero.
+
+    Args:
+        without_effect: False to draw B as well, to see what adapters change.
+    """
     # A fixed seed: all founders of a run with the same base get the same version 0.
     generator = torch.Generator().manual_seed(_SEED)
     adapters: dict[str, Tensor] = {}
     for name, shape in sorted(shapes.items()):
-        if name.endswith(UP):
+        if without_effect and name.endswith(UP):
             adapters[name] = torch.zeros(shape, dtype=torch.bfloat16)
         else:
             bound = shape[1] ** -0.5

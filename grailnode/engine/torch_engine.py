@@ -28,7 +28,7 @@ from protocol.rollout.checking import Check, CheckRules, check_completions
 from protocol.rollout.sampling import SamplingParams, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
 from roles.policy.causal_model import CausalModel
-from roles.policy.sequences import Tokens, split
+from roles.policy.sequences import Tokens, check_ids, split
 from roles.ports import CheckRequest, EngineError, Generation, Request
 
 _PASS_TOKENS: Final = 1024
@@ -160,7 +160,7 @@ class TorchEngine:
         `check` for these.
         """
         policy = self._policy()
-        self._check_ids([*prompts, *completions])
+        check_ids([*prompts, *completions], self._model.vocabulary)
         results: list[Forward] = []
         # Neighbours with the same prompt stay in one batch, so that the prompt is computed once for all of them.
         for batch in _runs(prompts, completions, self._max_batch_tokens):
@@ -173,7 +173,7 @@ class TorchEngine:
         """Implements Engine.check; a repeated prompt is computed once."""
         policy = self._policy()
         prompts, completions = [item.prompt for item in requests], [item.completion for item in requests]
-        self._check_ids([*prompts, *completions])
+        check_ids([*prompts, *completions], self._model.vocabulary)
         results: list[Check] = []
         for batch in _runs(prompts, completions, self._max_batch_tokens):
             results += await self._compute(self._check, policy, requests[batch], rules)
@@ -183,7 +183,7 @@ class TorchEngine:
         self, prompts: Sequence[Tokens], noise: Sequence[Noise] | None, params: SamplingParams
     ) -> list[Generation]:
         policy = self._policy()
-        self._check_ids(prompts)
+        check_ids(prompts, self._model.vocabulary)
         results: dict[int, Generation] = {}
         # Every completion counts with its longest possible length, so that the cache of a batch cannot outgrow the
         # memory.
@@ -199,11 +199,6 @@ class TorchEngine:
         if self._serving is None:
             raise EngineError("no policy has been committed")
         return self._serving
-
-    def _check_ids(self, sequences: Sequence[Tokens]) -> None:
-        top = self._model.vocabulary
-        if any(not 0 <= token < top for sequence in sequences for token in sequence):
-            raise ValueError(f"a token id outside the vocabulary of {top}")
 
     async def _compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with _torch_errors():

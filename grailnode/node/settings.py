@@ -89,6 +89,7 @@ def coordinator_settings(config: Config, run: RunManifest) -> CoordinatorSetting
         beacon_rounds=section.round_windows * run.schedule.rounds,
         payload_seconds=section.payload_seconds,
         state_interval=section.state_interval,
+        threads=config.engine.threads,
         poll_seconds=_poll_seconds(config, section, run),
     )
 
@@ -128,5 +129,6 @@ def site_settings(config: Config, run: RunManifest) -> SiteSettings:
         max_staleness=trainer.max_staleness,
         dynamic_filtering=trainer.filters_groups,
         upload_seconds=section.upload_seconds,
+        threads=config.engine.threads,
         poll_seconds=_poll_seconds(config, section, run),
     )

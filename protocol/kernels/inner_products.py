@@ -42,14 +42,6 @@ def row_products(rows: Matrix, vector: Matrix) -> Matrix:
     return result
 
 
-def inner_products(rows: Matrix) -> Matrix:
-    """Compute rows @ rows.T: float64 [R, R] from contiguous [R, n]."""
-    result = np.empty((len(rows), len(rows)))
-    for place, row in enumerate(rows):
-        result[place, : place + 1] = result[: place + 1, place] = row_products(rows[: place + 1], row)
-    return result
-
-
 def dot(left: ArrayLike, right: ArrayLike) -> float:
     """Return the sum of the products of the elements of two arrays of one size, row by row."""
     one, other = (np.ascontiguousarray(array, np.float64).reshape(1, -1) for array in (left, right))

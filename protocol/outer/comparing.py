@@ -1,10 +1,14 @@
-"""What a coordinator compares contributions by: inner products in a round, and what each site sent in earlier rounds.
+"""What a coordinator compares contributions by, in a round and with those of earlier rounds.
 
-Whole contributions of many rounds would take as much memory for each site as the weights, many times. So those of older
-rounds are *random projections*: each element is multiplied by a sign, and then all elements whose index in their part
+Each contribution is multiplied with the sum of all, once they are scaled down to the median length, which their heads
+state: so the work for each site does not grow with the number of sites.
+
+Whole contributions of many rounds would take as much memory for each site as the weights, many times. So what is kept
+are *random projections*: each element is multiplied by a sign, and then all elements whose index in their part
 is the same modulo `PROJECTED` are added up. The inner product of two projections is that of the contributions but for
 an error of about 1 / sqrt(PROJECTED) of their lengths. The signs follow from a secret of the coordinator, so that no
-site can choose a direction that its projection does not show.
+site can choose a direction that its projection does not show. Two contributions of one round are compared by their
+projections, too, where one of them is taken out of the sum.
 
 What is computed from the projections of many rounds is in protocol/outer/drift.py.
 """
@@ -12,22 +16,27 @@ What is computed from the projections of many rounds is in protocol/outer/drift.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
+from statistics import median_high, median_low
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.kernels.inner_products import Matrix, dot, inner_products
+from protocol.kernels.inner_products import Matrix, dot, row_products
 from protocol.outer.round_records import RoundRules
-from protocol.outer.shared_state import SharedState
-from protocol.pseudogradient import decode
+from protocol.outer.shared_state import SharedState, ordered_map
+from protocol.pseudogradient import parts_of, read_head
+from protocol.pseudogradient.arithmetic import Floats
 
 Projections = NDArray[np.float32]
 
 PROJECTED: Final = 1 << 14
 """Numbers in a projection; also the elements of each contribution that are multiplied at a time, to fit in a cache."""
+
+_CHUNK: Final = 16 * PROJECTED
+"""Elements of each contribution that one thread compares at a time, or a 64th of the part if that is more."""
 
 REMEMBERED_ROUNDS: Final = 96
 """Rounds whose projections are remembered."""
@@ -38,16 +47,34 @@ class Comparison:
     """The contributions of a round.
 
     Attributes:
-        products: their inner products with each other: float64 [R, R].
+        lengths: L2 norms: float64 [R].
+        with_all: inner product of each with the sum of all, once they are scaled down to the median length, itself
+            scaled likewise: float64 [R].
         projections: float64 [R, PROJECTED].
         local_steps: of the round, by its rules.
         stream: which of the streams they have.
     """
 
-    products: Matrix
+    lengths: Matrix
+    with_all: Matrix
     projections: Matrix
     local_steps: int
     stream: int = 0
+
+
+def median_length(lengths: Sequence[float]) -> float:
+    """Return the median.
+
+    Of an even number it is the lower of the two in the middle, or the other one if that is 0: half of the sites cannot
+    have the others refused because they send nothing.
+    """
+    return median_low(lengths) or median_high(lengths)
+
+
+def length_factors(lengths: Sequence[float]) -> list[float]:
+    """Return the factors that scale contributions down to the median length."""
+    bound = median_length(lengths) if lengths else 0.0
+    return [min(1.0, bound / length) if length > 0 else 1.0 for length in lengths]
 
 
 @dataclass(frozen=True)
@@ -135,28 +162,47 @@ class SiteSums:
         return scale * (dot(self.total, self.total) - self.square_lengths), 2 * scale * scale * variance
 
 
-def compare(state: SharedState, payloads: Sequence[bytes], rules: RoundRules, secret: bytes) -> Comparison:
+def compare(
+    state: SharedState, payloads: Sequence[bytes], rules: RoundRules, secret: bytes, threads: int = 1
+) -> Comparison:
     """Compare the contributions of a round.
 
     Args:
         state: with which the round began; rules: of the round.
+        payloads: which were checked before.
         secret: of the coordinator, for the signs: at least 16 bytes.
+        threads: that compute. Their number changes no bit of the result.
     """
-    products, projections = np.zeros((len(payloads),) * 2), np.zeros((len(payloads), PROJECTED))
-    stream, number_of_stream = state.stream(rules), state.stream_number(rules)
-    decoders = [decode(payload, stream, state.digests.weights) for payload in payloads]
-    for number, rows in enumerate(zip(*decoders, strict=True)):
-        size = rows[0][1].size
-        random = np.random.Philox(
-            key=int.from_bytes(secret[:16], "little"), counter=(number_of_stream << 32 | number) << 192
-        )
-        bits = np.frombuffer(np.random.Generator(random).bytes(-(-size // 8)), np.uint8)
-        for begin, end in pairwise([*range(0, size, PROJECTED), size]):
-            block = np.array([values[begin:end] for _, values in rows], np.float64)
-            products += inner_products(block)
-            signs = 2.0 * np.unpackbits(bits[begin // 8 : -(-end // 8)])[: end - begin] - 1.0
-            projections[:, : end - begin] += signs * block
-    return Comparison(products, projections, rules.local_steps, number_of_stream)
+    parts = parts_of({name: tensor.shape for name, tensor in state.stream(rules).items()})
+    lengths = [math.sqrt(read_head(payload, parts).squared_norm) for payload in payloads]
+    factors, stream = np.array(length_factors(lengths)), state.stream_number(rules)
+    with_all, projections = np.zeros(len(payloads)), np.zeros((len(payloads), PROJECTED))
+    with ordered_map(threads) as each:
+        for number, (part, rows) in enumerate(state.values_of(payloads, rules, each)):
+            random = np.random.Philox(key=int.from_bytes(secret[:16], "little"), counter=(stream << 32 | number) << 192)
+            bits = np.frombuffer(np.random.Generator(random).bytes(-(-part.elements // 8)), np.uint8)
+            size = max(_CHUNK, -(-part.elements // (64 * PROJECTED)) * PROJECTED)
+            chunks = pairwise([*range(0, part.elements, size), part.elements])
+            for products, projected in each(partial(_compare_chunk, rows, factors, bits), chunks):
+                with_all += products
+                projections += projected
+    return Comparison(np.array(lengths), factors * with_all, projections, rules.local_steps, stream)
+
+
+def _compare_chunk(
+    rows: Sequence[Floats], factors: Matrix, bits: NDArray[np.uint8], chunk: tuple[int, int]
+) -> tuple[Matrix, Matrix]:
+    """Return the products with the scaled sum, float64 [R], and the projections, float64 [R, PROJECTED], of a chunk."""
+    products, projections = np.zeros(len(rows)), np.zeros((len(rows), PROJECTED))
+    for begin, end in pairwise([*range(*chunk, PROJECTED), chunk[1]]):
+        block = np.array([values[begin:end] for values in rows], np.float64)
+        total = np.zeros(end - begin)
+        for factor, own in zip(factors, block, strict=True):
+            total += factor * own
+        products += row_products(block, total)
+        signs = 2.0 * np.unpackbits(bits[begin // 8 : -(-end // 8)])[: end - begin] - 1.0
+        projections[:, : end - begin] += signs * block
+    return products, projections
 
 
 NOTHING_SENT: Final = SentRound((), np.empty((0, PROJECTED), np.float32))

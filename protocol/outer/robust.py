@@ -23,13 +23,14 @@ than an unnoticed drift.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median, median_high, median_low
-from typing import Any, Final
+from functools import partial
+from statistics import median
+from typing import Final
 
 import numpy as np
 
 from protocol.kernels.inner_products import Matrix, row_products
-from protocol.outer.comparing import Comparison, SentRound, SentRounds
+from protocol.outer.comparing import Comparison, SentRound, SentRounds, length_factors, median_length
 from protocol.outer.drift import drift_factors, settled_contributions
 
 DISTRUST: Final = 0.1
@@ -88,16 +89,16 @@ def weigh_round(
         workers: whose contributions they are, in ascending order.
         earlier: what sites sent in the rounds before.
     """
-    products = comparison.products
-    lengths = np.sqrt(np.diag(products)).tolist()
+    lengths = comparison.lengths.tolist()
     compared = _compared(lengths, settings.compared_length)
-    factors = _length_factors(lengths, clips=settings.clips)
+    scales = length_factors(lengths)
+    factors = scales if settings.clips else [1.0] * len(lengths)
     active = list(range(len(lengths)))
-    first_cosines = _cosines(products, factors, active)
+    cosines_of = partial(_cosines, comparison, np.array(scales))
+    first_cosines = cosines_of(active)
     if settings.agreement is not None:
-        _refuse(active, compared, settings.agreement, lambda rest: _cosines(products, factors, rest))
-    scales = np.array(_length_factors(lengths, clips=True))[compared]
-    projections = (comparison.projections[compared] * scales[:, None]).astype(np.float32)
+        _refuse(active, compared, settings.agreement, cosines_of)
+    projections = (comparison.projections * np.array(scales)[:, None])[compared].astype(np.float32)
     sent = SentRound(tuple(workers[place] for place in compared), projections, stream=comparison.stream)
     drifts = [1.0] * len(lengths)
     if settings.bounds_drifts:
@@ -114,26 +115,9 @@ def weigh_round(
     return Weighting(result, cosines, tuple(drifts), sent)
 
 
-def _median_length(lengths: Sequence[float]) -> float:
-    """Return the median.
-
-    Of an even number it is the lower of the two in the middle, or the other one if that is 0: half of the sites cannot
-    have the others refused because they send nothing.
-    """
-    return median_low(lengths) or median_high(lengths)
-
-
-def _length_factors(lengths: Sequence[float], *, clips: bool) -> list[float]:
-    """Return the factors that scale contributions down to the median length."""
-    if not clips or not lengths:
-        return [1.0] * len(lengths)
-    bound = _median_length(lengths)
-    return [min(1.0, bound / length) if length > 0 else 1.0 for length in lengths]
-
-
 def _compared(lengths: Sequence[float], share: float) -> list[int]:
     """Return the contributions that are long enough to be compared with the others."""
-    bound = share * _median_length(lengths) if lengths else 0.0
+    bound = share * median_length(lengths) if lengths else 0.0
     return [place for place, length in enumerate(lengths) if length > 0 and length >= bound]
 
 
@@ -157,19 +141,25 @@ def _refuse(
         active.remove(worst)
 
 
-def _cosines(products: Matrix, factors: Sequence[float], active: Sequence[int]) -> dict[int, float]:
-    """Return the cosine of each active contribution with the sum of the other active ones; 0 for a zero vector."""
-    scale: Any = np.zeros(len(factors))
-    scale[list(active)] = np.asarray(factors)[list(active)]
-    scaled = products * scale[:, None] * scale[None, :]
-    sums = row_products(scaled, np.ones(len(factors))).tolist()  # of the products with all active ones
-    total = math.fsum(sums)
+def _cosines(comparison: Comparison, scales: Matrix, active: Sequence[int]) -> dict[int, float]:
+    """Return the cosine of each active contribution with the sum of the other active ones; 0 for a zero vector.
+
+    The sum is that of all, less those that are not active, which are multiplied with each other by their projections.
+
+    Args:
+        scales: factors that scale contributions down to the median length: float64 [R].
+    """
+    squares, projections = (scales * comparison.lengths) ** 2, comparison.projections * scales[:, None]
+    absent = np.zeros(projections.shape[1])
+    for place in sorted(set(range(len(scales))).difference(active)):
+        absent += projections[place]
+    with_active = comparison.with_all - row_products(projections, absent)
+    total = math.fsum(with_active[list(active)].tolist())
     result = {}
     for place in active:
-        own, with_all = float(scaled[place, place]), sums[place]
-        others = total - 2 * with_all + own
-        length = math.sqrt(max(own, 0.0) * max(others, 0.0))
-        result[place] = (with_all - own) / length if length > 0 else 0.0
+        own, product = float(squares[place]), float(with_active[place]) - float(squares[place])
+        length = math.sqrt(own * max(total - 2 * product - own, 0.0))
+        result[place] = product / length if length > 0 else 0.0
     return result
 
 

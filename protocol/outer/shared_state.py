@@ -4,16 +4,37 @@ The arithmetic is that of protocol/pseudogradient/arithmetic.py, part by part, w
 the round manifest. A step makes a new state, so a contribution that turns out to be broken leaves the old one whole.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 import torch
 
-from protocol.digest import Weights, digest_weights
+from protocol.digest import Weights, tensor_digest, weights_digest
 from protocol.errors import ContributionError, MalformedError
 from protocol.outer.round_records import OuterState, RoundRules
 from protocol.pseudogradient import Part, decode, mean_of, parts_of, streams_of
+from protocol.pseudogradient.arithmetic import Floats
+
+OrderedMap = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
+"""Computes a function of some values, and yields the results in the order of the values."""
+
+_CHUNK: Final = 1 << 18
+"""Elements of a part that one thread applies at a time."""
+
+
+@contextmanager
+def ordered_map(threads: int) -> Iterator[OrderedMap]:
+    """Give a map that computes in so many threads."""
+    if threads == 1:
+        yield map
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        yield pool.map
 
 
 @dataclass(frozen=True)
@@ -33,11 +54,11 @@ class SharedState:
     digests: OuterState
 
     @classmethod
-    def of(cls, step: int, weights: Weights, momentum: Weights | None) -> "SharedState":
-        """Return a state with its digests."""
-        momentum_digest = b"" if momentum is None else digest_weights(momentum)
-        digests = OuterState(step=step, weights=digest_weights(weights), momentum=momentum_digest)
-        return cls(step, dict(weights), None if momentum is None else dict(momentum), digests)
+    def of(cls, step: int, weights: Weights, momentum: Weights | None, each: OrderedMap = map) -> "SharedState":
+        """Return a state with its digests, which `each` computes tensor by tensor."""
+        digests = [b"" if own is None else _digest(own, each) for own in (weights, momentum)]
+        state = OuterState(step=step, weights=digests[0], momentum=digests[1])
+        return cls(step, dict(weights), None if momentum is None else dict(momentum), state)
 
     @classmethod
     def begin(cls, weights: Weights, *, has_momentum: bool) -> "SharedState":
@@ -69,27 +90,48 @@ class SharedState:
             return self
         return self.of(self.step, self.weights, _zeros(self.weights))
 
-    def after(self, payloads: Sequence[bytes], factors: Sequence[float], rules: RoundRules) -> "SharedState":
+    def values_of(
+        self, payloads: Sequence[bytes], rules: RoundRules, each: OrderedMap
+    ) -> Iterator[tuple[Part, list[Floats]]]:
+        """Yield the parts that contributions to the next round have, and the values of each contribution.
+
+        Raises:
+            MalformedError, LimitError, ContributionError: a payload is broken.
+        """
+        stream = self.stream(rules)
+        decoders = [decode(payload, stream, self.digests.weights) for payload in payloads]
+        for part in parts_of({name: tensor.shape for name, tensor in stream.items()}) if payloads else ():
+            yield part, [values for _, values in each(next, decoders)]
+
+    def after(
+        self, payloads: Sequence[bytes], factors: Sequence[float], rules: RoundRules, threads: int = 1
+    ) -> "SharedState":
         """Return the state after a round.
 
         Args:
             payloads: of the contributions that count, in the manifest's order; none leaves everything as it is.
             factors: one for each.
+            threads: that compute. Their number changes no bit of the result.
         """
         if not payloads:
             return self
-        stream = self.stream(rules)
         weights, momentum = dict(self.weights), dict(self.momentum or {})
-        decoders = [decode(payload, stream, self.digests.weights) for payload in payloads]
-        for rows in zip(*decoders, strict=True):
-            part = rows[0][0]
-            mean = mean_of([values for _, values in rows], factors)
-            base = part.gather(self.weights).copy()
-            own = np.zeros_like(base) if self.momentum is None else part.gather(self.momentum).copy()
-            rules.method.step(base, own, mean)
-            weights |= part.scatter(base)
-            momentum |= part.scatter(own)
-        return self.of(self.step + 1, weights, None if self.momentum is None else momentum)
+        with ordered_map(threads) as each:
+            for part, rows in self.values_of(payloads, rules, each):
+                base = part.gather(self.weights).copy()
+                own = np.zeros_like(base) if self.momentum is None else part.gather(self.momentum).copy()
+
+                def step(
+                    chunk: tuple[int, int], rows: list[Floats] = rows, base: Floats = base, own: Floats = own
+                ) -> None:
+                    begin, end = chunk
+                    mean = mean_of([values[begin:end] for values in rows], factors)
+                    rules.method.step(base[begin:end], own[begin:end], mean)
+
+                list(each(step, pairwise([*range(0, part.elements, _CHUNK), part.elements])))
+                weights |= part.scatter(base)
+                momentum |= part.scatter(own)
+            return self.of(self.step + 1, weights, None if self.momentum is None else momentum, each)
 
     def shards(self, shard_bytes: int) -> Iterator[bytes]:
         """Yield the state's bytes in shards of the same size; the last one may be smaller."""
@@ -135,6 +177,10 @@ class SharedState:
         if state.digests != digests:
             raise ContributionError("the shards give another state than the round manifest", "shards")
         return state
+
+
+def _digest(weights: Weights, each: OrderedMap) -> bytes:
+    return weights_digest(dict(zip(weights, each(tensor_digest, weights.values()), strict=True)), weights)
 
 
 def _zeros(weights: Weights) -> dict[str, torch.Tensor]:

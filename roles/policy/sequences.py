@@ -5,7 +5,7 @@ Padding is on the right: under a causal mask no token sees a pad, so a sequence'
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,12 @@ class PaddedBatch:
     columns: Tensor
     targets: Tensor
     lengths: tuple[int, ...]
+
+
+def check_ids(sequences: Iterable[Tokens], vocabulary: int) -> None:
+    """Raise ValueError if a token id lies outside a vocabulary of so many tokens."""
+    if any(not 0 <= token < vocabulary for sequence in sequences for token in sequence):
+        raise ValueError(f"a token id outside the vocabulary of {vocabulary}")
 
 
 def pad(

@@ -24,7 +24,6 @@ from tests.support.attacked_nodes.trainer import FIRST, WINDOW, AttackedTrainer
 from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator, VaryingBeacon
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
-from tests.support.simulation.virtual_clock import simulated
 
 JUNK_COUNT = 40
 
@@ -39,7 +38,6 @@ async def finds_only_the_miner(node: Node, seconds: float, attempts: int) -> boo
 
 
 @pytest.mark.parametrize("role", ["miner", "trainer", "validator"])
-@simulated
 async def test_strangers_that_claim_any_role_do_not_crowd_out_a_miner(role: Role, monkeypatch: pytest.MonkeyPatch):
     """Only miners need a proof of work, but a stranger that claims another role gains nothing by it."""
     monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 4)
@@ -71,7 +69,6 @@ async def follower_among_junk(policy: str) -> AttackedFollower:
 
 
 @pytest.mark.parametrize("policy", ["open", "allowlist"])
-@simulated
 async def test_junk_that_sorts_first_does_not_hide_a_miner(policy: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "MAX_LISTED_PARTICIPANTS", 32)
     monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 16)
@@ -80,7 +77,6 @@ async def test_junk_that_sorts_first_does_not_hide_a_miner(policy: str, monkeypa
 
 
 @pytest.mark.parametrize("policy", ["open", "allowlist"])
-@simulated
 async def test_junk_that_sorts_first_at_a_meeting_point_does_not_hide_a_miner(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -94,7 +90,6 @@ async def test_junk_that_sorts_first_at_a_meeting_point_does_not_hide_a_miner(
     assert await finds_only_the_miner(validator, seconds=60, attempts=30)
 
 
-@simulated
 async def test_many_miners_that_change_their_keys_leave_the_ledger_readable():
     testbed, state, rng = AttackedTrainer(), MemoryStore(), random.Random(1)
     ledger = await Ledger.open(state, testbed.run)
@@ -120,7 +115,6 @@ def ground_keys(salt: bytes, places: int, first: int = 1) -> list[SigningKey]:
     return list(islice((key for key in keys if lottery(salt, key.public) < lottery(salt, MINER.public)), places))
 
 
-@simulated
 async def test_keys_ground_for_the_run_do_not_hide_a_miner_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 4)
     testbed = AttackedValidator()
@@ -136,7 +130,6 @@ async def test_keys_ground_for_the_run_do_not_hide_a_miner_for_good(monkeypatch:
     assert 4 < sightings < 40  # of 9 keys, 4 are read each time
 
 
-@simulated
 async def test_keys_made_when_the_salt_was_out_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 4)
     testbed = AttackedValidator()
@@ -169,7 +162,6 @@ def test_newcomers_get_a_quarter_of_the_places_however_many_are_known() -> None:
     assert all(len(draw_places(bytes([salt]), CROWD[:10], HONEST, 16)) == 10 for salt in range(5))
 
 
-@simulated
 async def test_a_known_miner_has_a_place_in_every_window() -> None:
     testbed = AttackedValidator()
     node = testbed.validator_of_few(4)

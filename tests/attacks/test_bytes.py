@@ -34,7 +34,6 @@ from tests.support.attacked_nodes.follower import (
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, small_weights
-from tests.support.simulation.virtual_clock import simulated
 
 NOT_SIGNED = "not signed by keys that may sign it"
 LAST_EPOCH = (1 << 53) - 1
@@ -127,7 +126,6 @@ FALSE_HEADS: dict[str, tuple[Callable[[AttackedFollower], bytes], str]] = {
 
 @pytest.mark.parametrize("has_restarted", [False, True], ids=["running", "restarted"])
 @pytest.mark.parametrize(("head", "refusal"), FALSE_HEADS.values(), ids=FALSE_HEADS)
-@simulated
 async def test_a_false_head_is_refused_and_a_good_one_followed(
     head: Callable[[AttackedFollower], bytes], refusal: str, has_restarted: bool
 ) -> None:
@@ -162,7 +160,6 @@ FALSE_MANIFESTS: dict[str, tuple[Callable[[AttackedFollower], bytes | None], str
 
 
 @pytest.mark.parametrize(("manifest", "refusal"), FALSE_MANIFESTS.values(), ids=FALSE_MANIFESTS)
-@simulated
 async def test_a_false_manifest_of_a_new_version_is_refused(
     manifest: Callable[[AttackedFollower], bytes | None], refusal: str
 ) -> None:
@@ -194,7 +191,6 @@ FALSE_WEIGHTS: dict[str, tuple[Callable[[bytes, bytes], bytes | None], str]] = {
 
 @pytest.mark.parametrize("is_anchor", [False, True], ids=["patch", "anchor"])
 @pytest.mark.parametrize(("change", "refusal"), FALSE_WEIGHTS.values(), ids=FALSE_WEIGHTS)
-@simulated
 async def test_a_false_patch_or_anchor_is_refused(
     change: Callable[[bytes, bytes], bytes | None], refusal: str, is_anchor: bool
 ) -> None:
@@ -229,7 +225,6 @@ FALSE_NEXT_MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "refusal"), FALSE_NEXT_MANIFESTS.values(), ids=FALSE_NEXT_MANIFESTS)
-@simulated
 async def test_a_manifest_that_does_not_continue_the_chain_is_refused(changes: dict[str, Any], refusal: str) -> None:
     testbed = await follow_chain()
     await testbed.forge(**changes)
@@ -238,7 +233,6 @@ async def test_a_manifest_that_does_not_continue_the_chain_is_refused(changes: d
     assert has_alarm == ("previous" in changes)
 
 
-@simulated
 async def test_arbitrary_weights_that_do_not_follow_from_the_signed_patch():
     testbed = await follow_chain()
     await testbed.publish(head=False)
@@ -247,7 +241,6 @@ async def test_arbitrary_weights_that_do_not_follow_from_the_signed_patch():
     await testbed.assert_refuses_weights("not those that the trainer signed")
 
 
-@simulated
 async def test_mix_a_patch_of_another_version():
     testbed = await follow_chain(2)
     testbed.chain.signed_manifests.pop()
@@ -262,7 +255,6 @@ async def test_mix_a_patch_of_another_version():
     [({"extra": small_weights(1)["b"]}, 1, "the tensors differ from the manifest's table"), ({}, 2, "in two shards")],
     ids=["a tensor that the table does not list", "a tensor in two shards"],
 )
-@simulated
 async def test_extraneous_tensors_of_an_anchor(more_tensors: dict[str, Any], count: int, refusal: str) -> None:
     testbed = await follow_chain()
     shard = safetensors.write(small_weights(1) | more_tensors)
@@ -276,7 +268,6 @@ async def test_extraneous_tensors_of_an_anchor(more_tensors: dict[str, Any], cou
 # The run itself
 
 
-@simulated
 async def test_arbitrary_another_genesis_than_the_run_names():
     testbed = AttackedFollower()
     testbed.genesis = small_weights(9)
@@ -285,7 +276,6 @@ async def test_arbitrary_another_genesis_than_the_run_names():
     await testbed.assert_refuses("not the run's genesis weights")
 
 
-@simulated
 async def test_arbitrary_a_model_file_with_another_digest():
     testbed = await follow_chain()
     ref = FileRef(name="config.json", digest=content_digest(b"{}"), size=2)
@@ -297,7 +287,6 @@ async def test_arbitrary_a_model_file_with_another_digest():
         await fetch_model(node, Path(folder))
 
 
-@simulated
 async def test_arbitrary_a_run_manifest_with_another_id_or_too_few_signatures():
     testbed = AttackedFollower()
     other = testbed.run.model_copy(update={"group_size": 2})
@@ -310,7 +299,6 @@ async def test_arbitrary_a_run_manifest_with_another_id_or_too_few_signatures():
 # Listings
 
 
-@simulated
 async def test_endless_announcements_are_passed_over():
     testbed = await follow_chain()
     await testbed.node.announce("miner", 60.0)
@@ -331,7 +319,6 @@ class Endless(MemoryStore):
             yield ObjectInfo(paths.participant(self.entries.to_bytes(32, "big")), 100)
 
 
-@simulated
 async def test_endless_a_listing_of_participants():
     testbed = AttackedFollower()
     testbed.store = Endless()
@@ -340,7 +327,6 @@ async def test_endless_a_listing_of_participants():
     assert testbed.store.entries == 2 * limits.MAX_LISTED_PARTICIPANTS  # from the beginning, and from elsewhere
 
 
-@simulated
 async def test_an_endless_listing_of_participants_and_their_junk_are_not_read_under_an_allowlist():
     testbed = AttackedFollower(admission=samples.admission(policy="allowlist", allowed=(MINER.public,)))
     testbed.store = Endless()
@@ -352,7 +338,6 @@ async def test_an_endless_listing_of_participants_and_their_junk_are_not_read_un
     assert not testbed.log.named("announcement-refused")
 
 
-@simulated
 async def test_extraneous_objects_beside_the_chain_change_nothing():
     testbed = await follow_chain()
     for kind in ("manifests", "patches", "anchors"):

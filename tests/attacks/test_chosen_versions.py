@@ -28,7 +28,6 @@ from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes, summaries
-from tests.support.simulation.virtual_clock import simulated
 
 ALLOWED = ServingVersions(5, 7)
 
@@ -75,7 +74,6 @@ async def judge(testbed: AttackedValidator, versions: ServingVersions, newest: i
 
 
 @pytest.mark.parametrize("version", [5, 7])
-@simulated
 async def test_only_the_version_that_the_pledge_binds_counts(version: int) -> None:
     testbed = AttackedValidator()
     await testbed.announce(version=6)
@@ -99,7 +97,6 @@ async def test_only_the_version_that_the_pledge_binds_counts(version: int) -> No
         (4, False, {Reason.LAPSED}),
     ],
 )
-@simulated
 async def test_a_version_that_became_too_old_is_nobodys_fault(
     version: int, was_allowed: bool, reasons: set[Reason]
 ) -> None:
@@ -108,7 +105,6 @@ async def test_a_version_that_became_too_old_is_nobodys_fault(
     assert await judge(testbed, ALLOWED, 7, Pledge(2, version, "torch-float32", was_allowed)) == reasons
 
 
-@simulated
 async def test_a_version_that_came_after_the_pledge_was_read_may_be_used_and_makes_none_too_old():
     testbed = AttackedValidator()
     await testbed.commit(version=9)
@@ -117,7 +113,6 @@ async def test_a_version_that_came_after_the_pledge_was_read_may_be_used_and_mak
     assert await judge(testbed, ALLOWED, 9, Pledge(2, 5, "torch-float32")) == set()
 
 
-@simulated
 async def test_a_pledge_of_a_version_that_is_too_old_is_none():
     testbed = AttackedValidator()
     await testbed.announce(version=4)
@@ -131,7 +126,6 @@ async def test_a_pledge_of_a_version_that_is_too_old_is_none():
 
 
 @pytest.mark.parametrize("changes", [{"version": 5}, {"version": 6, "arithmetic": "torch-bfloat16"}], ids=str)
-@simulated
 async def test_an_older_announcement_of_the_miners_own_does_not_change_its_pledge(changes: dict[str, Any]) -> None:
     testbed = AttackedValidator()
     later = int(testbed.clock.now() * 1000) + HOUR_MS
@@ -167,7 +161,6 @@ def test_a_verdict_does_not_call_some_groups_lapsed_and_judge_others() -> None:
     ("version", "reason", "holds"),
     [(0, Reason.LAPSED, True), (1, Reason.LAPSED, False), (3, Reason.LAPSED, False), (4, Reason.LAPSED, True)],
 )
-@simulated
 async def test_a_validator_that_spares_a_miner_by_calling_its_version_lapsed_is_found(
     version: int, reason: Reason, holds: bool
 ) -> None:
@@ -200,7 +193,6 @@ async def run_sluggish(network: Network) -> None:
     await Sluggish(node, await Follower.open(node), engine, producer, settings).run()
 
 
-@simulated
 async def test_a_pledge_that_lapses_on_purpose_earns_nothing_and_keeps_no_place():
     network = Network(RULES)
     async with run_nodes(network, miners=2) as nursery:

@@ -16,7 +16,6 @@ from tests.support.attacked_nodes.trainer import FIRST, SECOND, WINDOW, Attacked
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes
-from tests.support.simulation.virtual_clock import simulated
 
 SECONDS_BETWEEN = 2.0
 
@@ -55,7 +54,6 @@ def disguised(group: Group) -> Group:
     return group.model_copy(update={"rollouts": (first, *others)})
 
 
-@simulated
 async def test_the_same_rollouts_under_two_commitments_are_trained_on_once():
     groups = AttackedTrainer().groups
     testbed = await deliver_in_turn(groups, [disguised(group) for group in groups])
@@ -63,7 +61,6 @@ async def test_the_same_rollouts_under_two_commitments_are_trained_on_once():
     assert len(set(work)) == len(work) == len(groups)
 
 
-@simulated
 async def test_a_group_of_two_commitments_is_used_once():
     groups = AttackedTrainer().groups
     testbed = await deliver_in_turn(groups[:1], groups)
@@ -103,7 +100,6 @@ async def judged_network() -> Network:
 
 
 @pytest.mark.parametrize("kind", ["commitments of a miner", "verdicts of a validator"])
-@simulated
 async def test_swapped_records_are_refused_and_accuse_no_validator(kind: str) -> None:
     network = await judged_network()
     observer, miner, validator = network.node("observer"), key("miner-1").public, key("validator-0").public
@@ -118,7 +114,6 @@ async def test_swapped_records_are_refused_and_accuse_no_validator(kind: str) ->
             await recheck(observer, task, network.compute, GroupReference(miner.hex(), window, 0))
 
 
-@simulated
 async def test_a_second_commitment_of_a_miner_does_not_contradict_the_validator_that_judged_the_first():
     network = await judged_network()
     observer, miner, window = network.node("observer"), key("miner-1"), WINDOWS[0]

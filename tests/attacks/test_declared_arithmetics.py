@@ -27,7 +27,6 @@ from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.builders.samples import counts, judgement, row, summary, table, thresholds, verdict
 from tests.support.simulation.network import inline
-from tests.support.simulation.virtual_clock import simulated
 
 NARROW = thresholds()
 WIDE = thresholds(
@@ -108,7 +107,6 @@ def test_honest_misses_that_one_declaration_allows_do_not_pay_for_another_one() 
     assert balance(("torch-float32", 2), ("torch-float32", 0)) == 32
 
 
-@simulated
 async def test_a_commitment_in_another_arithmetic_than_was_pledged_counts_as_undelivered():
     """The miner learns R0, and then wishes for wider thresholds."""
     testbed = AttackedValidator()
@@ -121,7 +119,6 @@ async def test_a_commitment_in_another_arithmetic_than_was_pledged_counts_as_und
     assert (await read_window_cases(testbed.validator, WINDOW, pledges)).undelivered == {}
 
 
-@simulated
 async def test_a_pledge_of_an_arithmetic_that_the_run_does_not_admit_is_none():
     testbed = AttackedValidator()
     await testbed.announce(arithmetic="torch-bfloat16")
@@ -136,7 +133,6 @@ async def test_a_pledge_of_an_arithmetic_that_the_run_does_not_admit_is_none():
         {"miner_arithmetic": "exact", "validator_arithmetic": "exact"},
     ],
 )
-@simulated
 async def test_a_verdict_by_thresholds_that_the_run_does_not_have_is_ignored(changes: dict[str, Arithmetic]) -> None:
     """The validator's own summary names the same arithmetic, so that only the run's table shows it."""
     testbed = await make_honest_testbed(2, FIRST)
@@ -149,7 +145,6 @@ async def test_a_verdict_by_thresholds_that_the_run_does_not_have_is_ignored(cha
     assert any("the run has no thresholds for miners in" in error for error in errors)
 
 
-@simulated
 async def test_a_verdict_in_another_arithmetic_than_its_summary_is_ignored() -> None:
     testbed = AttackedTrainer()
     await testbed.deliver()

@@ -26,7 +26,6 @@ from tests.support.attacked_nodes.trainer import (
 from tests.support.builders.chains import TRAINER
 from tests.support.builders.proofs import proof_of
 from tests.support.builders.samples import VALIDATOR, judgement, thresholds, verdict
-from tests.support.simulation.virtual_clock import simulated
 
 SECONDS_BETWEEN = 2.0
 
@@ -64,20 +63,17 @@ def acceptance(index: int) -> Judgement:
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["at once", "after a restart"])
-@simulated
 async def test_groups_that_only_a_later_validator_judged_are_trained_on_too(restart: bool):
     testbed = await reveal_in_turn((acceptance(0),), (acceptance(0), acceptance(1)), restart=restart)
     assert await testbed.outcomes() == {"used"}
     assert [event["used"] for event in testbed.log.named("collected")] == [1, 1]
 
 
-@simulated
 async def test_a_verdict_without_judgements_decides_nothing():
     testbed = await reveal_in_turn((), (acceptance(0), acceptance(1)))
     assert list((await testbed.group_outcomes()).values()) == ["used", "used"]
 
 
-@simulated
 async def test_a_group_accepted_at_a_wrong_index_is_still_used_at_its_own():
     digest = content_digest(AttackedTrainer().groups[1].to_frame())
     testbed = await reveal_in_turn((AttackedTrainer().judgement(0, digest=digest),), (acceptance(0), acceptance(1)))
@@ -85,7 +81,6 @@ async def test_a_group_accepted_at_a_wrong_index_is_still_used_at_its_own():
     assert [(event["used"], event["unused"]) for event in testbed.log.named("collected")] == [(0, 1), (2, 0)]
 
 
-@simulated
 async def test_a_contradiction_after_the_outcome_is_reported():
     refusal = reject_group(0, acceptance(0).digest, Reason.SKETCH)
     testbed = await reveal_in_turn((acceptance(0),), (refusal,))
@@ -112,7 +107,6 @@ async def invent_miners(testbed: AttackedTrainer) -> set[str]:
     return {paths.verdict(FIRST.public, WINDOW, verdict.miner) for verdict in verdicts}
 
 
-@simulated
 async def test_miners_that_one_validator_invents_cost_the_trainer_no_request_and_no_object():
     testbed = AttackedTrainer(quorum=2)
     await testbed.deliver()
@@ -127,7 +121,6 @@ async def test_miners_that_one_validator_invents_cost_the_trainer_no_request_and
     assert (event["validator"], event["miners"]) == (FIRST.public.hex()[:8], len(INVENTED))
 
 
-@simulated
 async def test_what_one_validator_lists_is_read_when_a_late_one_lists_it_too():
     testbed = await make_honest_testbed(2, FIRST)
     late_verdict = testbed.verdict(SECOND)
@@ -144,7 +137,6 @@ async def test_what_one_validator_lists_is_read_when_a_late_one_lists_it_too():
 @pytest.mark.parametrize(
     ("quorum", "missing_verdicts"), [(2, 0), (1, 1)], ids=["listed by one", "another verdict is missing"]
 )
-@simulated
 async def test_a_validator_that_accepts_a_false_canary_is_caught(quorum: int, missing_verdicts: int) -> None:
     testbed = AttackedTrainer(quorum)
     canary = canary_key(TRAINER, 0).public
@@ -162,7 +154,6 @@ async def test_a_validator_that_accepts_a_false_canary_is_caught(quorum: int, mi
     ]
 
 
-@simulated
 async def test_a_late_summary_makes_a_validator_that_was_read_often_enough_be_read_again():
     """The first validator's storage has lost a verdict, so that it was read in vain until the second one is back."""
     testbed = AttackedTrainer(quorum=2)

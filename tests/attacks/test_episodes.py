@@ -105,10 +105,18 @@ def produce(harness: TrialHarness, make: Callable[..., HonestProducer] = HonestP
     return groups
 
 
-def test_honest_episodes_are_accepted_and_given_to_the_environment_as_they_were_played(harness: TrialHarness) -> None:
+@pytest.fixture(scope="module")
+def honest(harness: TrialHarness) -> tuple[list[Group], Steps]:
+    """Return honest groups, and what was stepped when they were played."""
     steps_of(harness)
-    groups = produce(harness)
-    played = steps_of(harness)
+    return produce(harness), steps_of(harness)
+
+
+def test_honest_episodes_are_accepted_and_given_to_the_environment_as_they_were_played(
+    harness: TrialHarness, honest: tuple[list[Group], Steps]
+) -> None:
+    groups, played = honest
+    steps_of(harness)
     outcome = judge(harness, groups)
     assert (outcome.accepted, outcome.reasons) == (2, {})
     assert steps_of(harness) == played
@@ -120,15 +128,12 @@ def test_honest_episodes_are_accepted_and_given_to_the_environment_as_they_were_
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_false_episode_is_refused_and_nothing_behind_a_false_reply_is_stepped(
-    harness: TrialHarness, name: str
+    harness: TrialHarness, honest: tuple[list[Group], Steps], name: str
 ) -> None:
-    honest = produce(harness)
-    steps_of(harness)
-    produce(harness)
-    played = steps_of(harness)
+    true_groups, played = honest
     make, reason = CHEATS[name]
     groups = produce(harness, make)
-    false = [group.rollouts != other.rollouts for group, other in zip(groups, honest, strict=True)]
+    false = [group.rollouts != other.rollouts for group, other in zip(groups, true_groups, strict=True)]
     assert any(false)
     steps_of(harness)
     outcome = judge(harness, groups)
@@ -142,11 +147,20 @@ def test_a_false_episode_is_refused_and_nothing_behind_a_false_reply_is_stepped(
         assert stepped and all(len(texts) == 1 for texts in stepped.values())
 
 
-@pytest.mark.parametrize("name", CHEATS)
-def test_false_replies_of_an_inexact_environment_count_for_nobody(name: str) -> None:
+@pytest.fixture(scope="module")
+def inexact() -> tuple[TrialHarness, list[Group]]:
+    """Return a harness whose environment is not exact, and honest groups of it."""
     harness = new_harness(InexactDice(), SPEC)
+    return harness, produce(harness)
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_false_replies_of_an_inexact_environment_count_for_nobody(
+    inexact: tuple[TrialHarness, list[Group]], name: str
+) -> None:
+    harness, honest = inexact
     make, reason = CHEATS[name]
-    honest, groups = produce(harness), produce(harness, make)
+    groups = produce(harness, make)
     false = sum(group.rollouts != other.rollouts for group, other in zip(groups, honest, strict=True))
     outcome = judge(harness, groups)
     assert outcome.accepted == 2 - false
@@ -246,9 +260,11 @@ CHANGES: dict[str, tuple[Callable[[Rollout], Rollout], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_changed_records_are_refused_before_any_step(harness: TrialHarness, name: str) -> None:
+def test_changed_records_are_refused_before_any_step(
+    harness: TrialHarness, honest: tuple[list[Group], Steps], name: str
+) -> None:
     change, reasons = CHANGES[name]
-    group = produce(harness)[0]
+    group = honest[0][0]
     assert any(len(rollout.turns) > 1 for rollout in group.rollouts if isinstance(rollout, EpisodeRollout))
     changed = alter(group, rollouts=tuple(map(change, group.rollouts)))
     steps_of(harness)

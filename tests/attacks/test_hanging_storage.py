@@ -35,7 +35,7 @@ from tests.support.attacked_nodes.trainer import (
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
 from tests.support.faults.decorated_store import UnreachableStore
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 
 class JunkStore(MemoryStore):
@@ -50,7 +50,6 @@ class JunkStore(MemoryStore):
         return await super().get(path, max_bytes, offset=offset, size=size)
 
 
-@simulated
 async def test_a_revoked_validator_does_not_delay_its_revocation_by_hanging():
     store = HangingStore(seconds=200.0)
     testbed = await follow_chain_on(store)
@@ -61,7 +60,6 @@ async def test_a_revoked_validator_does_not_delay_its_revocation_by_hanging():
     assert testbed.node.revisions.number == 1
 
 
-@simulated
 async def test_only_a_few_unchecked_manifests_are_in_memory():
     store = JunkStore()
     testbed = make_follower_on(store)
@@ -72,7 +70,6 @@ async def test_only_a_few_unchecked_manifests_are_in_memory():
     assert 0 < store.max_bytes <= 16 * (limits.MAX_RECORD_BYTES + limits.MAX_ENVELOPE_BYTES)
 
 
-@simulated
 async def test_a_fork_in_another_trainers_space_accuses_its_signer():
     testbed = await follow_chain()
     await testbed.publish(2)
@@ -87,7 +84,6 @@ async def test_a_fork_in_another_trainers_space_accuses_its_signer():
     assert TRAINER.public.hex()[:16] not in line
 
 
-@simulated
 async def test_a_patch_that_hangs_hides_no_newer_head():
     store = HangingStore(seconds=600.0)
     testbed = await follow_chain_on(store)
@@ -100,7 +96,6 @@ async def test_a_patch_that_hangs_hides_no_newer_head():
     assert testbed.head_version == 6
 
 
-@simulated
 async def test_a_fetch_of_the_head_that_hangs_is_given_up_for_the_next_one():
     store = HangingStore(seconds=600.0)
     testbed = await follow_chain_on(store)
@@ -117,7 +112,6 @@ async def test_a_fetch_of_the_head_that_hangs_is_given_up_for_the_next_one():
 
 
 @pytest.mark.parametrize(("seconds", "before"), [(0.5, 1.0), (5.0, 3.0)])
-@simulated
 async def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: float, before: float) -> None:
     hanging, honest = sorted((FIRST, SECOND), key=lambda key: key.public)
     store = HangingStore(seconds)
@@ -135,7 +129,6 @@ async def test_a_validators_space_that_hangs_costs_the_others_nothing(seconds: f
     assert await testbed.outcomes() == {"used"}
 
 
-@simulated
 async def test_miners_whose_spaces_hang_delay_only_each_other():
     hanging = [SigningKey(bytes([150 + number]) * 32) for number in range(40)]
     store = HangingStore(seconds=1.5)
@@ -161,7 +154,6 @@ async def test_miners_whose_spaces_hang_delay_only_each_other():
     assert len(outcomes) == 1 + len(hanging)  # each of them 'unreachable' in the end
 
 
-@simulated
 async def test_a_restart_during_a_short_outage_of_storage_loses_no_window():
     testbed = await make_honest_testbed()
     await testbed.clock.sleep_until(closing_time(testbed) + 0.5)
@@ -173,7 +165,6 @@ async def test_a_restart_during_a_short_outage_of_storage_loses_no_window():
     assert await testbed.outcomes() == {"used"}
 
 
-@simulated
 async def test_a_report_that_storage_refuses_delays_nothing():
     reports, later = paths.kind_prefix(TRAINER.public, "reports"), WINDOW + 4
     store: Any = UnreachableStore(SilentStore(), reports, operations=("put",), seconds=0.0)
@@ -193,7 +184,6 @@ async def test_a_report_that_storage_refuses_delays_nothing():
     assert len(open_signed(data, ValidatorReport, [TRAINER.public]).record.disagreements) == 1
 
 
-@simulated
 async def test_an_invented_group_and_a_missing_verdict_delay_no_honest_group():
     testbed = AttackedTrainer()
     await testbed.deliver()
@@ -226,7 +216,6 @@ class DrippingStore(SilentStore):
         return await super().get(path, max_bytes, offset=offset, size=size)
 
 
-@simulated
 async def test_a_read_that_goes_on_after_a_window_has_closed_is_given_up():
     """Otherwise it would keep the window's verdicts in memory for as long as it takes."""
     store = DrippingStore(paths.summary(SECOND.public, WINDOW))

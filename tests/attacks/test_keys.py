@@ -24,10 +24,9 @@ from tests.support.attacked_nodes.follower import (
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 
-@simulated
 async def test_keys_a_revoked_trainer_is_refused_within_one_poll():
     testbed = await follow_chain()
     async with running(poll_authority, testbed.node):
@@ -41,7 +40,6 @@ async def test_keys_a_revoked_trainer_is_refused_within_one_poll():
     assert testbed.follower.version_for(3) == 3
 
 
-@simulated
 async def test_keys_a_revoked_trainers_manifests_are_refused():
     testbed = await follow_chain(1)
     await testbed.restart_without_state()
@@ -53,7 +51,6 @@ async def test_keys_a_revoked_trainers_manifests_are_refused():
     await testbed.assert_refuses("not signed by keys that may sign it")
 
 
-@simulated
 async def test_keys_weights_verified_before_a_revocation_stay_in_memory():
     testbed = await follow_chain()
     await testbed.revise_and_learn(trainers=(SECOND.public,), revoked=(TRAINER.public,))
@@ -62,7 +59,6 @@ async def test_keys_weights_verified_before_a_revocation_stay_in_memory():
     assert (await testbed.follower.rebuild(3)).version == 3
 
 
-@simulated
 async def test_keys_a_successor_continues_the_chain_of_a_stolen_key():
     testbed = await follow_chain()
     await testbed.revise(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
@@ -105,7 +101,6 @@ FALSE_REVISIONS: dict[str, tuple[tuple[SigningKey, ...], dict[str, Any], str]] =
 
 @pytest.mark.parametrize("is_copy", [False, True], ids=["at the meeting point", "at a validator"])
 @pytest.mark.parametrize(("signers", "changes", "refusal"), FALSE_REVISIONS.values(), ids=FALSE_REVISIONS)
-@simulated
 async def test_keys_a_false_revision_is_refused(
     signers: tuple[SigningKey, ...], changes: dict[str, Any], refusal: str, is_copy: bool
 ) -> None:
@@ -116,7 +111,6 @@ async def test_keys_a_false_revision_is_refused(
     await testbed.assert_follows()
 
 
-@simulated
 async def test_keys_a_revision_larger_than_its_limit_is_refused():
     testbed = await follow_chain()
     await testbed.store.put(paths.revision(testbed.run_id, 1), bytes(4 * limits.MAX_RUN_BYTES))
@@ -124,7 +118,6 @@ async def test_keys_a_revision_larger_than_its_limit_is_refused():
     await testbed.assert_follows()
 
 
-@simulated
 async def test_keys_roots_that_were_replaced_cannot_revise():
     testbed = await follow_chain()
     new_keys = tuple(SigningKey(bytes([number]) * 32) for number in (211, 212, 213))
@@ -139,7 +132,6 @@ async def test_keys_roots_that_were_replaced_cannot_revise():
     assert testbed.node.authority.trainers == (SECOND.public,)
 
 
-@simulated
 async def test_keys_a_revoked_miner_is_passed_over_within_one_poll():
     testbed = AttackedFollower()
     await testbed.node.announce("miner", 60.0)
@@ -148,7 +140,6 @@ async def test_keys_a_revoked_miner_is_passed_over_within_one_poll():
     assert await testbed.participants() == []
 
 
-@simulated
 async def test_keys_a_stranger_that_announces_itself_as_a_validator():
     testbed = AttackedFollower()
     await testbed.new_node(key=STRANGER).announce("validator", 60.0)
@@ -156,7 +147,6 @@ async def test_keys_a_stranger_that_announces_itself_as_a_validator():
     assert await testbed.participants("validator") == [VALIDATOR.public]
 
 
-@simulated
 async def test_keys_a_revoked_inviters_invitations_end():
     inviter = samples.key("inviter")
     testbed = AttackedFollower(admission=samples.admission(policy="invite", inviters=(inviter.public,)))
@@ -171,7 +161,6 @@ async def test_keys_a_revoked_inviters_invitations_end():
     assert "no invitation by an inviter of this run" in testbed.logged_error("announcement-refused")
 
 
-@simulated
 async def test_keys_a_miner_without_proof_of_work_is_refused():
     async def short_work(node: Node) -> bytes:
         return do_work(node.run_id, STRANGER.public, 12, int(node.clock.now() * 1000) + 1000).to_bytes()
@@ -182,7 +171,6 @@ async def test_keys_a_miner_without_proof_of_work_is_refused():
     assert "zero bits" in testbed.logged_error("announcement-refused")
 
 
-@simulated
 async def test_keys_refused_junk_is_not_fetched_again_at_once():
     testbed = AttackedFollower()
     junk = [samples.key(str(number)).public for number in range(20)]

@@ -19,7 +19,6 @@ from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW, Attack
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
 from tests.support.builders.samples import VALIDATOR, counts, rejected
-from tests.support.simulation.virtual_clock import simulated
 
 
 async def write_ledger(
@@ -50,7 +49,6 @@ async def write_ledger(
         ledger.append(entry)
 
 
-@simulated
 async def test_an_honest_ledger_holds():
     testbed = AttackedTrainer()
     await write_ledger(testbed, 12)
@@ -63,7 +61,6 @@ async def assert_found(testbed: AttackedTrainer, why: str) -> None:
         await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
-@simulated
 async def test_a_score_that_is_a_billionth_too_low_is_found():
     testbed = AttackedTrainer()
     await write_ledger(testbed, 3, more_score=-1)
@@ -81,21 +78,18 @@ async def test_a_score_that_is_a_billionth_too_low_is_found():
         (9, counts(sketch=(5,), margin=(5, 1)), r"window 7 .* accepts miner .* \(improbable-window"),
     ],
 )
-@simulated
 async def test_an_acceptance_against_its_own_numbers_is_found(windows: int, stated: Counts, why: str) -> None:
     testbed = AttackedTrainer()
     await write_ledger(testbed, windows, counts=stated)
     await assert_found(testbed, why)
 
 
-@simulated
 async def test_a_refusal_against_its_own_numbers_is_found():
     testbed = AttackedTrainer()
     await write_ledger(testbed, 1, reason="wrong-stop", rewards=(), logprobs=b"")
     await assert_found(testbed, r"refuses group 0 of miner .* \(wrong-stop\) against .* \(accepted")
 
 
-@simulated
 async def test_an_accepted_group_in_a_window_of_another_policy_is_found():
     testbed = AttackedTrainer()
     verdict = testbed.verdict(FIRST, testbed.judgement(0), rejected(1), window=0)
@@ -112,7 +106,6 @@ async def test_an_accepted_group_in_a_window_of_another_policy_is_found():
         ("torch-float32", 0, ""),
     ],
 )
-@simulated
 async def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declared: Any, version: int, why: str) -> None:
     testbed = AttackedTrainer()
     committed = samples.commitment(
@@ -130,7 +123,6 @@ async def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declare
         assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 1
 
 
-@simulated
 async def test_a_commitment_that_was_not_judged_is_no_evidence_against_a_validator():
     testbed = AttackedTrainer()
     await write_ledger(testbed, 1)
@@ -155,7 +147,6 @@ def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amend
         ({3: (amendment(1, rejected=4096, verdict=bytes(32)),)}, "had not left unaudited"),
     ],
 )
-@simulated
 async def test_invented_amendments_are_found(amendments: dict[int, tuple[Amendment, ...]], why: str) -> None:
     """They would lower an honest miner's score."""
     testbed = AttackedTrainer()
@@ -170,7 +161,6 @@ async def expire(testbed: AttackedTrainer, *windows: int) -> None:
         await testbed.store.delete(testbed.verdict_path(FIRST, window))
 
 
-@simulated
 async def test_a_ledger_whose_oldest_verdicts_have_expired_holds_by_its_links_and_scores():
     testbed, lines = AttackedTrainer(), list[str]()
     await write_ledger(testbed, 12)
@@ -179,7 +169,6 @@ async def test_a_ledger_whose_oldest_verdicts_have_expired_holds_by_its_links_an
     assert "9 verdicts; of the first 3 only links and scores" in lines[0]
 
 
-@simulated
 async def test_withheld_verdicts_between_others_do_not_count_as_expired():
     testbed = AttackedTrainer()
     await write_ledger(testbed, 12)
@@ -215,7 +204,6 @@ async def alarms(testbed: AttackedTrainer) -> list[str]:
     return list(first)
 
 
-@simulated
 async def test_a_report_raises_alarms():
     testbed = AttackedTrainer()
     await put(testbed, WINDOW)
@@ -234,7 +222,6 @@ async def test_a_report_raises_alarms():
     ],
     ids=["forged", "of another run", "of another trainer", "duplicated from another window"],
 )
-@simulated
 async def test_a_false_report_accuses_nobody_and_hides_no_later_one(lie: dict[str, Any], match: str) -> None:
     testbed = AttackedTrainer()
     await put(testbed, **({"window": WINDOW} | lie))
@@ -246,7 +233,6 @@ async def test_a_false_report_accuses_nobody_and_hides_no_later_one(lie: dict[st
     ]
 
 
-@simulated
 async def test_oversized_report():
     testbed = AttackedTrainer()
     await testbed.store.put(paths.report(TRAINER.public, WINDOW), bytes(ValidatorReport.max_bytes * 2))
@@ -255,7 +241,6 @@ async def test_oversized_report():
 
 
 @pytest.mark.parametrize("is_withheld", [False, True], ids=["forged", "withheld"])
-@simulated
 async def test_a_summary_of_one_validator_that_cannot_be_read_does_not_hide_the_other(is_withheld: bool) -> None:
     testbed = await make_honest_testbed()
     if is_withheld:

@@ -16,7 +16,6 @@ from tests.support.builders.proofs import proof_of
 from tests.support.builders.samples import counts, judgement, rejected, row, summary, thresholds, verdict
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes, summaries
-from tests.support.simulation.virtual_clock import simulated
 
 SCORING = _SCORING.model_copy(update={"deposit": round(Rules().deposit * GROUP)})
 THRESHOLDS = thresholds()
@@ -55,7 +54,6 @@ RULE = LogprobRule(PROOF)
 SCORED = ((MINER.public, SHARE // 2),)
 
 
-@simulated
 async def test_groups_of_a_key_that_earns_nothing_are_not_trained_on():
     testbed = AttackedTrainer()
     await testbed.deliver()
@@ -67,7 +65,6 @@ async def test_groups_of_a_key_that_earns_nothing_are_not_trained_on():
 
 
 @pytest.mark.parametrize(("scores", "outcome"), [(SCORED, USED), ((), BELOW_DEPOSIT)])
-@simulated
 async def test_a_quorum_of_ledgers_must_pay_a_key(scores: tuple[tuple[bytes, int], ...], outcome: str) -> None:
     """One validator cannot buy a place in the training data by a score of its own invention."""
     testbed = AttackedTrainer(quorum=2)
@@ -94,7 +91,6 @@ def test_a_rejection_is_the_reason_where_there_is_one() -> None:
     assert (decision.reason, decision.pending) == ("", False)
 
 
-@simulated
 async def test_a_newcomer_is_trained_on_as_soon_as_it_has_worked_off_the_deposit() -> None:
     network = Network(RULES)
     network.amend(scoring=network.run.scoring.model_copy(update={"deposit": 6 * GROUP}))

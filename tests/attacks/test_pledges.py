@@ -14,7 +14,6 @@ from tests.support.attacked_nodes.trainer import STRANGER, WINDOW
 from tests.support.attacked_nodes.validator import HOUR_MS, PLEDGE, AttackedValidator
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
-from tests.support.simulation.virtual_clock import simulated
 
 # Pledges
 
@@ -24,14 +23,12 @@ from tests.support.simulation.virtual_clock import simulated
     [({}, 2), ({"groups": limits.MAX_GROUPS}, 16), ({"signer": STRANGER}, 0), ({"run": bytes(32)}, 0)],
     ids=["honest", "more than a miner may deliver", "signed by a stranger", "of another run"],
 )
-@simulated
 async def test_a_pledge_counts_if_it_is_the_miners_own(announcement: dict[str, Any], groups: int) -> None:
     testbed = AttackedValidator()
     await testbed.announce(**announcement)
     assert await testbed.pledged_groups() == ({MINER.public: groups} if groups else {})
 
 
-@simulated
 async def test_duplicated_pledge_under_another_key():
     testbed = AttackedValidator()
     await testbed.announce()
@@ -40,7 +37,6 @@ async def test_duplicated_pledge_under_another_key():
     assert await testbed.pledged_groups() == {MINER.public: 2}
 
 
-@simulated
 async def test_duplicated_void_pledge():
     testbed = AttackedValidator()
     await testbed.announce()
@@ -54,7 +50,6 @@ async def test_duplicated_void_pledge():
     assert await testbed.pledged_groups() == {MINER.public: 2}
 
 
-@simulated
 async def test_forged_pledge_in_place_of_a_cached_one():
     testbed = AttackedValidator()
     await testbed.announce()
@@ -65,7 +60,6 @@ async def test_forged_pledge_in_place_of_a_cached_one():
     assert await testbed.pledged_groups() == {}
 
 
-@simulated
 async def test_duplicated_cached_pledge_expires():
     testbed = AttackedValidator()
     await testbed.announce()
@@ -74,7 +68,6 @@ async def test_duplicated_cached_pledge_expires():
     assert await testbed.pledged_groups() == {}
 
 
-@simulated
 async def test_withheld_pledge_does_not_count():
     testbed = AttackedValidator()
     await testbed.announce()
@@ -85,7 +78,6 @@ async def test_withheld_pledge_does_not_count():
 # Commitments
 
 
-@simulated
 async def test_a_commitment_is_a_case():
     testbed = AttackedValidator()
     commitment = await testbed.commit()
@@ -115,7 +107,6 @@ FALSE_COMMITMENTS: dict[str, Callable[[AttackedValidator], bytes]] = {
 
 
 @pytest.mark.parametrize("commitment", FALSE_COMMITMENTS.values(), ids=FALSE_COMMITMENTS)
-@simulated
 async def test_a_false_commitment_counts_as_undelivered(commitment: Callable[[AttackedValidator], bytes]) -> None:
     testbed = AttackedValidator()
     await testbed.store.put(paths.commitment(MINER.public, WINDOW), commitment(testbed))
@@ -124,7 +115,6 @@ async def test_a_false_commitment_counts_as_undelivered(commitment: Callable[[At
 
 
 @pytest.mark.parametrize("answer", [None, b"\xc1", bytes(limits.MAX_COMMITMENT_BYTES)], ids=["none", "bytes", "size"])
-@simulated
 async def test_one_false_answer_of_storage_does_not_void_a_pledge(answer: bytes | None) -> None:
     testbed = AttackedValidator()
     commitment = await testbed.commit()
@@ -147,7 +137,6 @@ async def test_one_false_answer_of_storage_does_not_void_a_pledge(answer: bytes 
     assert (len(cases.cases), cases.undelivered) == (1, {})
 
 
-@simulated
 async def test_oversized_delivery_counts_up_to_the_pledge():
     testbed = AttackedValidator()
     testbed.groups = [testbed.group(index) for index in range(5)]
@@ -156,7 +145,6 @@ async def test_oversized_delivery_counts_up_to_the_pledge():
     assert (case.pledged_groups, case.submitted_groups) == (2, 2)
 
 
-@simulated
 async def test_withheld_commitment_counts_as_undelivered_and_an_unreadable_one_does_not():
     testbed = AttackedValidator()
     assert (await testbed.read_cases()).undelivered == {MINER.public: PLEDGE}
@@ -174,7 +162,6 @@ async def read_cases_of_two(testbed: AttackedValidator) -> WindowCases:
     return await read_window_cases(testbed.validator, WINDOW, dict.fromkeys((MINER.public, STRANGER.public), PLEDGE))
 
 
-@simulated
 async def test_withheld_answers_while_other_storage_answers_count_as_undelivered():
     testbed = AttackedValidator()
     testbed.store.silent_prefixes = (MINER.public.hex(),)
@@ -186,7 +173,6 @@ async def test_withheld_answers_while_other_storage_answers_count_as_undelivered
 
 
 @pytest.mark.parametrize("prefixes", [("",), ("", "back")], ids=["all storage", "all storage for a while"])
-@simulated
 async def test_nobody_is_blamed_for_the_validators_own_outage(prefixes: tuple[str, ...]) -> None:
     testbed = AttackedValidator()
 
@@ -205,7 +191,6 @@ async def test_nobody_is_blamed_for_the_validators_own_outage(prefixes: tuple[st
     assert len(cases.cases) == (2 if "back" in prefixes else 0)
 
 
-@simulated
 async def test_of_many_pledges_a_few_are_selected_at_random():
     testbed = AttackedValidator()
     node = testbed.validator_of_few(4)

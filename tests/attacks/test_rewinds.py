@@ -19,7 +19,7 @@ from roles.ports import StoreError
 from tests.attacks.hanging_store import HangingStore, follow_chain_on
 from tests.support.attacked_nodes.follower import ROOTS, SECOND, SUCCESSOR, AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, change_elements, equal
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 
 async def honest_from(testbed: AttackedFollower, version: int, newest: int) -> None:
@@ -75,7 +75,6 @@ class InterruptingStore(MemoryStore):
         return await super().get(path, max_bytes, offset=offset, size=size)
 
 
-@simulated
 async def test_a_node_that_learns_of_two_rewinds_at_once():
     testbed = await follow_chain()
     await testbed.publish()  # the first thief's
@@ -95,7 +94,6 @@ async def test_a_node_that_learns_of_two_rewinds_at_once():
     await testbed.assert_follows()
 
 
-@simulated
 async def test_a_rewind_to_a_version_newer_than_the_followed_fork():
     testbed = await follow_chain()
     await testbed.publish()  # the thief's, shown to this node alone
@@ -106,7 +104,6 @@ async def test_a_rewind_to_a_version_newer_than_the_followed_fork():
     await testbed.assert_follows()
 
 
-@simulated
 async def test_the_engine_replaces_the_thiefs_weights_by_the_honest_ones_of_that_version():
     testbed = await follow_chain()
     await testbed.publish()  # the thief's
@@ -122,7 +119,6 @@ async def test_the_engine_replaces_the_thiefs_weights_by_the_honest_ones_of_that
     assert equal(engine.weights, testbed.chain.weights[4])
 
 
-@simulated
 async def test_a_rewind_that_arrives_while_a_head_is_being_fetched():
     store = InterruptingStore()
     testbed = await follow_chain_on(store)
@@ -158,7 +154,6 @@ class UncancellableStore(MemoryStore):
         return data
 
 
-@simulated
 async def test_a_rewind_during_an_uncancellable_read_of_the_thiefs_patch():
     store = UncancellableStore()
     testbed = await follow_chain_on(store)
@@ -182,7 +177,6 @@ async def test_a_rewind_during_an_uncancellable_read_of_the_thiefs_patch():
     await testbed.assert_follows()
 
 
-@simulated
 async def test_a_revoked_trainers_hanging_patches_do_not_keep_a_follower_busy():
     store = HangingStore()
     testbed = await follow_chain_on(store)
@@ -196,7 +190,6 @@ async def test_a_revoked_trainers_hanging_patches_do_not_keep_a_follower_busy():
         assert testbed.follower.version_for(6) == 3
 
 
-@simulated
 async def test_a_rewind_does_not_wait_for_a_hanging_patch_of_the_thief():
     store = HangingStore()
     testbed = await follow_chain_on(store)
@@ -221,7 +214,6 @@ async def test_a_rewind_does_not_wait_for_a_hanging_patch_of_the_thief():
 
 
 @pytest.mark.parametrize(("is_newest_there", "followed"), [(True, 3), (False, 1)])
-@simulated
 async def test_the_newest_head_goes_first_although_an_older_one_is_valid(is_newest_there: bool, followed: int) -> None:
     """Of two trainers the first has stopped at version 1. It is followed while the other's cannot be fetched."""
     testbed = AttackedFollower(trainers=(TRAINER.public, SECOND.public))

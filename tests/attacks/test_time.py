@@ -22,7 +22,6 @@ from tests.support.attacked_nodes.follower import (
 )
 from tests.support.builders.chains import MINER, TRAINER, equal
 from tests.support.simulation.network import Log
-from tests.support.simulation.virtual_clock import simulated
 
 LAST_EPOCH = (1 << 53) - 1
 
@@ -30,7 +29,6 @@ LAST_EPOCH = (1 << 53) - 1
 # Fast-forward
 
 
-@simulated
 async def test_fast_forward_by_a_stolen_key_ends_with_a_rewind_of_the_epoch():
     testbed = await follow_chain()
     await testbed.put_head(testbed.head(epoch=LAST_EPOCH))
@@ -44,7 +42,6 @@ async def test_fast_forward_by_a_stolen_key_ends_with_a_rewind_of_the_epoch():
     assert (trust.epoch, trust.version, trust.revision) == (1, 3, 1)
 
 
-@simulated
 async def test_fast_forward_by_a_stolen_key_ends_with_a_rewind_of_the_versions():
     testbed = await follow_chain()
     honest_manifest = testbed.chain.signed_manifests[3]
@@ -66,7 +63,6 @@ async def test_fast_forward_by_a_stolen_key_ends_with_a_rewind_of_the_versions()
     await testbed.assert_follows()
 
 
-@simulated
 async def test_fast_forward_of_a_rewound_node_back_to_the_thiefs_chain():
     testbed = await follow_chain()
     old_head = testbed.head(epoch=5)
@@ -87,7 +83,6 @@ async def test_fast_forward_of_a_rewound_node_back_to_the_thiefs_chain():
 
 
 @pytest.mark.parametrize("is_withheld", [False, True], ids=["the same head", "no head"])
-@simulated
 async def test_freeze_for_ever_ends_when_the_head_expires(is_withheld: bool) -> None:
     testbed = await follow_chain()
     if is_withheld:
@@ -102,7 +97,6 @@ async def test_freeze_for_ever_ends_when_the_head_expires(is_withheld: bool) -> 
     await testbed.assert_refuses("head" if is_withheld else "has expired")
 
 
-@simulated
 async def test_freeze_of_a_revocation_at_the_meeting_point():
     testbed = await follow_chain()
     copy = paths.revision_copy(VALIDATOR.public, 1)
@@ -110,7 +104,6 @@ async def test_freeze_of_a_revocation_at_the_meeting_point():
     assert testbed.node.authority.trainers == (SUCCESSOR.public,)
 
 
-@simulated
 async def test_freeze_of_a_revision_that_the_head_names():
     testbed = await follow_chain()
     await testbed.publish(head=False)
@@ -123,7 +116,6 @@ async def test_freeze_of_a_revision_that_the_head_names():
 # Rollback
 
 
-@simulated
 async def test_rollback_to_an_older_epoch():
     testbed = await follow_chain()
     await testbed.put_head(testbed.head(epoch=4))
@@ -132,7 +124,6 @@ async def test_rollback_to_an_older_epoch():
     await testbed.assert_refuses("epoch 3 version 3 behind epoch 4 version 3")
 
 
-@simulated
 async def test_rollback_to_a_backup_of_everything():
     testbed = await follow_chain(1)
     backup = MemoryStore()
@@ -145,7 +136,6 @@ async def test_rollback_to_a_backup_of_everything():
     await testbed.assert_refuses("version 1 behind")
 
 
-@simulated
 async def test_rollback_by_damaging_the_nodes_trust():
     testbed = await follow_chain()
     await testbed.state.put(TRUST_PATH, b"\xc1")
@@ -153,7 +143,6 @@ async def test_rollback_by_damaging_the_nodes_trust():
         await testbed.restart()
 
 
-@simulated
 async def test_rollback_of_a_revocation():
     testbed = await follow_chain()
     first = await testbed.revise(revoked=(STRANGER.public,))
@@ -162,7 +151,6 @@ async def test_rollback_of_a_revocation():
     await testbed.assert_refuses_revision("revision 1 stands in its place")
 
 
-@simulated
 async def test_rollback_of_a_revocation_by_withholding_it():
     testbed = await follow_chain()
     await testbed.revise_and_learn(trainers=(SECOND.public,), revoked=(TRAINER.public,))
@@ -172,7 +160,6 @@ async def test_rollback_of_a_revocation_by_withholding_it():
     await testbed.assert_refuses("head")
 
 
-@simulated
 async def test_rollback_of_a_revocation_by_damaging_the_nodes_state():
     testbed = await follow_chain()
     await testbed.revise_and_learn(revoked=(STRANGER.public,))
@@ -188,7 +175,6 @@ async def test_rollback_of_a_revocation_by_damaging_the_nodes_state():
 
 
 @pytest.mark.parametrize("lie", ["false", "frozen", "empty"])
-@simulated
 async def test_mirror_one_of_two_trainers_spaces(lie: str) -> None:
     testbed = await follow_chain()
     frozen_head = testbed.head(expires_ms=int(testbed.clock.now() * 1000))
@@ -204,7 +190,6 @@ async def test_mirror_one_of_two_trainers_spaces(lie: str) -> None:
     await testbed.assert_follows()
 
 
-@simulated
 async def test_mirror_a_meeting_point_with_a_forged_revision_and_a_validator_with_the_true_one():
     testbed = await follow_chain()
     await testbed.revise(STRANGER, SECOND, trainers=(STRANGER.public,))
@@ -215,14 +200,12 @@ async def test_mirror_a_meeting_point_with_a_forged_revision_and_a_validator_wit
     assert "signed by 0 roots where 2 must sign" in testbed.logged_error("revision-refused")
 
 
-@simulated
 async def test_mirror_strangers_spaces_are_not_read_for_revisions():
     testbed = await follow_chain()
     await testbed.revise_and_learn(at=paths.revision_copy(STRANGER.public, 1), revoked=(MINER.public,))
     assert testbed.node.revisions.number == 0
 
 
-@simulated
 async def test_mirror_an_honest_validator_passes_a_revision_on():
     testbed = await follow_chain()
     await testbed.revise(revoked=(STRANGER.public,))
@@ -233,7 +216,6 @@ async def test_mirror_an_honest_validator_passes_a_revision_on():
     assert testbed.node.authority.revoked == (STRANGER.public,)
 
 
-@simulated
 async def test_mirror_a_miner_passes_nothing_on():
     testbed = await follow_chain()
     await testbed.revise(revoked=(STRANGER.public,))
@@ -244,7 +226,6 @@ async def test_mirror_a_miner_passes_nothing_on():
 # Mix-and-match
 
 
-@simulated
 async def test_mix_two_heads_for_one_version_is_an_alarm():
     testbed = await follow_chain()
     fork = open_announced(
@@ -259,7 +240,6 @@ async def test_mix_two_heads_for_one_version_is_an_alarm():
     assert testbed.log.named("alarm")
 
 
-@simulated
 async def test_mix_a_second_revision_with_a_known_number():
     testbed = await follow_chain()
     await testbed.revise(note="one")
@@ -271,7 +251,6 @@ async def test_mix_a_second_revision_with_a_known_number():
     assert len(testbed.node.alarms.drain()) == 1
 
 
-@simulated
 async def test_mix_two_new_revisions_with_one_number():
     testbed = await follow_chain()
     await testbed.revise(trainers=(SUCCESSOR.public,))

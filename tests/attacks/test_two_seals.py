@@ -30,7 +30,6 @@ from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, canc
 from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import Log
 from tests.support.simulation.trainer_events import Exclusions
-from tests.support.simulation.virtual_clock import simulated
 
 SEALED_TWICE = "sealed twice"
 
@@ -51,7 +50,6 @@ def ignored_validators(testbed: AttackedTrainer) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("has_both", [False, True], ids=["one seal", "both seals"])
 @pytest.mark.parametrize("liar", [FIRST, SECOND], ids=["read first", "read last"])
-@simulated
 async def test_a_second_seal_in_a_witness_disqualifies_its_validator(liar: SigningKey, has_both: bool) -> None:
     testbed = await make_honest_testbed(2)
     first_seal = await testbed.store.get(paths.seal(liar.public, WINDOW), 512)
@@ -62,7 +60,6 @@ async def test_a_second_seal_in_a_witness_disqualifies_its_validator(liar: Signi
     assert ignored_validators(testbed) == [(liar.public.hex()[:8], SEALED_TWICE)]
 
 
-@simulated
 async def test_the_honest_validators_verdicts_still_count():
     testbed = await make_honest_testbed(1, FIRST)
     await testbed.publish_records(SECOND, testbed.judgement(0, digest=digest("invented")))
@@ -72,7 +69,6 @@ async def test_the_honest_validators_verdicts_still_count():
     assert ignored_validators(testbed) == [(SECOND.public.hex()[:8], SEALED_TWICE)]
 
 
-@simulated
 async def test_the_same_seal_and_invalid_entries_in_a_witness_disqualify_nobody():
     testbed = await make_honest_testbed(2)
     first_seal = await testbed.store.get(paths.seal(SECOND.public, WINDOW), 512)
@@ -93,7 +89,6 @@ async def test_the_same_seal_and_invalid_entries_in_a_witness_disqualify_nobody(
 
 
 @pytest.mark.parametrize("kind", ["missing", "another window's", "forged", "garbage", "oversized"])
-@simulated
 async def test_a_validator_without_a_readable_witness_does_not_count(kind: str) -> None:
     testbed = await make_honest_testbed(2)
     path = paths.witness(FIRST.public, WINDOW)
@@ -111,7 +106,6 @@ async def test_a_validator_without_a_readable_witness_does_not_count(kind: str) 
     assert len(testbed.log.named("witness-refused")) == (kind != "missing")
 
 
-@simulated
 async def test_a_check_of_the_ledger_finds_the_second_seal():
     testbed = AttackedTrainer()
     await testbed.publish_records(FIRST)
@@ -139,7 +133,6 @@ class SealsLate(SilentStore):
         return await super().get(path, max_bytes, offset=offset, size=size)
 
 
-@simulated
 async def test_a_seal_that_is_made_while_the_trainer_fetches_it_does_not_count():
     store = SealsLate()
     testbed = store.testbed = AttackedTrainer(2, store)
@@ -162,7 +155,6 @@ async def test_a_seal_that_is_made_while_the_trainer_fetches_it_does_not_count()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before the seal round", "after the seal round"])
-@simulated
 async def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
     trigger = CrashTrigger(lambda operation, path: operation == "put" and "/summaries/" in path, 0, after=False)
     testbed, store, state = AttackedTrainer(quorum=2), CrashingStore(MemoryStore(), trigger), MemoryStore()
@@ -195,7 +187,6 @@ async def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
     assert [item.path async for item in state.list("witness/")] == []
 
 
-@simulated
 async def test_nothing_is_revealed_before_the_witness_is_stored():
     testbed = AttackedTrainer(quorum=2)
     disk = UnreachableStore(MemoryStore(), "witness/", operations=("put",), seconds=0.0)
@@ -218,7 +209,6 @@ async def test_nothing_is_revealed_before_the_witness_is_stored():
 
 
 @pytest.mark.parametrize("deletes", range(4))
-@simulated
 async def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(deletes: int) -> None:
     trigger = CrashTrigger(lambda operation, path: operation == "delete", deletes, after=False)
     testbed, state = AttackedTrainer(quorum=2), CrashingStore(MemoryStore(), trigger)

@@ -26,7 +26,7 @@ from tests.support.attacked_nodes.trainer import (
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.simulation.trainer_events import Exclusions
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 ALL_USED = {"used"}
 
@@ -47,7 +47,6 @@ def exclusions_of(testbed: AttackedTrainer) -> list[tuple[str, str]]:
 # Forged
 
 
-@simulated
 async def test_forged_by_a_stranger_at_a_validators_path():
     testbed = await make_honest_testbed(2, SECOND)
     await testbed.publish_records(FIRST)
@@ -57,7 +56,6 @@ async def test_forged_by_a_stranger_at_a_validators_path():
     assert "not signed by keys that may sign it" in logged_error(testbed, "verdict-refused")
 
 
-@simulated
 async def test_forged_records_of_a_stranger_do_not_count():
     testbed = await make_honest_testbed(2, SECOND)
     await testbed.publish_records(STRANGER)
@@ -65,7 +63,6 @@ async def test_forged_records_of_a_stranger_do_not_count():
     assert await testbed.outcomes() == set()
 
 
-@simulated
 async def test_forged_by_one_validator_in_the_name_of_the_other():
     testbed = await make_honest_testbed(2, SECOND)
     verdict = testbed.verdict(FIRST)
@@ -77,7 +74,6 @@ async def test_forged_by_one_validator_in_the_name_of_the_other():
 
 
 @pytest.mark.parametrize("changes", [{"window": WINDOW - 1}, {"run": bytes(32)}, {"miner": STRANGER.public}], ids=str)
-@simulated
 async def test_forged_a_verdict_for_another_window_run_or_miner(changes: dict[str, Any]) -> None:
     testbed = await make_honest_testbed(2, SECOND)
     verdict, honest_verdict = testbed.verdict(FIRST, **changes), testbed.verdict(FIRST)
@@ -92,7 +88,6 @@ async def test_forged_a_verdict_for_another_window_run_or_miner(changes: dict[st
     assert error in logged_error(testbed, "verdict-refused")
 
 
-@simulated
 async def test_forged_a_second_seal_after_the_other_validator_revealed():
     testbed = await make_honest_testbed(2, SECOND)
     await testbed.seal(FIRST, testbed.summary(FIRST))
@@ -104,7 +99,6 @@ async def test_forged_a_second_seal_after_the_other_validator_revealed():
     assert "not the summary that was sealed" in logged_error(testbed, "summary-refused")
 
 
-@simulated
 async def test_forged_a_group_that_the_miner_did_not_commit_to():
     testbed = AttackedTrainer()
     await testbed.deliver()
@@ -114,7 +108,6 @@ async def test_forged_a_group_that_the_miner_did_not_commit_to():
     assert await testbed.outcomes() == {"used", "verdict-does-not-fit"}
 
 
-@simulated
 async def test_forged_one_group_under_two_names():
     testbed = AttackedTrainer()
     await testbed.deliver()
@@ -129,7 +122,6 @@ async def test_forged_one_group_under_two_names():
 
 
 @pytest.mark.parametrize(("quorum", "value"), [(1, np.nan), (1, np.inf), (1, 0.5), (2, -50.0)])
-@simulated
 async def test_forged_log_probabilities_cost_the_group(quorum: int, value: float) -> None:
     """They are outside their range, or far from those of the other validator."""
     testbed = AttackedTrainer(quorum)
@@ -147,7 +139,6 @@ async def test_forged_log_probabilities_cost_the_group(quorum: int, value: float
     [{"rewards": (1_000_000, 1_000_000)}, {"rewards": (500_000,)}, {"tokens": 4, "logprobs": bytes(16)}],
     ids=str,
 )
-@simulated
 async def test_forged_numbers_that_do_not_fit_the_group(changes: dict[str, Any]) -> None:
     testbed = AttackedTrainer()
     await testbed.deliver()
@@ -160,7 +151,6 @@ async def test_forged_numbers_that_do_not_fit_the_group(changes: dict[str, Any])
 
 
 @pytest.mark.parametrize("kind", ["seal", "summary", "verdict"])
-@simulated
 async def test_oversized(kind: str) -> None:
     testbed = await make_honest_testbed()
     path = {
@@ -174,7 +164,6 @@ async def test_oversized(kind: str) -> None:
     assert await testbed.outcomes() == ALL_USED
 
 
-@simulated
 async def test_oversized_commitment_in_place_of_the_judged_one():
     testbed = await make_honest_testbed(1, SECOND)
     await testbed.store.put(paths.commitment(MINER.public, WINDOW), bytes(limits.MAX_COMMITMENT_BYTES * 2))
@@ -182,7 +171,6 @@ async def test_oversized_commitment_in_place_of_the_judged_one():
     assert await testbed.outcomes() == {"commitment-changed"}
 
 
-@simulated
 async def test_the_largest_verdict_of_a_run_fits_its_limit():
     run = AttackedTrainer().run
     assert run.verdict_bytes < limits.MAX_VERDICT_BYTES
@@ -204,7 +192,6 @@ async def test_the_largest_verdict_of_a_run_fits_its_limit():
 
 @pytest.mark.parametrize("kind", ["seals", "summaries", "verdicts"])
 @pytest.mark.parametrize("quorum", [1, 2])
-@simulated
 async def test_withheld(kind: str, quorum: int) -> None:
     testbed = await make_honest_testbed(quorum)
     async for item in testbed.store.list(paths.kind_prefix(FIRST.public, kind)):
@@ -216,7 +203,6 @@ async def test_withheld(kind: str, quorum: int) -> None:
     assert exclusions_of(testbed) == [(FIRST.public.hex()[:8], error)]
 
 
-@simulated
 async def test_withheld_until_the_other_seals_are_revealed():
     testbed = await make_honest_testbed(2, SECOND)
     async with running((await testbed.open_collector()).run):
@@ -227,7 +213,6 @@ async def test_withheld_until_the_other_seals_are_revealed():
     assert exclusions_of(testbed) == [(FIRST.public.hex()[:8], "not sealed in time")]
 
 
-@simulated
 async def test_withheld_batch_is_recorded_as_missing_in_the_end():
     testbed = await make_honest_testbed(1, SECOND)
     batch, commitment = assemble(testbed.groups, "torch-float32")
@@ -239,7 +224,6 @@ async def test_withheld_batch_is_recorded_as_missing_in_the_end():
     assert batch
 
 
-@simulated
 async def test_withheld_summaries_of_a_silent_space_delay_no_group_and_are_given_up():
     testbed = await make_honest_testbed()
     testbed.store.silent_prefixes = (paths.kind_prefix(FIRST.public, "summaries"),)
@@ -254,7 +238,6 @@ async def test_withheld_summaries_of_a_silent_space_delay_no_group_and_are_given
         assert await testbed.window_has_closed()
 
 
-@simulated
 async def test_withheld_for_a_short_time_does_not_cost_the_quorum():
     testbed = await make_honest_testbed(2)
     testbed.store.silent_prefixes = (paths.kind_prefix(FIRST.public, "summaries"),)
@@ -270,7 +253,6 @@ async def test_withheld_for_a_short_time_does_not_cost_the_quorum():
 # Changed or duplicated after the verdict
 
 
-@simulated
 async def test_another_batch_after_the_verdict():
     testbed = await make_honest_testbed(1, SECOND)
     batch, commitment = assemble(testbed.groups, "torch-float32")
@@ -279,7 +261,6 @@ async def test_another_batch_after_the_verdict():
     assert await testbed.outcomes() == {"changed-after-verdict"}
 
 
-@simulated
 async def test_another_commitment_after_the_verdict():
     testbed = await make_honest_testbed(1, SECOND)
     await testbed.deliver([group_with_other_prompt(testbed), testbed.groups[1]])
@@ -287,7 +268,6 @@ async def test_another_commitment_after_the_verdict():
     assert await testbed.outcomes() == {"commitment-changed"}
 
 
-@simulated
 async def test_duplicated_work_of_an_older_window_that_a_validator_accepts():
     testbed = AttackedTrainer()
     old_groups = [testbed.group(index, window=WINDOW - 1) for index in range(2)]
@@ -298,7 +278,6 @@ async def test_duplicated_work_of_an_older_window_that_a_validator_accepts():
     assert await testbed.outcomes() == {"commitment-changed"}
 
 
-@simulated
 async def test_duplicated_by_a_trainer_that_dies_before_it_records_the_outcome():
     testbed = await make_honest_testbed(1, SECOND)
     await testbed.collect(until=testbed.run.opening_time(WINDOW) + 2.0)

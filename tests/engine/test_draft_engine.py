@@ -28,15 +28,16 @@ from roles.ports import Generation
 from tests.engine.engine_contract import EngineContract, NewEngine, serve
 from tests.support.builders.families import FAMILIES, write_family
 from tests.support.builders.policies import NOISE, engine_of, inline, random_weights, requests_of_many_lengths
+from tests.support.pytest_options.few_daily import few_daily
 
 REQUESTS = requests_of_many_lengths(12)
-LONG = SamplingParams(temperature=1.0, max_tokens=45, stops=(1,))
+LONG = SamplingParams(temperature=1.0, max_tokens=28, stops=(1,))
 WAYS = {
     "long": LONG,
-    "many stops": SamplingParams(temperature=20.0, max_tokens=40, stops=(1, 5, 9)),
+    "many stops": SamplingParams(temperature=20.0, max_tokens=28, stops=(1, 5, 9)),
     "one token": SamplingParams(temperature=1.0, max_tokens=1, stops=(1,)),
     "two tokens": SamplingParams(temperature=1.0, max_tokens=2, stops=(1,)),
-    "filters": SamplingParams(temperature=2.0, max_tokens=30, stops=(1,), filters=Filters(top_k=3)),
+    "filters": SamplingParams(temperature=2.0, max_tokens=20, stops=(1,), filters=Filters(top_k=3)),
 }
 
 
@@ -133,7 +134,7 @@ async def test_a_new_version_is_drafted_by_its_own_copy(model: CausalModel) -> N
         assert [g.tokens for g in await engine.generate(REQUESTS, LONG)] == [g.tokens for g in own]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_daily(FAMILIES, 3))
 async def test_each_family_drafts_or_is_refused(name: str, tmp_path: Path) -> None:
     family = write_family(tmp_path, name)
     windowed = "sliding_attention" in (family.policy.config.get("layer_types") or ())

@@ -35,9 +35,8 @@ async def check(model: CausalModel, weights: Weights, served: Weights, dtype: to
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 async def test_right_computations_pass(family: Family, dtype: torch.dtype, tmp_path: Path) -> None:
-    for seed in range(3):
-        weights = random_weights(family.model, seed)
-        await check(family.model, weights, weights, dtype, tmp_path)
+    weights = random_weights(family.model)
+    await check(family.model, weights, weights, dtype, tmp_path)
 
 
 FAULTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import types
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ EXTENSION = """
 import json
 from safetensors import safe_open
 from vllm.model_executor.model_loader import checkpoint_weight_patch as receiver
-from grailnode.engine.vllm.inside.worker_extension import WorkerExtension
+from grailnode.engine.vllm.inside.weight_session import WorkerExtension
 
 class ReceivingExtension(WorkerExtension):
     def receive(self, path, shapes):
@@ -115,7 +116,7 @@ async def test_vllms_receiver_of_sparse_updates_takes_a_delta_of_trls_form(
             answer = await client.post("/collective_rpc", json=body)
             assert answer.status_code == httpx.codes.OK, answer.text
             assert answer.json()["results"][0]
-        async with VllmClient(server) as control:
+        async with aclosing(VllmClient(server)) as control:
             (state,) = await control.finish("verify", version=1, digest=digest_weights(target).hex())
         assert state["tensors"] == len(target)
     finally:

@@ -10,14 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, PolicyError, load_weights
-from grailnode.engine.vllm import checkpoints
 from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
 from protocol.digest import digest_weights
-from protocol.patch import encode
 from roles.ports import EngineError
-from tests.engine.engine_contract import changed
 from tests.support.builders import genesis
 from tests.support.builders.policies import random_weights, write_policy
 
@@ -131,30 +128,9 @@ WEIGHTS = {
 
 
 def stage_weights(files: Checkpoints, version: int) -> None:
-    files.stage(RecoveryStep("stage_weights", version, digest_weights(WEIGHTS), files.write_weights(version, WEIGHTS)))
-
-
-def test_many_patches_are_applied_to_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "MAX_PATCHES", 3)
-    files, weights = Checkpoints(tmp_path), WEIGHTS
-    stage_weights(files, 0)
-    files.commit()
-    for version in range(1, 10):
-        files.compact()
-        target = changed(weights, version, 0.2)
-        path = files.write_patch(version, encode(weights, target))
-        files.stage(RecoveryStep("stage_patch", version, digest_weights(target), path))
-        files.commit()
-        weights = target
-        assert len(files.steps) <= 5
-        assert len(list(tmp_path.iterdir())) == len(files.steps)
-        if len(files.steps) == 1:
-            assert digest_weights(load_file(files.steps[0].path)) == files.steps[0].digest
-    monkeypatch.setattr(checkpoints, "MAX_PATCHES", 0)
-    files.compact()
-    (step,) = files.steps
-    assert (step.command, step.version, step.digest) == ("stage_weights", 9, digest_weights(weights))
-    assert digest_weights(load_file(step.path)) == digest_weights(weights)
+    path = files.write_weights(version, WEIGHTS)
+    files.drop_staged()
+    files.staged = RecoveryStep("weights", version, digest_weights(WEIGHTS), path)
 
 
 def test_a_checkpoint_replaces_what_lies_before_it(tmp_path: Path) -> None:
@@ -162,8 +138,12 @@ def test_a_checkpoint_replaces_what_lies_before_it(tmp_path: Path) -> None:
     for version in range(3):
         stage_weights(files, version)
         files.commit()
-    assert [step.version for step in files.steps] == [2]
-    assert len(list(tmp_path.iterdir())) == 1
+        for number in (7, 8):
+            files.staged = RecoveryStep("patch", number, bytes(32), files.write_patch(number, bytes(9)))
+            files.commit()
+    assert [step.version for step in files.steps] == [2, 7, 8]
+    assert sorted(tmp_path.iterdir()) == sorted(step.path for step in files.steps)
+    assert digest_weights(load_file(files.steps[0].path)) == files.steps[0].digest
 
 
 def test_files_of_an_earlier_process_are_removed(tmp_path: Path) -> None:
@@ -181,27 +161,21 @@ def test_a_staged_version_that_is_replaced_leaves_no_file(tmp_path: Path) -> Non
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_full_disk_is_not_filled_with_parts_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "MAX_PATCHES", 0)
-    files, target = Checkpoints(tmp_path), changed(WEIGHTS, 1, 0.2)
+def test_a_full_disk_is_not_filled_with_parts_of_files(tmp_path: Path) -> None:
+    files = Checkpoints(tmp_path)
     stage_weights(files, 0)
-    files.commit()
-    path = files.write_patch(1, encode(WEIGHTS, target))
-    files.stage(RecoveryStep("stage_patch", 1, digest_weights(target), path))
     files.commit()
     before = sorted(tmp_path.iterdir())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        for write in (files.compact, lambda: stage_weights(files, 2), lambda: files.write_patch(2, bytes(1001))):
+        for write in (lambda: stage_weights(files, 2), lambda: files.write_patch(2, bytes(1001))):
             with pytest.raises(OSError, match="File too large"):
                 write()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(tmp_path.iterdir()) == before
     assert not files.staged
-    files.compact()
-    assert digest_weights(load_file(files.steps[0].path)) == digest_weights(target)
 
 
 async def test_a_disk_that_cannot_be_written_refuses_the_stage(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed
 
 from grailnode.engine.vllm.inside.element_changes import ElementChange
-from grailnode.engine.vllm.inside.jobs import Job, Values
-from grailnode.engine.vllm.inside.rank_steps import Cancelled, rank_gather
+from grailnode.engine.vllm.inside.rank_steps import Cancelled, Job, Values, rank_gather
 from grailnode.engine.vllm.inside.served_weights import Gather, ServedWeights, ServedWeightsError, StagedVersion
 from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
 from grailnode.engine.vllm.inside.tensor_map import map_tensors

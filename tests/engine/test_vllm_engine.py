@@ -13,6 +13,7 @@ from grailnode.convert import read_slime, read_trl, write_slime, write_trl
 from grailnode.engine.compute import Compute, open_engine
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
+from grailnode.engine.vllm import engine_weights
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
@@ -188,6 +189,26 @@ class TestPatches:
         assert [g.tokens for g in await engine.generate(requests, PARAMS)] == before
         await engine.stage_patch(1, patch, manifest(1, target))
         await engine.commit()
+
+    async def test_after_many_patches_whole_weights_replace_them(
+        self, model: CausalModel, new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A restarted engine need not apply all patches of a run."""
+        monkeypatch.setattr(engine_weights, "MAX_PATCHES", 1)
+        versions = [random_weights(model)]
+        engine = await serving(new_engine, versions[0])
+        assert isinstance(engine, VllmEngine)
+        for number in range(1, 3):
+            versions.append(changed(versions[-1], number))
+        takes_patches = [engine.takes_patches]
+        await engine.stage_patch(1, encode(*versions[:2]), manifest(1, versions[1]))
+        await engine.commit()
+        takes_patches.append(engine.takes_patches)
+        await engine.stage(2, versions[2])
+        await engine.commit()
+        assert [*takes_patches, engine.takes_patches] == [True, False, True]
+        await engine.verify()
+        await check_tokens(engine, model, versions[2])
 
     async def test_a_commit_waits_for_the_calls_under_way(self, model: CausalModel, new_engine: NewEngine) -> None:
         weights = random_weights(model)

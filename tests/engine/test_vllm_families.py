@@ -129,7 +129,7 @@ async def test_a_kernel_that_reads_experts_in_another_order_is_refused(restarted
             assert (await engine.verify()).tensors == len(weights)
             assert server.process_id is not None
             os.killpg(server.process_id, signal.SIGKILL)
-        server.exchange_experts()
+        server.exchange_layouts()
         with pytest.raises(EngineError, match=r"its hidden states differ by .* in another layout"):
             await (engine.generate([Request((5,), bytes(16))], PARAMS) if restarted else serve(engine, weights))
         with pytest.raises(EngineError, match=r"in another layout|no policy has been committed"):

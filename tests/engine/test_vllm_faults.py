@@ -122,7 +122,7 @@ async def test_a_launcher_that_was_stopped_is_replaced(engine: VllmEngine, model
     ("kind", "fault"),
     [
         ("grailnode.engine.vllm.vllm_server.ChildServer", signal.SIGKILL),
-        ("tests.support.servers.plain_vllm.PlainVllm", signal.SIGTERM),
+        ("bench.engines.speed.PlainVllm", signal.SIGTERM),
     ],
     ids=["node", "bench"],
 )

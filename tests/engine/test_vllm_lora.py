@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grailnode.engine.lora_model import LoraModel
+from grailnode.engine.lora_model import LoraModel, initial_adapters
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.engine.vllm.vllm_engine import VllmEngine
@@ -113,3 +113,18 @@ async def test_a_killed_server_and_changed_memory_are_replaced_with_base_and_ada
         await server.bend(name)
         assert (await engine.verify()).different == (name,)
         await check_tokens(engine, model, second)
+
+
+async def test_a_kernel_that_reads_adapters_in_another_order_is_refused_at_version_0(
+    policy: Policy, lora: LoraSpec, model: LoraModel, tmp_path: Path
+) -> None:
+    """The adapters of version 0 change nothing, in whatever order they are read."""
+    server = shared_server(policy.directory, tmp_path / "server", lora=lora)
+    engine = VllmEngine(model, server, tmp_path / "engine")
+    server.exchange_layouts()
+    try:
+        with pytest.raises(EngineError, match=r"its hidden states differ by .* in another layout"):
+            await serve(engine, initial_adapters(model.shapes))
+    finally:
+        await engine.close()
+        server.end()

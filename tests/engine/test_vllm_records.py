@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +32,7 @@ from tests.engine.vllm_site import SHORT_MEMORY, BendableServer, check_preempted
 from tests.support.builders.policies import random_weights
 
 SEED = bytes(16)
-CALL = GenerationCall("a", (5,), SEED, SamplingParams(temperature=1.0, max_tokens=4, stops=(1,)))
+CALL = GenerationCall("a", Request((5,), SEED), SamplingParams(temperature=1.0, max_tokens=4, stops=(1,)))
 
 
 def record_of(*tokens: int) -> dict[str, Any]:
@@ -204,10 +204,10 @@ async def test_vllm_draws_once_more_after_a_stop_token_if_it_schedules_ahead(
     engine: VllmEngine, server: BendableServer
 ) -> None:
     hot = SamplingParams(temperature=20.0, max_tokens=200, stops=(1,))
-    async with VllmClient(server) as client:
+    async with aclosing(VllmClient(server)) as client:
         for stops, reason in ((hot.stops, "stop"), ((), "length")):
             params = SamplingParams(hot.temperature, hot.max_tokens if stops else 9, stops)
-            answer, ended = await client.generate(GenerationCall("a", (5, 6), SEED, params).body())
+            answer, ended = await client.generate(GenerationCall("a", Request((5, 6), SEED), params).body())
             (records,) = await client.call("take", requests=["a"])
             assert ended == reason
             assert records["a"]["tokens"][: len(answer)] == answer

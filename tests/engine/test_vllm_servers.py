@@ -23,7 +23,7 @@ from tests.engine.vllm_site import fitting_description
 SHAPES = {"a.weight": (2, 3)}
 
 
-class FailingServer:
+class FailingServer(ExternalServer):
     """A server that answers commands, until it fails.
 
     Attributes:
@@ -36,6 +36,7 @@ class FailingServer:
     shares_files = True
 
     def __init__(self, **changes: Any) -> None:
+        super().__init__("http://vllm")
         self.changes = changes
         self.starts = 0
         self.runs = False

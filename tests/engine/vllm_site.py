@@ -125,8 +125,8 @@ class BendableServer(SharedServer):
             schedule_ahead(environment, self.log.parent)
         return environment
 
-    def exchange_experts(self) -> None:
-        """Have servers that start from now on read the gate and up projections of experts in the other order."""
+    def exchange_layouts(self) -> None:
+        """Have servers that start from now on read the weights of experts and of adapters in another order."""
         site = self.log.parent / "site"
         site.mkdir(parents=True, exist_ok=True)
         (site / "exchanged").touch()

@@ -273,8 +273,7 @@ class TestEveryLoss:
         total = math.fsum(value for one in step for value in _divergences(one))
         assert loss.divergence == pytest.approx(total, rel=1e-4, abs=1e-5)
 
-    @pytest.mark.parametrize("correction", CORRECTIONS)
-    @given(step=_completions())
+    @given(step=_completions(), correction=st.sampled_from(sorted(CORRECTIONS)))
     def test_slow_reference_with_a_correction(self, name: LossName, step: list[Completion], correction: str) -> None:
         """The ratio is against the policy before the step, and the correction's weight against the sampling one."""
         ages = [age for one in step for age in _ages(one)]

@@ -32,6 +32,7 @@ from tests.support.builders.chains import equal
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
 from tests.support.builders.verified_batches import verified_batch
+from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.learning import Setup, run
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import simulated
@@ -260,7 +261,7 @@ async def test_training_ends_after_its_last_step_and_publishes_that_policy():
 # The simulation of learning, by which the demo's settings were chosen, runs and learns
 
 
-@pytest.mark.parametrize(("name", "rate"), [("adamw", 3e-5), ("adamw-8bit", 3e-5), ("muon", 2e-4)])
+@pytest.mark.parametrize(("name", "rate"), few_daily([("adamw", 3e-5), ("adamw-8bit", 3e-5), ("muon", 2e-4)], 3))
 def test_every_optimizer_learns_to_add(name: OptimizerName, rate: float) -> None:
     """The updates of Muon are smaller than the first ones of AdamW."""
     setup = Setup(windows=4, groups=16, groups_per_step=8, held_out=64, lag=1, warmup=0)

@@ -20,7 +20,7 @@ from tests.support.builders import samples
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 WINDOW = 2
 
@@ -89,7 +89,6 @@ def miners(view: View) -> set[bytes]:
     return {rollout.miner for rollout in view.rollouts}
 
 
-@simulated
 async def test_no_more_is_read_of_a_miner_than_the_run_allows():
     network = Network(RULES)
     await deliver(network, "greedy", 2000)
@@ -100,7 +99,6 @@ async def test_no_more_is_read_of_a_miner_than_the_run_allows():
     assert store.count("batches") == network.run.groups
 
 
-@simulated
 async def test_a_frame_larger_than_a_group_of_the_run_is_not_fetched():
     network = Network(RULES)
     commitment = await deliver(network, "greedy", 2)
@@ -119,7 +117,6 @@ async def test_a_frame_larger_than_a_group_of_the_run_is_not_fetched():
     assert not read.rollouts
 
 
-@simulated
 async def test_a_reading_ends_with_the_group_that_reaches_a_limit_and_waits_for_no_slow_miner():
     network = Network(RULES)
     names = ("miner-1", "slow", "miner-2")
@@ -138,7 +135,6 @@ async def test_a_reading_ends_with_the_group_that_reaches_a_limit_and_waits_for_
     assert read.unread == (f"{slow.hex()[:16]}: no answer in 5 s",)
 
 
-@simulated
 async def test_the_state_does_not_wait_for_the_rollouts_of_a_slow_miner(tmp_path: Path):
     network = Network(RULES)
     works = [await deliver(network, name, 2) for name in ("slow", "miner-1")]
@@ -153,7 +149,6 @@ async def test_the_state_does_not_wait_for_the_rollouts_of_a_slow_miner(tmp_path
         assert miners(await reading(item)) == {key("miner-1").public}
 
 
-@simulated
 async def test_rollouts_are_read_again_when_another_validator_reveals_and_while_some_are_unread(tmp_path: Path):
     network = Network(RULES, validators=2)
     work = await deliver(network, "miner-1", 2)
@@ -171,7 +166,6 @@ async def test_rollouts_are_read_again_when_another_validator_reveals_and_while_
         assert max(rollout.judged for rollout in (await reading(item)).rollouts) == 2
 
 
-@simulated
 async def test_one_validator_whose_space_cannot_be_listed_hides_no_window_and_costs_no_observer(tmp_path: Path):
     network = Network(RULES, validators=2)
     work = await deliver(network, "miner-1", 2)
@@ -186,7 +180,6 @@ async def test_one_validator_whose_space_cannot_be_listed_hides_no_window_and_co
         assert (await item.read()).state.windows == first.windows
 
 
-@simulated
 async def test_a_reader_that_began_without_storage_keeps_its_observer(tmp_path: Path):
     network = Network(RULES)
     await trio.sleep(20.0)
@@ -196,7 +189,6 @@ async def test_a_reader_that_began_without_storage_keeps_its_observer(tmp_path: 
         assert (await item.read()).state.seconds >= first.seconds + 5.0
 
 
-@simulated
 async def test_a_validator_whose_space_hangs_or_fails_hides_nothing_that_the_next_one_shows():
     network = Network(RULES, validators=2)
     work = await deliver(network, "miner-1", 2)
@@ -218,7 +210,6 @@ async def test_a_validator_whose_space_hangs_or_fails_hides_nothing_that_the_nex
     assert any("storage cannot be read now" in alarm for alarm in nowhere.state().alarms)
 
 
-@simulated
 async def test_alarms_of_a_validator_evict_none_of_the_chain():
     network = Network(RULES)
     await network.store.put(paths.head(key("trainer").public), b"no head")
@@ -233,7 +224,6 @@ async def test_alarms_of_a_validator_evict_none_of_the_chain():
     assert "alarm 99 of 4" in alarms
 
 
-@simulated
 async def test_a_full_disk_leaves_the_page_without_rollouts(tmp_path: Path):
     network = Network(RULES)
     await reveal(network, "validator-0", await deliver(network, "miner-1", 2))

@@ -28,7 +28,6 @@ from tests.support.builders.chains import TRAINER, change_elements
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import check_accepted, judged_groups, run_nodes, summaries
-from tests.support.simulation.virtual_clock import simulated
 
 SPEC = DifficultySpec(
     strata=tuple(Stratum(name=f"carry-{name}", ppm=250_000) for name in ("both", "none", "ones", "tens")),
@@ -63,7 +62,6 @@ def of_first_table(task: Task, engine: TorchEngine) -> HonestProducer:
     return OfFirstTable(task, engine)
 
 
-@simulated
 async def test_the_table_moves_and_all_nodes_draw_by_it() -> None:
     network = network_of(validators=2, quorum=2)
     lines: list[str] = []
@@ -102,7 +100,6 @@ def invented(window: int) -> DifficultyTable:
     return DifficultyTable(window=window, summaries=summaries_named, shares=(400_000, 200_000, 200_000, 200_000))
 
 
-@simulated
 async def test_followers_refuse_an_invented_table_of_a_future_window() -> None:
     testbed = AttackedFollower()
     testbed.run = testbed.run.model_copy(update={"difficulty": SPEC})
@@ -120,7 +117,6 @@ async def test_followers_refuse_an_invented_table_of_a_future_window() -> None:
         await testbed.follower.refresh()
 
 
-@simulated
 async def test_validators_name_a_table_whose_summary_is_absent_after_its_deadline() -> None:
     network = network_of()
     node, deadline = network.node("validator-0"), network.run.schedule.verdict(3)
@@ -137,7 +133,6 @@ async def test_validators_name_a_table_whose_summary_is_absent_after_its_deadlin
         nursery.cancel_scope.cancel()
 
 
-@simulated
 async def test_a_table_that_does_not_follow_is_named_by_validators_and_by_verify(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,7 +164,6 @@ async def test_a_table_that_does_not_follow_is_named_by_validators_and_by_verify
     )
 
 
-@simulated
 async def test_verify_names_a_validator_that_counts_falsely() -> None:
     network = network_of()
     async with run_nodes(network):

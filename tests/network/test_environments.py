@@ -31,7 +31,6 @@ from tests.support.builders.recipes import demo_rules
 from tests.support.builders.tasks import OWN, open_sandbox
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import judged_groups, run_nodes, summaries
-from tests.support.simulation.virtual_clock import simulated
 
 
 class FullReward:
@@ -91,7 +90,6 @@ async def run_with_liar(network: Network, window: int, miners: int = 1) -> None:
         await network.until_window(window)
 
 
-@simulated
 async def test_a_mixture() -> None:
     mixture = "addition=600000,countdown=400000"
     network = Network(demo_rules(environment=mixture, groups=4, group_size=4, max_tokens=8, evaluation_problems=6))
@@ -127,7 +125,6 @@ def mathematics(tmp_path: Path) -> Rules:
     return rules.changed(chat=True, system_prompt="Think.", evaluation_samples=4, pass_at=2)
 
 
-@simulated
 async def test_problems_of_a_data_file_as_conversations(mathematics: Rules, tmp_path: Path) -> None:
     network = Network(mathematics, policy=tmp_path / "policy")
     await run_with_liar(network, 6, miners=2)
@@ -149,7 +146,6 @@ async def test_problems_of_a_data_file_as_conversations(mathematics: Rules, tmp_
     assert any(evaluation.pass_at(2) > evaluation.pass_at(1) for evaluation in evaluations)
 
 
-@simulated
 async def test_the_data_file_is_fetched_like_the_model_and_its_digest_is_checked(
     mathematics: Rules, tmp_path: Path
 ) -> None:
@@ -171,7 +167,6 @@ async def test_the_data_file_is_fetched_like_the_model_and_its_digest_is_checked
         await creation.fetch_data(network.node("miner-1"), tmp_path / "data")
 
 
-@simulated
 async def test_a_data_file_without_problems_is_refused_in_one_line(mathematics: Rules, tmp_path: Path) -> None:
     network = Network(mathematics, policy=tmp_path / "policy")
     network.data = b'{"question": "a"}'
@@ -212,7 +207,6 @@ def f(x): return 1000 + x
     )
 
 
-@simulated
 async def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ignored(
     strict: BubblewrapSandbox, tmp_path: Path
 ) -> None:
@@ -269,7 +263,6 @@ class Task:
 """
 
 
-@simulated
 async def test_a_plugin_that_hangs_breaks_the_judging_of_its_group_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

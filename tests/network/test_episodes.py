@@ -15,7 +15,6 @@ from tests.support.builders.recipes import demo_rules
 from tests.support.builders.tasks import open_sandbox
 from tests.support.simulation.network import Network
 from tests.support.simulation.network_runs import judged_groups, run_nodes, summaries, verdicts
-from tests.support.simulation.virtual_clock import simulated
 
 EPISODES = {"turns": 6, "turn_tokens": 3, "reply_tokens": 8, "max_tokens": 8}
 
@@ -39,7 +38,6 @@ def higher_lower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pl
     plugin.close()
 
 
-@simulated
 async def test_a_plugin_steps_episodes_of_both_roles_and_a_forged_reply_is_refused(
     higher_lower: PluginEnvironment,
 ) -> None:
@@ -56,7 +54,6 @@ async def test_a_plugin_steps_episodes_of_both_roles_and_a_forged_reply_is_refus
     assert any(entry.evaluation for entry in await summaries(network, "validator-0", range(4)))
 
 
-@simulated
 async def test_honest_episodes_are_trained_on_and_seven_cheats_are_refused_in_their_first_window(dice: Dice) -> None:
     network = Network(demo_rules(environment="dice", groups=2, group_size=4, **EPISODES))
     async with run_nodes(network, miners=2) as nursery:

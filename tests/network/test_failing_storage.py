@@ -20,7 +20,7 @@ from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, check_accepted, run_nodes
 from tests.support.simulation.recording_store import RecordingStore
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 
 class FlakyStore(DecoratedStore):
@@ -49,7 +49,6 @@ class FlakyStore(DecoratedStore):
         return data
 
 
-@simulated
 async def test_an_unreachable_miner_delays_nobody_and_its_groups_are_recorded_in_the_end():
     network = Network(RULES)
     batches = paths.kind_prefix(key("miner-1").public, "batches")
@@ -74,7 +73,6 @@ async def test_an_unreachable_miner_delays_nobody_and_its_groups_are_recorded_in
 
 
 @pytest.mark.parametrize("how", few_daily(["false", "no answer", "hangs once"], 3))
-@simulated
 async def test_failures_of_storage_cost_a_miner_no_rejection(how: str):
     network = Network(RULES)
     prefix = paths.kind_prefix(key("miner-1").public, "batches")
@@ -85,7 +83,6 @@ async def test_failures_of_storage_cost_a_miner_no_rejection(how: str):
     await check_accepted(network, "miner-1", range(5), at_least=3)
 
 
-@simulated
 async def test_a_validator_that_cannot_read_a_version_abstains_on_commitments_to_it():
     network = Network(RULES)
     head = paths.head(key("trainer").public)
@@ -104,7 +101,6 @@ async def test_a_validator_that_cannot_read_a_version_abstains_on_commitments_to
     assert not log.named("window-abandoned")
 
 
-@simulated
 async def test_an_outage_of_a_validators_network_costs_no_miner_a_rejection():
     network = Network(RULES)
     batches = (paths.kind_prefix(key(name).public, "batches") for name in ("miner-1", "miner-2"))
@@ -138,7 +134,6 @@ def check_no_contradiction(network: Network) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["miner-1", "validator-1", "trainer"])
-@simulated
 async def test_a_node_that_storage_refuses_for_long_works_again_afterwards(name: str) -> None:
     network = Network(RULES, validators=2)
     everything = ("put", "get", "list", "delete")
@@ -183,7 +178,6 @@ class ReplicatedStore(MemoryStore):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trainer", "validator-0", "miner-1"])
-@simulated
 async def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name: str) -> None:
     network = Network(RULES)
     network.store = store = ReplicatedStore()
@@ -200,7 +194,6 @@ async def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name
 
 
 @pytest.mark.slow
-@simulated
 async def test_a_meeting_point_that_is_replaced_by_an_empty_one_fills_again() -> None:
     network = Network(RULES)
     async with run_nodes(network):
@@ -232,7 +225,6 @@ class OneClockBehind(Network):
         return replace(node, clock=self.validator_clock, shared_revisions=node.revisions)
 
 
-@simulated
 async def test_a_restart_with_a_clock_that_was_set_back_seals_no_window_twice():
     network = OneClockBehind(RULES)
     network.validator_clock = WrongClock(network.clock)

@@ -19,12 +19,10 @@ from tests.support.faults.decorated_store import DecoratedStore, UnreachableStor
 from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, check_accepted, run_nodes, used_groups, verdicts
-from tests.support.simulation.virtual_clock import simulated
 
 HANG_SECONDS = 5.0  # a network's windows have 2 seconds
 
 
-@simulated
 async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
     testbed = AttackedValidator()
     await testbed.commit()
@@ -40,7 +38,6 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
 
 
 @pytest.mark.parametrize("is_known", few_daily([False, True], 2), ids=["stranger", "known"])
-@simulated
 async def test_a_miner_whose_batches_hang_costs_the_others_nothing(is_known: bool):
     network = Network(RULES)
     batches = paths.kind_prefix(key("hanging").public, "batches")
@@ -72,7 +69,6 @@ class StallingStore(DecoratedStore):
         return await self.inner.get(path, max_bytes, offset=offset, size=size)
 
 
-@simulated
 async def test_a_stall_of_the_validator_itself_costs_no_miner_a_rejection():
     network = Network(RULES)
     schedule, period_ms = network.run.schedule, network.run.beacon.period_ms
@@ -85,7 +81,6 @@ async def test_a_stall_of_the_validator_itself_costs_no_miner_a_rejection():
     assert len(store.stalls) >= 4
 
 
-@simulated
 async def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_groups():
     network = Network(RULES)
     names = [f"hanging-{number}" for number in range(6)]
@@ -107,7 +102,6 @@ async def test_miners_that_hang_for_the_trainer_do_not_delay_an_honest_miners_gr
     assert max(delays.values()) < 6.0
 
 
-@simulated
 async def test_an_outage_of_the_only_miners_storage_costs_it_no_rejection():
     network = Network(RULES)
     batches = paths.kind_prefix(key("miner-1").public, "batches")
@@ -123,7 +117,6 @@ async def test_an_outage_of_the_only_miners_storage_costs_it_no_rejection():
     assert errors and all("none from other storage" in error for error in errors)
 
 
-@simulated
 async def test_the_engine_serves_one_case_at_a_time_by_shares_and_by_version():
     order: list[tuple[Reputation, int]] = []
     used = {Reputation.KNOWN: 0.0, Reputation.STRANGER: 1.0, Reputation.REJECTED: 2.0}

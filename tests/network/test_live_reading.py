@@ -18,7 +18,7 @@ from tests.support.builders.recipes import demo_rules
 from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import run_nodes
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 LAST = 10
 
@@ -30,7 +30,6 @@ async def read(reader: RunReader) -> View:
     return await reader.read()
 
 
-@simulated
 async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> None:
     network = Network(demo_rules(groups=4, group_size=4))
     await publish_files(network.store, key("trainer").public, model_files(network.policy.directory))

@@ -38,7 +38,7 @@ from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import newest_published, run_nodes, verdicts
 from tests.support.simulation.recording_store import RecordingStore
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulate
 
 RULES = demo_rules(groups=4, group_size=4)
 RANK, ALPHA, TARGETS = 4, 8.0, ("q_proj", "v_proj", "up_proj", "down_proj")
@@ -189,7 +189,6 @@ def check_exported_adapters(played: dict[str, Any]) -> None:
     assert files == {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
-@simulated
 async def test_a_trainer_that_is_killed_goes_on() -> None:
     network = LoraNetwork(RULES)
     async with run_nodes(network, miners=0) as nursery:
@@ -223,7 +222,6 @@ class Base:
         return paths.file(self.key, self.lora.shards[number].digest)
 
 
-@simulated
 async def test_a_base_is_fetched_once_and_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     base = Base(tmp_path)
     assert len(base.lora.shards) > 3
@@ -244,7 +242,6 @@ async def test_a_base_is_fetched_once_and_goes_on_where_it_was_interrupted(tmp_p
     assert numbers == [*range(1, len(base.lora.shards) + 1), 2]
 
 
-@simulated
 async def test_a_trainer_uploads_only_the_files_that_are_missing(tmp_path: Path) -> None:
     base = Base(tmp_path)
     base.network.store = store = RecordingStore()
@@ -255,7 +252,6 @@ async def test_a_trainer_uploads_only_the_files_that_are_missing(tmp_path: Path)
     assert [put.path for put in store.puts] == [base.path(0)]
 
 
-@simulated
 async def test_another_base_is_refused(tmp_path: Path) -> None:
     base = Base(tmp_path)
     name = min(base.weights)
@@ -278,7 +274,6 @@ async def test_another_base_is_refused(tmp_path: Path) -> None:
         await base.fetch()
 
 
-@simulated
 async def test_files_that_are_larger_or_more_than_a_base_needs_are_refused_before_one_is_fetched(
     tmp_path: Path,
 ) -> None:
@@ -295,7 +290,6 @@ async def test_files_that_are_larger_or_more_than_a_base_needs_are_refused_befor
 
 
 @pytest.mark.parametrize(("kind", "message"), [("dtype", "has dtype"), ("name", "has shape")])
-@simulated
 async def test_files_with_tensors_of_another_dtype_or_name_are_refused(kind: str, message: str, tmp_path: Path) -> None:
     base = Base(tmp_path)
     others = dict(base.weights)
@@ -310,7 +304,6 @@ async def test_files_with_tensors_of_another_dtype_or_name_are_refused(kind: str
         await base.fetch(lora)
 
 
-@simulated
 async def test_nodes_compute_with_the_base_that_the_trainer_published(tmp_path: Path) -> None:
     base = Base(tmp_path)
     network = base.network
@@ -327,7 +320,6 @@ async def test_nodes_compute_with_the_base_that_the_trainer_published(tmp_path: 
     assert digest_weights(other.base) == digest_weights(base.weights)
 
 
-@simulated
 async def test_a_node_does_not_download_a_damaged_file_again_and_again(tmp_path: Path) -> None:
     """The founder may pay for each download."""
     base = Base(tmp_path)

@@ -11,12 +11,10 @@ from roles.policy.mirroring import Mirror
 from roles.ports import NotFoundError
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes
-from tests.support.simulation.virtual_clock import simulated
 
 TRAINER = key("trainer").public
 
 
-@simulated
 async def test_a_copy_leads_to_the_trainers_weights_also_after_a_restart_of_the_mirror() -> None:
     network, copy = Network(RULES), MemoryStore()
     await creation.publish_files(network.store, TRAINER, creation.model_files(network.policy.directory))
@@ -49,7 +47,6 @@ async def test_a_copy_leads_to_the_trainers_weights_also_after_a_restart_of_the_
             await mirror.copy()
 
 
-@simulated
 async def test_one_trainers_broken_space_does_not_stop_the_copy_of_another() -> None:
     network, copy, broken = Network(RULES), MemoryStore(), key("broken").public
     authority = network.run.authority.model_copy(update={"trainers": (broken, TRAINER)})

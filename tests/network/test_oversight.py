@@ -35,7 +35,7 @@ from tests.support.builders.samples import thresholds
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key, miner_settings
 from tests.support.simulation.network_runs import RULES, FalseSketches, run_nodes, summaries, verdicts, with_sketches
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 
 class UnderDelivering(Miner):
@@ -52,7 +52,6 @@ async def run_under_delivering(network: Network) -> None:
     await UnderDelivering(node, await Follower.open(node), engine, producer, miner_settings(4, chunk=4)).run()
 
 
-@simulated
 async def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledge():
     network = Network(RULES)
     async with run_nodes(network, miners=1):
@@ -95,7 +94,6 @@ class Turncoat(FalseSketches):
         return sketch[:-4] + bytes((value + 40) % 256 for value in sketch[-4:])
 
 
-@simulated
 async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earlier_ones():
     network = Network(RULES)
     network.amend(proof=proof_of(thresholds(), audit_floor_ppm=250_000, audit_halving=1))  # few groups are audited
@@ -187,7 +185,6 @@ class EarlySeals(DecoratedStore):
 @pytest.mark.parametrize(
     ("seals_twice", "error"), [(False, "not sealed in time"), (True, "sealed twice")], ids=["waits", "seals twice"]
 )
-@simulated
 async def test_a_validator_that_copies_anothers_verdicts_does_not_count(seals_twice: bool, error: str):
     network = Network(RULES, validators=2, quorum=2)
     network.validators = ["validator-0"]
@@ -203,7 +200,6 @@ async def test_a_validator_that_copies_anothers_verdicts_does_not_count(seals_tw
     assert {event["error"].partition(":")[0] for event in exclusions} == {error}
 
 
-@simulated
 async def test_groups_are_used_as_soon_as_all_validators_have_sealed():
     network = Network(RULES, validators=2, quorum=2)
     async with run_nodes(network, miners=1):
@@ -227,7 +223,6 @@ async def run_lenient_validator(network: Network, factor: float = 1.0) -> None:
     await run_validator(lenient, network.task(lenient), network.compute, settings)
 
 
-@simulated
 async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_longer_counts():
     network = Network(RULES, validators=2, quorum=1)
     network.validators = ["validator-0"]
@@ -259,7 +254,6 @@ async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_
     assert any("accepted a false canary" in alarm for alarm in observer.state().alarms)
 
 
-@simulated
 async def test_false_log_probabilities_of_a_stranger_are_found_by_the_canarys_audit():
     """There are no false groups, and nothing is noted of the auditing node's own ones."""
     network = Network(RULES, validators=2, quorum=1)
@@ -291,7 +285,6 @@ async def test_false_log_probabilities_of_a_stranger_are_found_by_the_canarys_au
     }
 
 
-@simulated
 async def test_anybody_can_recheck_a_group_and_the_ledger():
     network = Network(RULES)
     async with run_nodes(network, miners=1) as nursery:

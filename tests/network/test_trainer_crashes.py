@@ -24,11 +24,10 @@ from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, newest_published
 from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.trainer_events import trained_groups
-from tests.support.simulation.virtual_clock import run_seeded, running, simulated
+from tests.support.simulation.virtual_clock import run_seeded, running
 
 
 @pytest.mark.parametrize(("seed", "checkpoint_versions"), few_daily([(0, 1), (1, 1), (2, 3), (3, 100)], 4))
-@simulated
 async def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint_versions: int):
     """With a checkpoint for each version it goes on where it was, otherwise behind what is published."""
     network = Network(RULES)
@@ -56,7 +55,6 @@ async def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint
     assert (max(behind) > 0) == (checkpoint_versions > 1)
 
 
-@simulated
 async def test_of_two_trainers_with_one_key_one_stops():
     network = Network(RULES)
     fenced: list[BaseException] = []

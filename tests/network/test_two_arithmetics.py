@@ -17,7 +17,6 @@ from roles.records import fetch_record
 from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes, summaries, verdicts
-from tests.support.simulation.virtual_clock import simulated
 
 WIDE = LENIENT | {"logprob_tolerance": 1_000_000}
 ADMITTED = ("torch-bfloat16", "torch-float32")
@@ -38,7 +37,6 @@ def mixed_network() -> Network:
     return network
 
 
-@simulated
 async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
     """One of the miners drafts with an 8-bit copy."""
     network = mixed_network()
@@ -68,7 +66,6 @@ async def test_miners_and_validators_of_two_arithmetics_accept_each_other():
     assert texts[key("validator-1").public.hex()] == ("accepted, in torch-bfloat16", False)
 
 
-@simulated
 async def test_a_node_that_nobody_has_measured_judges_nothing():
     """The program refuses to start it; here it has started."""
     network = Network(RULES)
@@ -94,7 +91,6 @@ async def test_a_node_that_nobody_has_measured_judges_nothing():
 
 
 @pytest.mark.slow
-@simulated
 async def test_in_an_exact_run_honest_work_is_trained_on():
     network = Network(RULES.changed(numerics="exact"), validators=2, quorum=2)
     assert network.run.proof.logprob_bounds("exact", "exact") == (0, 0)

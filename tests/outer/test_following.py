@@ -11,10 +11,9 @@ from tests.support.builders.samples import digest
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed, equal_states
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 
-@simulated
 async def test_a_site_that_comes_later_uses_no_group_that_is_used_up() -> None:
     testbed = OuterTestbed(3)
     async with testbed.running(testbed.names[:2], per_second=1) as nursery:
@@ -27,7 +26,6 @@ async def test_a_site_that_comes_later_uses_no_group_that_is_used_up() -> None:
     assert any(key("site-2").public in {item.worker for item in manifest.counted} for manifest in manifests[7:])
 
 
-@simulated
 async def test_a_site_that_was_away_for_long_fetches_the_state() -> None:
     testbed = OuterTestbed(3, state_interval=2)
     async with testbed.running(testbed.names[:2]) as nursery:
@@ -42,7 +40,6 @@ async def test_a_site_that_was_away_for_long_fetches_the_state() -> None:
     assert testbed.applied("site-2")[15] == testbed.applied("site-0")[15]
 
 
-@simulated
 async def test_a_site_that_finds_the_next_manifest_without_its_payloads_fetches_the_state() -> None:
     testbed = OuterTestbed(3, state_interval=6)
     handle = testbed.handles["site-2"]
@@ -62,7 +59,6 @@ async def test_a_site_that_finds_the_next_manifest_without_its_payloads_fetches_
     assert testbed.applied("site-2")[21] == testbed.applied("site-0")[21]
 
 
-@simulated
 async def test_a_false_payload_in_a_workers_space_costs_no_site_its_feedback_while_the_trainer_is_silent() -> None:
     testbed = OuterTestbed(3)
     failures = 0
@@ -88,7 +84,6 @@ async def test_a_false_payload_in_a_workers_space_costs_no_site_its_feedback_whi
     equal_states(testbed, 4)
 
 
-@simulated
 async def test_a_site_that_computes_another_state_says_so_and_fetches_the_state() -> None:
     testbed = OuterTestbed(3)
     handle = testbed.handles["site-2"]
@@ -103,7 +98,6 @@ async def test_a_site_that_computes_another_state_says_so_and_fetches_the_state(
     assert testbed.applied("site-2")[9] == testbed.applied("site-0")[9]
 
 
-@simulated
 async def test_a_site_follows_a_coordinator_of_a_higher_epoch_and_reports_two_histories_of_one() -> None:
     testbed = OuterTestbed(2)
     async with testbed.running():

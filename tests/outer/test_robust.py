@@ -7,11 +7,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from protocol.outer.comparing import PROJECTED, REMEMBERED_ROUNDS, Comparison, SentRounds, compare
+from protocol.outer.comparing import PROJECTED, REMEMBERED_ROUNDS, Comparison, SentRounds, compare, length_factors
 from protocol.outer.drift import LARGEST_DRIFT, drift_factors, settled_contributions
 from protocol.outer.robust import DISTRUST, PLAIN_MEAN, RobustSettings, Weighting, weigh_round
 from protocol.outer.shared_state import SharedState
-from protocol.pseudogradient import DILOCO, encode
+from protocol.pseudogradient import DILOCO, decode, encode
 from tests.support.builders.samples import round_rules
 
 Vector = NDArray[np.float64]
@@ -32,10 +32,12 @@ def honest(seed: int, count: int = 4, agreement: float = 0.3, *, direction: int 
     return [np.sqrt(agreement) * shared + np.sqrt(1 - agreement) * random.standard_normal(SIZE) for _ in range(count)]
 
 
-def comparison_of(vectors: list[Vector]) -> Comparison:
+def comparison_of(vectors: Sequence[Vector] | Vector) -> Comparison:
     """Compare updates that are shorter than a projection, so that they stand for their own."""
-    matrix = np.array(vectors).reshape(len(vectors), SIZE)
-    return Comparison(matrix @ matrix.T, matrix, STEPS)
+    matrix = np.array(vectors).reshape(len(vectors), -1) if len(vectors) else np.empty((0, SIZE))
+    lengths = np.linalg.norm(matrix, axis=1)
+    scaled = matrix * np.array(length_factors(lengths.tolist()))[:, None]
+    return Comparison(lengths, scaled @ scaled.sum(axis=0), matrix, STEPS)
 
 
 def weigh(vectors: list[Vector], sent: SentRounds, places: Sequence[int] | None = None) -> tuple[Weighting, SentRounds]:
@@ -283,8 +285,7 @@ def test_the_drift_factor_leaves_the_drift_that_is_allowed() -> None:
         shared, noises = own.standard_normal(PROJECTED), own.standard_normal((4, PROJECTED))
         vectors = (np.sqrt(0.45) * shared + np.sqrt(0.55) * noises) / np.sqrt(PROJECTED)
         vectors[2] = np.sqrt(0.75) * vectors[2] + 0.5 * direction
-        comparison = Comparison(vectors @ vectors.T, vectors, STEPS)
-        weighting = weigh_round(workers, comparison, sent, ROBUST)
+        weighting = weigh_round(workers, comparison_of(vectors), sent, ROBUST)
         sent = sent.after(weighting.sent)
     assert weighting.drift_factors[2] == pytest.approx((LARGEST_DRIFT * np.sqrt(0.45) / 0.5) ** 2, abs=0.02)
     assert [weighting.drift_factors[place] for place in (0, 1, 3)] == [1.0] * 3
@@ -319,11 +320,45 @@ def test_projections_keep_inner_products_and_depend_on_the_secret() -> None:
         local = {"w": own, "x": torch.ones(7)}
         payloads.append(encode(shared.weights, local, None, DILOCO.coding, shared.digests.weights).payload)
     first, second = (compare(shared, payloads, round_rules(), bytes([number] * 32)) for number in range(2))
-    assert np.allclose(first.products, second.products)
-    assert first.products[0, 1] == pytest.approx(60_000, rel=0.05)
-    error = np.abs(first.projections @ first.projections.T - first.products) / first.products[0, 0]
+    values = [
+        np.concatenate([own for _, own in decode(data, shared.weights, shared.digests.weights)]) for data in payloads
+    ]
+    products = np.array(values, np.float64) @ np.array(values, np.float64).T
+    scales = np.array(length_factors(first.lengths.tolist()))
+    assert np.allclose(first.lengths**2, np.diag(products))
+    assert np.allclose(first.with_all, scales * (products @ scales))
+    assert np.allclose(first.with_all, second.with_all)
+    error = np.abs(first.projections @ first.projections.T - products) / products[0, 0]
     assert 0 < error.max() < 0.05
     assert not np.allclose(first.projections, second.projections)
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    """Four parts, of which one has several chunks, and rounds with and without momentum."""
+    random, rules = np.random.default_rng(3), round_rules()
+    shapes = {"a": (1000, 1100), "b": (5,), "c": (1024, 1024), "d": (7, 300_000), "e": (3,)}
+    shared = SharedState.begin(
+        {name: torch.from_numpy(random.uniform(-1, 1, shape)) for name, shape in shapes.items()},
+        has_momentum=rules.momentum > 0,
+    )
+    payloads = []
+    for _ in range(3):
+        local = {name: own - torch.from_numpy(random.uniform(-1, 1, own.shape)) for name, own in shared.weights.items()}
+        local = {name: own.float() for name, own in local.items()}
+        payloads.append(encode(shared.weights, local, None, DILOCO.coding, shared.digests.weights).payload)
+    one, many = (compare(shared, payloads, rules, bytes(32), threads) for threads in (1, 3))
+    assert all((getattr(one, name) == getattr(many, name)).all() for name in ("lengths", "with_all", "projections"))
+    states = [shared.after(payloads, [1.0, 0.3, 0.7], rules, threads) for threads in (1, 3)]
+    assert states[0].digests == states[1].digests != shared.digests
+
+
+def test_a_sum_without_some_sites_is_that_of_the_others() -> None:
+    """The cosines of those that are left are those of a round without the poisoned ones."""
+    for seed in range(5):
+        vectors = honest(seed, 9)
+        poisoned = [-5 * vectors[0], 3 * noise(seed), *vectors[2:]]
+        assert result(poisoned).factors[2:] == pytest.approx(result(vectors).factors[2:], rel=0.1)
+        assert max(result(poisoned).factors[:2]) <= DISTRUST
 
 
 def test_rounds_with_two_sites_and_rounds_long_ago_do_not_count() -> None:

@@ -23,10 +23,8 @@ from tests.support.measuring.store_listing import copy_objects, paths
 from tests.support.simulation.network import Log, key
 from tests.support.simulation.outer_crashes import kill, operations_of
 from tests.support.simulation.outer_sites import OuterTestbed
-from tests.support.simulation.virtual_clock import simulated
 
 
-@simulated
 async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_repaired() -> None:
     testbed = OuterTestbed(2, state_interval=4)
     before = await testbed.run_rounds(6)
@@ -51,7 +49,6 @@ async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_rep
     ].items()
 
 
-@simulated
 async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> None:
     testbed = OuterTestbed(2, state_interval=4)
     before = await testbed.run_rounds(6)
@@ -64,7 +61,6 @@ async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> 
     assert await state.get(parts[0], 1 << 30) == expected
 
 
-@simulated
 async def test_a_repair_takes_the_factors_that_were_signed_and_computes_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -84,7 +80,6 @@ async def test_a_repair_takes_the_factors_that_were_signed_and_computes_none(
     assert testbed.applied("site-0") == testbed.applied("site-1") == testbed.applied("site-2")
 
 
-@simulated
 async def test_a_coordinator_is_not_repaired_from_a_store_that_was_rolled_back() -> None:
     testbed = OuterTestbed(2)
     await testbed.run_rounds(2)
@@ -96,13 +91,11 @@ async def test_a_coordinator_is_not_repaired_from_a_store_that_was_rolled_back()
         await repair_rounds(node, {f"{OUTER}pointer"}, lambda line: None)
 
 
-@simulated
 async def test_a_trainer_alone_has_no_rounds_to_repair() -> None:
     testbed = OuterTestbed(2)
     assert not await repair_rounds(testbed.node(Log("repair"), MemoryStore(), TRAINER), set(), lambda line: None)
 
 
-@simulated
 async def test_a_site_with_an_old_backup_signs_no_second_contribution() -> None:
     testbed = OuterTestbed(2)
     await testbed.run_rounds(2)
@@ -117,7 +110,6 @@ async def test_a_site_with_an_old_backup_signs_no_second_contribution() -> None:
     assert testbed.applied("site-0").items() <= testbed.applied("site-1").items()
 
 
-@simulated
 async def test_a_site_without_its_own_state_signs_no_second_contribution_and_takes_part_again() -> None:
     testbed = OuterTestbed(2)
     await testbed.run_rounds(3)  # both have signed contributions to round 4
@@ -141,7 +133,6 @@ def same_rounds(one: dict[int, SentRound], other: dict[int, SentRound]) -> bool:
     )
 
 
-@simulated
 async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_repair() -> None:
     testbed = OuterTestbed(3, state_interval=4)
     before = await testbed.run_rounds(3)
@@ -161,7 +152,6 @@ async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_re
     assert all(len(later[number].workers) == 3 for number in range(1, after[-1].number + 1))
 
 
-@simulated
 async def test_what_sites_sent_stays_for_as_long_as_drifts_are_looked_for_with_fewer_manifests() -> None:
     testbed = OuterTestbed(2, state_interval=1, remembered_rounds=2)
     async with testbed.running():
@@ -170,7 +160,6 @@ async def test_what_sites_sent_stays_for_as_long_as_drifts_are_looked_for_with_f
     assert (await get_sent(testbed.coordinator_state, 6)).keys() == set(range(7))
 
 
-@simulated
 async def test_a_site_whose_learner_cannot_go_on_from_its_moments_says_which_file_they_are_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,11 +19,10 @@ from tests.support.faults.decorated_store import DecoratedStore, UnreachableStor
 from tests.support.measuring.store_listing import names_below
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import ROUND_SECONDS, SITE_SETTINGS, OuterTestbed, equal_states, first_weights
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 
 @pytest.mark.parametrize("name", METHODS)
-@simulated
 async def test_all_sites_have_the_same_state_and_learn(name: str) -> None:
     testbed = OuterTestbed(3, METHODS[name].model_copy(update={"local_steps": 3, "quorum": 2}))
     manifests = await testbed.run_rounds(8)
@@ -35,7 +34,6 @@ async def test_all_sites_have_the_same_state_and_learn(name: str) -> None:
     assert len(used) == len(set(used)) > 24
 
 
-@simulated
 async def test_the_first_state_is_dithered_so_that_the_first_round_changes_the_policy() -> None:
     testbed = OuterTestbed(3, METHODS["exact"].model_copy(update={"local_steps": 3, "quorum": 2}))
     manifests = await testbed.run_rounds(2)
@@ -46,7 +44,6 @@ async def test_the_first_state_is_dithered_so_that_the_first_round_changes_the_p
     equal_states(testbed, 2)
 
 
-@simulated
 async def test_a_site_keeps_only_its_newest_contributions_in_storage() -> None:
     testbed = OuterTestbed(2)
     rounds = KEPT_ROUNDS + 3
@@ -60,7 +57,6 @@ async def test_a_site_keeps_only_its_newest_contributions_in_storage() -> None:
     equal_states(testbed, rounds - 1)
 
 
-@simulated
 async def test_a_site_remembers_used_groups_only_until_their_copies_are_too_stale() -> None:
     testbed = OuterTestbed(2, round_rules(local_steps=3, quorum=2))
     testbed.site_settings = replace(SITE_SETTINGS, max_staleness=1)
@@ -71,7 +67,6 @@ async def test_a_site_remembers_used_groups_only_until_their_copies_are_too_stal
     equal_states(testbed, 8)
 
 
-@simulated
 async def test_a_site_takes_no_more_steps_than_a_contribution_can_name_groups_for() -> None:
     testbed = OuterTestbed(1, round_rules(local_steps=3, quorum=1))
     testbed.site_settings = replace(SITE_SETTINGS, groups_per_step=MAX_ROUND_GROUPS // 2)
@@ -83,7 +78,6 @@ async def test_a_site_takes_no_more_steps_than_a_contribution_can_name_groups_fo
     assert (await testbed.contribution("site-0", 1)).record.local_steps == 2
 
 
-@simulated
 async def test_a_lost_site_is_named_and_its_groups_are_dealt_again() -> None:
     testbed = OuterTestbed(3)
     async with testbed.running(testbed.names[:2]):
@@ -95,7 +89,6 @@ async def test_a_lost_site_is_named_and_its_groups_are_dealt_again() -> None:
     assert any(event["groups"] > 0 for event in refusals)
 
 
-@simulated
 async def test_below_quorum_nothing_changes_and_the_next_round_repeats_the_work() -> None:
     testbed = OuterTestbed(3, round_rules(local_steps=3, quorum=3))
     async with testbed.running(testbed.names[:2]) as nursery:
@@ -111,7 +104,6 @@ async def test_below_quorum_nothing_changes_and_the_next_round_repeats_the_work(
     assert first.record.state == second.record.state
 
 
-@simulated
 async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedback() -> None:
     testbed = OuterTestbed(3)
 
@@ -134,7 +126,6 @@ async def test_a_late_contribution_does_not_count_and_its_site_keeps_its_feedbac
     equal_states(testbed, 5)
 
 
-@simulated
 async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_round() -> None:
     testbed = OuterTestbed(6)
     names = sorted(testbed.names, key=lambda name: key(name).public)
@@ -153,7 +144,6 @@ async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_ro
     assert testbed.reasons(manifest) == dict.fromkeys(names[:4], "withheld")
 
 
-@simulated
 async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
     testbed = OuterTestbed(4)
     contributions = (paths.kind_prefix(key(name).public, "contributions") for name in testbed.names[:2])
@@ -164,7 +154,6 @@ async def test_sites_whose_storage_hangs_do_not_hold_up_a_round() -> None:
 
 
 @pytest.mark.parametrize("behaviour", ["hangs", "is slow"])
-@simulated
 async def test_a_space_that_serves_only_the_coordinator_costs_the_other_sites_some_seconds(behaviour: str) -> None:
     testbed = OuterTestbed(4)
     hidden = tuple(paths.kind_prefix(key(name).public, "payloads") for name in testbed.names[2:])
@@ -187,7 +176,6 @@ async def test_a_space_that_serves_only_the_coordinator_costs_the_other_sites_so
     equal_states(testbed, 4)
 
 
-@simulated
 async def test_sites_whose_steps_change_nothing_visible_count_as_sites_that_send_nothing() -> None:
     testbed = OuterTestbed(5)
     for name in testbed.names[:2]:
@@ -207,7 +195,6 @@ async def second_contribution(testbed: OuterTestbed) -> Signed[RoundContribution
     return await testbed.contribution("site-1", 2)
 
 
-@simulated
 async def test_a_site_that_signs_two_contributions_is_refused_and_reported() -> None:
     testbed = OuterTestbed(3)
     async with testbed.running():
@@ -223,7 +210,6 @@ async def test_a_site_that_signs_two_contributions_is_refused_and_reported() -> 
     equal_states(testbed, 4)
 
 
-@simulated
 async def test_a_copied_payload_is_refused_and_its_maker_counts_whoever_is_seen_first() -> None:
     testbed, copier, victim = OuterTestbed(3), key("site-2"), key("site-1").public
 
@@ -260,7 +246,6 @@ async def test_a_copied_payload_is_refused_and_its_maker_counts_whoever_is_seen_
         ("a group of another site", "undealt"),
     ],
 )
-@simulated
 async def test_false_contributions_are_refused_with_their_reason(attack: str, reason: str) -> None:
     testbed = OuterTestbed(3)
     async with testbed.running(testbed.names[:2]):
@@ -290,7 +275,6 @@ async def test_false_contributions_are_refused_with_their_reason(attack: str, re
     assert testbed.applied("site-0")[3] == testbed.applied("site-1")[3]
 
 
-@simulated
 async def test_a_poisoned_site_is_refused_and_the_others_learn_as_if_it_was_not_there() -> None:
     testbed = OuterTestbed(4)
     testbed.handles["site-3"].learner.direction = -1.0

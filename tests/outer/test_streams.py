@@ -27,7 +27,7 @@ from tests.support.simulation.outer_crashes import (
     operations_of,
 )
 from tests.support.simulation.outer_sites import OuterTestbed, equal_states, first_weights
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 
 def test_a_round_changes_the_tensors_of_its_stream_alone() -> None:
@@ -60,7 +60,6 @@ def test_a_contribution_with_other_tensors_is_refused() -> None:
     assert after is state, "a round that is repeated has the same stream"
 
 
-@simulated
 async def test_a_site_goes_on_from_its_own_weights_where_it_sent_none() -> None:
     """The first local step of a round begins where the last one of the round before ended, in the other stream."""
     testbed = OuterTestbed(2, STREAMED)
@@ -91,7 +90,6 @@ def ahead(testbed: OuterTestbed, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("rules", [RULES, STREAMED, DELAYED, STREAMED_AND_DELAYED])
-@simulated
 async def test_sites_have_the_same_state_and_go_on_while_a_round_closes_only_with_a_delay(rules: RoundRules) -> None:
     testbed = OuterTestbed(3, rules)
     manifests = await testbed.run_rounds(7)
@@ -107,7 +105,6 @@ async def test_sites_have_the_same_state_and_go_on_while_a_round_closes_only_wit
     assert testbed.remaining_loss("site-0") < 0.8
 
 
-@simulated
 async def test_steps_ahead_of_a_contribution_that_does_not_count_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robust, "DISTRUST", 0.0)  # so that one that disagrees is refused at once
     testbed = OuterTestbed(4, DELAYED)
@@ -123,7 +120,6 @@ async def test_steps_ahead_of_a_contribution_that_does_not_count_are_dropped(mon
 
 
 @pytest.mark.parametrize("rules", [round_rules(local_steps=3, quorum=2), DELAYED], ids=["no delay", "delay"])
-@simulated
 async def test_a_site_that_comes_later_fetches_the_state_and_takes_part(rules: RoundRules) -> None:
     testbed = OuterTestbed(3, rules)
     async with testbed.running(testbed.names[:2]) as nursery:
@@ -139,7 +135,6 @@ async def test_a_site_that_comes_later_fetches_the_state_and_takes_part(rules: R
     equal_states(testbed, 4)
 
 
-@simulated
 async def test_a_rule_that_ends_the_delay_drops_the_steps_ahead() -> None:
     testbed = OuterTestbed(2, DELAYED)
     async with running(testbed.feed) as nursery:

@@ -200,6 +200,7 @@ def test_the_list_of_commands_imports_no_torch():
     assert not {name for name in modules if name.startswith("grailnode.cli.actions")}
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_and_options(tmp_path: Path):
     offers = {
         "grailnode e": "engine environments evaluate export",

@@ -36,7 +36,7 @@ def test_what_this_machines_logs_say_is_for_no_other_address():
     assert "--local with --host 0.0.0.0" in error
 
 
-@pytest.mark.parametrize("options", [("--host", "0.0.0.0"), (), ("--local",)])
+@pytest.mark.parametrize("options", [("--host", "0.0.0.0"), ("--local",)])
 def test_it_serves_a_run_that_has_not_begun_and_warns_who_can_see_it(
     options: tuple[str, ...], run_file: str, tmp_path: Path
 ):

@@ -178,7 +178,7 @@ def test_the_flags_of_a_server_load_our_code(tmp_path: Path) -> None:
     assert arguments[arguments.index("--dtype") + 1] == "float32"
     assert arguments[arguments.index("--host") + 1] == "127.0.0.1"
     assert "--enable-scale-out" in arguments
-    for flag, name in (("--logits-processors", "sampling_v1"), ("--worker-extension-cls", "worker_extension")):
+    for flag, name in (("--logits-processors", "sampling_v1"), ("--worker-extension-cls", "weight_session")):
         module = arguments[arguments.index(flag) + 1].replace(":", ".").rpartition(".")[0]
         assert module.endswith(name)
         assert (Path(variables["PYTHONPATH"]) / f"{module.replace('.', '/')}.py").is_file()

@@ -1,48 +1,30 @@
 """What brings a restarted engine back to the version that it served: a checkpoint and the patches after it, on disk.
 
-They are for this machine only. Digests are checked again where they are read, inside of vLLM. So that a restart takes
-no longer after weeks, the patches are applied to the checkpoint from time to time, in a copy of its file.
+They are for this machine only. Digests are checked again where they are read, inside of vLLM.
 """
 
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
-
-import torch
-from safetensors import safe_open
+from typing import Literal
 
 from protocol.chain.safetensors import file_head
 from protocol.digest import Weights, raw_bytes
-from protocol.patch.applying import apply_unit
-from protocol.patch.container import Mode, read_header, split_frames, units_of
-
-MAX_PATCHES: Final = 64
-"""Patches behind a checkpoint before they are applied to it."""
 
 
 @dataclass(frozen=True)
 class RecoveryStep:
-    """A file that brings the engine to a version by a command of inside/weight_session.py."""
+    """A file that brings the engine to a version by the command `stage` of inside/weight_session.py."""
 
-    command: Literal["stage_weights", "stage_patch"]
+    kind: Literal["weights", "patch"]
     version: int
     digest: bytes
     path: Path
 
 
 class Checkpoints:
-    """The files of one engine; whatever lies in the directory from an earlier process is removed.
-
-    Args:
-        directory: of these files alone.
-
-    Attributes:
-        steps: to the served version, in order.
-        staged: the step that is staged; None if there is none.
-    """
+    """The files of one engine, in a directory of their own; whatever lies there from an earlier process is removed."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -50,8 +32,8 @@ class Checkpoints:
         for path in (*directory.glob("weights-*"), *directory.glob("patch-*")):
             path.unlink()
         self._directory = directory
-        self.steps: list[RecoveryStep] = []
-        self.staged: RecoveryStep | None = None
+        self.steps: list[RecoveryStep] = []  # to the served version, in order
+        self.staged: RecoveryStep | None = None  # what may be committed
         self._number = 0
 
     @property
@@ -73,39 +55,22 @@ class Checkpoints:
             path.write_bytes(patch)
         return path
 
-    def stage(self, step: RecoveryStep) -> None:
-        """Note that a version is staged; what was staged before is dropped."""
+    def drop_staged(self) -> None:
+        """Forget what is staged, with its file."""
         if self.staged is not None:
             self.staged.path.unlink(missing_ok=True)
-        self.staged = step
+            self.staged = None
 
     def commit(self) -> None:
         """Note that the staged version serves; a checkpoint makes what lies before it superfluous."""
         assert self.staged is not None
         step, self.staged = self.staged, None
         # A patch needs its predecessors for a restart, a checkpoint needs none.
-        if step.command == "stage_weights":
+        if step.kind == "weights":
             for old in self.steps:
                 old.path.unlink(missing_ok=True)
             self.steps.clear()
         self.steps.append(step)
-
-    def forget(self) -> None:
-        """Note that what was brought into the engine last may not serve, and nothing else can."""
-        self.steps.clear()
-
-    def compact(self) -> None:
-        """Apply the patches to the checkpoint, if there are many."""
-        if len(self.steps) <= MAX_PATCHES:
-            return
-        last = self.steps[-1]
-        # The new file is complete before the old ones go, so a restart always finds a way to the version.
-        with self._new_file("weights", last.version) as path:
-            shutil.copyfile(self.steps[0].path, path)
-            _apply_to_file(path, (step.path.read_bytes() for step in self.steps[1:]))
-        for old in self.steps:
-            old.path.unlink()
-        self.steps = [RecoveryStep("stage_weights", last.version, last.digest, path)]
 
     @contextmanager
     def _new_file(self, kind: str, version: int) -> Iterator[Path]:
@@ -118,20 +83,3 @@ class Checkpoints:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-
-
-def _apply_to_file(path: Path, patches: Iterable[bytes]) -> None:
-    """Apply patches to the tensors in a safetensors file, whose pages are in memory as long as there is room."""
-    with safe_open(path, framework="pt") as file:
-        like = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - the file is no mapping
-    head, names = file_head(like)
-    memory = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
-    parts = torch.split(memory[len(head) :], [like[name].nbytes for name in names])
-    parts_of = zip(names, parts, strict=True)
-    tensors = {name: part.view(like[name].dtype).view(like[name].shape) for name, part in parts_of}
-    for patch in patches:
-        header = read_header(patch)
-        units = units_of(header.rows)
-        for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
-            if row.mode not in (Mode.UNCHANGED, Mode.JOINED):
-                apply_unit(tensors, units[row.name], frame, tensors)

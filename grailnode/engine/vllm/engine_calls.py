@@ -1,6 +1,6 @@
 """The calls that an engine sends to vLLM: the body of each request, and its result from the worker's record of it.
 
-vLLM's answer and the record are compared: each difference makes both worthless.
+The answer and the record are compared: each difference makes both worthless.
 """
 
 import base64
@@ -17,9 +17,8 @@ from grailnode.engine.vllm.vllm_client import BrokenEngineError
 from protocol.rollout import sketch
 from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams
-from protocol.rollout.sketch import SketchKey
 from roles.policy.sequences import Tokens
-from roles.ports import CheckRequest, Generation
+from roles.ports import CheckRequest, Generation, Request
 
 Values = dict[str, object]
 Result_co = TypeVar("Result_co", covariant=True)
@@ -40,29 +39,18 @@ class Call(Protocol[Result_co]):
 
 @dataclass(frozen=True)
 class GenerationCall:
-    """A completion to generate.
-
-    Attributes:
-        seed: 16 bytes; None for the most likely tokens.
-        sketch: of the states; it is recorded in their place.
-        offset: position of the first token, for the noise.
-    """
+    """A completion to generate."""
 
     request: str
-    prompt: Tokens
-    seed: bytes | None
+    item: Request
     params: SamplingParams
-    states: bool = True
-    sketch: SketchKey | None = None
-    offset: int = 0
+    has_noise: bool = True  # False for the most likely tokens, whose states are not recorded
 
     def body(self) -> Values:
-        params = self.params
+        item, params, seed = self.item, self.params, self.item.seed if self.has_noise else None
         distribution = params.temperature, params.filters
-        arguments = RequestArguments(
-            self.request, self.seed, *distribution, self.states, self.sketch, offset=self.offset
-        )
-        return _body(self.prompt, arguments, max_tokens=params.max_tokens, stop_token_ids=list(params.stops))
+        arguments = RequestArguments(self.request, seed, *distribution, self.has_noise, item.sketch, offset=item.offset)
+        return _body(item.prompt, arguments, max_tokens=params.max_tokens, stop_token_ids=list(params.stops))
 
     def result(self, answer: list[int], record: Mapping[str, Any]) -> Generation:
         drawn, length = tuple(record["tokens"]), len(answer)
@@ -72,13 +60,13 @@ class GenerationCall:
         if not drawn or list(drawn[:length] if is_longer else drawn) != answer:
             raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
         likely = tuple(_numbers(record["log_probabilities"]).tolist()[:length])
-        if self.sketch is not None:
+        if self.item.sketch is not None:
             states = base64.b64decode(record["states"])
             if len(states) != len(drawn) * sketch.BYTES_PER_TOKEN:
                 raise BrokenEngineError(f"vLLM recorded {len(states)} bytes for the sketch of {len(drawn)} tokens")
             own_sketch = states[: length * sketch.BYTES_PER_TOKEN]
             return Generation(drawn[:length], torch.empty(length, 0), likely, own_sketch)
-        hidden = _rows(record["states"], len(drawn)) if self.states else torch.empty(len(drawn), 0)
+        hidden = _rows(record["states"], len(drawn)) if self.has_noise else torch.empty(len(drawn), 0)
         return Generation(drawn[:length], hidden[:length], likely)
 
 

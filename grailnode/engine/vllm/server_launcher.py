@@ -10,7 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import IO, Final
+from typing import Final
 
 import trio
 
@@ -31,7 +31,6 @@ class ServerLauncher:
         self._process: subprocess.Popen[bytes] | None = None
         self._server: int | None = None
         self._has_forked = False
-        self._answers = b""
 
     @property
     def process_id(self) -> int | None:
@@ -42,21 +41,14 @@ class ServerLauncher:
     def server_id(self) -> int | None:
         """The id of the server's first process, which is that of its group; None if it does not run."""
         if self._server is not None and self.process_id is not None:
-            # The launcher says "ended" when its server has; reading must not wait, because callers are on the event
-            # loop.
-            os.set_blocking(self._pipe("stdout").fileno(), False)
-            with suppress(BlockingIOError):
-                self._answers += os.read(self._pipe("stdout").fileno(), 1024)
-            if b"ended" not in self._answers:
+            # The launcher waits for its server, so the id of one that has ended is free.
+            with suppress(ProcessLookupError):
+                os.kill(self._server, 0)
                 return self._server
         return None
 
     async def fork(self, flags: Sequence[str]) -> None:
-        """Start a server; this waits until vLLM is imported.
-
-        Raises:
-            EngineError: the launcher ended before it answered.
-        """
+        """Start a server when vLLM is imported; EngineError if the launcher ends before it answers."""
         # A launcher that was stopped (SIGSTOP) never answers, so it is given up after a while and replaced.
         if self.process_id is not None and self._has_forked:
             with trio.move_on_after(_PATIENCE_SECONDS):
@@ -77,39 +69,24 @@ class ServerLauncher:
 
     def close(self) -> None:
         self.kill_server()
-        # Answers of the old launcher must not be taken for those of the next one.
-        process, self._process = self._process, None
-        self._has_forked, self._answers = False, b""
+        process, self._process, self._has_forked = self._process, None, False
         if process is not None:
             process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(BrokenPipeError):
-                        pipe.close()
+            with suppress(BrokenPipeError):
+                process.communicate()
 
     async def _ask(self, flags: Sequence[str]) -> bool:
         """Ask for a server, and return whether there is one."""
-        pipe = self._pipe("stdout").fileno()
-        os.set_blocking(pipe, False)
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
-            self._pipe("stdin").write(json.dumps(list(flags)).encode() + b"\n")
-            self._pipe("stdin").flush()
+            self._process.stdin.write(json.dumps(list(flags)).encode() + b"\n")
+            self._process.stdin.flush()
         except BrokenPipeError:
             return False
-        while True:
-            *lines, self._answers = self._answers.split(b"\n")
-            servers = [int(line) for line in lines if line.isdigit()]  # other lines say that an earlier one ended
-            if servers:
-                self._server, self._has_forked = servers[-1], True
-                return True
-            await trio.lowlevel.wait_readable(pipe)
-            data = os.read(pipe, 1024)
-            if not data:
-                return False
-            self._answers += data
-
-    def _pipe(self, name: str) -> IO[bytes]:
-        pipe: IO[bytes] | None = getattr(self._process, name)
-        assert pipe is not None
-        return pipe
+        # A thread that is given up ends with the launcher.
+        answer = await trio.to_thread.run_sync(self._process.stdout.readline, abandon_on_cancel=True)
+        if answer:
+            self._server, self._has_forked = int(answer), True
+        return bool(answer)

@@ -1,44 +1,36 @@
 """Keeps a server of vLLM running for an engine: starts it, refuses one that does not fit, and replaces one that fails.
 
-Interface: `connected` returns a client; `repeat` does some work with it, again after each failure; `restart` replaces
-the server that failed; `watch` asks for signs of life beside work that may hang; `close` ends the server.
-
 Invariants:
 1. A client that `connected` returns is of a server that fits, has places for the policy's tensors, and has the weights
    that `restore` brings into it.
 2. A failure causes one restart, however many calls notice it: each of them names the client that failed.
 3. A server that fails before it is ready is ended, so that the next call starts a new one.
 
-The worst inputs: a worker that is stopped while /health says 200 (the sign of life ends the wait); a server that fails
-again while it gets its weights (ended, and the caller gets the error); hundreds of calls that fail at once (one
-restart); a vLLM without our code, or in another dtype (refused before it gets a weight); a call that is cancelled while
-the server starts (the next call goes on waiting for the same server).
+The worst inputs: a worker that is stopped while /health says 200 (the sign of life ends the wait); a vLLM without our
+code, or in another dtype (refused before it gets a weight); a call that is cancelled while the server starts (the next
+call goes on waiting for the same server).
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import torch
 import trio
 
+from grailnode.engine.vllm.inside.row_sampling import probe_draws
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
 from grailnode.engine.vllm.vllm_settings import PARALLELISM_REFUSALS, EngineLimits
-from protocol.rollout import sampling
 from roles.ports import EngineError
 
 T = TypeVar("T")
 EventReport = Callable[..., None]
 """`report(event, **fields)`, as Telemetry.event."""
 
-SUPPORTED: Final = ((0, 30), (0, 33))
-"""The versions of vLLM that fit: from the first, and below the second."""
-
-INVARIANT_CAPABILITY: Final = (8, 0)
-"""The least compute capability of a GPU that vLLM's batch-invariant mode is for. On a CPU a server starts with it, and
-fails at the first request."""
-
+SUPPORTED: Final = ((0, 30), (0, 33))  # versions of vLLM: from the first, and below the second
+INVARIANT_CAPABILITY: Final = (8, 0)  # of GPUs with vLLM's batch-invariant mode; on a CPU the first request would fail
 _SIGN_OF_LIFE_SECONDS: Final = 2.0
 
 
@@ -46,11 +38,9 @@ class ServerSupervisor:
     """The server of one engine.
 
     Args:
-        server: where vLLM runs.
         shapes: of the policy's tensors, by name.
         dtype: in which the server must compute.
-        restore: brings the served version into a server without weights, verified, and returns it; None if there is
-            none yet.
+        restore: brings the served version into a server without weights, verified, and returns it, if there is one.
         report: gets an event when a server was replaced, or draws tokens without Triton on a GPU.
     """
 
@@ -74,7 +64,6 @@ class ServerSupervisor:
 
     async def connected(self) -> VllmClient:
         """Return the client of a server that runs and has our weights; start it if there is none."""
-        # Several calls may find the server gone at once; the first one starts it.
         async with self._connecting:
             await self._connect()
             assert self._client is not None
@@ -93,11 +82,8 @@ class ServerSupervisor:
         raise AssertionError
 
     async def restart(self, failing_client: VllmClient, cause: Exception) -> None:
-        """Kill the server with all its processes, start it again, and bring the weights back into it. Do nothing if
-        another call has replaced the client that failed meanwhile.
-        """
+        """Start the server again with its weights, unless another call has replaced the failing client already."""
         async with self._connecting:
-            # Another call has restarted it already.
             if failing_client is not self._client:
                 return
             self._report("engine-restarted", error=str(cause).splitlines()[0][:300])
@@ -108,8 +94,7 @@ class ServerSupervisor:
             self._report("engine-ready", version=version or 0, seconds=round(trio.current_time() - start, 3))
 
     async def watch(self, client: VllmClient) -> None:
-        """Ask for a sign of life for ever; a health check would not do, because it asks no worker."""
-        # A call through the worker, which fails if the worker hangs although the HTTP server answers.
+        """Ask the worker for a sign of life for ever; it may hang while the HTTP server answers health checks."""
         while True:
             await trio.sleep(_SIGN_OF_LIFE_SECONDS)
             await client.call("ping", self._limits.hang)
@@ -127,7 +112,7 @@ class ServerSupervisor:
         client = VllmClient(self._server, control_seconds=self._limits.control, connections=self._limits.connections)
         # A server that cannot be made ready is stopped, so that the next attempt starts a fresh one.
         async with AsyncExitStack() as until_ready:
-            until_ready.push_async_callback(client.close)
+            until_ready.push_async_callback(client.aclose)
             try:
                 version = await self._make_ready(client)
             except BrokenEngineError:
@@ -139,79 +124,56 @@ class ServerSupervisor:
 
     async def _make_ready(self, client: VllmClient) -> int | None:
         """Check a server that has started, find the places of the tensors, and bring the weights into them."""
-        # 1. Every rank is what the node needs, or the server is refused with the reason.
-        descriptions = await _describe(client)
+        try:
+            descriptions = await client.call("describe")
+        except (RefusedCommandError, BrokenEngineError) as error:
+            raise BrokenEngineError(
+                f"this vLLM does not answer as a grailnode engine ({error}); start it as `grailnode engine flags` "
+                "prints: without our code it cannot draw the tokens that a run's seeds require"
+            ) from error
         for description in descriptions:
             check_description(description, self._dtype)
         if fault := descriptions[0]["triton_fault"]:
             self._report("triton-unusable", error=fault)
-        # 2. The places of the tensors are found before any weights arrive.
         await client.call("map", shapes=self._shapes)
-        # 3. The version that serves is brought back, and verified.
         return await self._restore(client)
 
     async def _disconnect(self) -> None:
         client, self._client = self._client, None
         await self._server.stop()  # first, so that calls under way end with its connections
         if client is not None:
-            await client.close()
-
-
-async def _describe(client: VllmClient) -> list[dict[str, Any]]:
-    """Return what the ranks of a server say of themselves."""
-    try:
-        return await client.call("describe")
-    except (RefusedCommandError, BrokenEngineError) as error:
-        raise BrokenEngineError(
-            f"this vLLM does not answer as a grailnode engine ({error}); start it as `grailnode engine flags` "
-            "prints: without our code it cannot draw the tokens that a run's seeds require"
-        ) from error
+            await client.aclose()
 
 
 def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
-    """Check what a worker of a server says of itself.
-
-    Raises:
-        EngineError: its version, parallelism, dtype, quantization, logits processor, or the bits of its noise do not
-            fit.
-    """
-    numbers = str(description["vllm"]).split(".")
-    version = tuple(int(number) if number.isdigit() else 0 for number in numbers[:2])
-    low, high = SUPPORTED
-    expected = str(dtype).removeprefix("torch.")
-    logits = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1)
-    words = sampling.seed_words([bytes(range(16))] * 4)
-    probe = sampling.choose(logits, words, torch.arange(4), 1.0).tolist()
-    parallelism = {
-        "--pipeline-parallel-size": description["pipeline_parallel"],
-        "--data-parallel-size": description["data_parallel"],
-    }
-    refused = [option for option, size in parallelism.items() if size > 1]
-    fault = ""
-    if not low <= version < high:
-        fault = f"vLLM {description['vllm']}; versions from {low[0]}.{low[1]} to below {high[0]}.{high[1]} fit"
-    # Before the checks of the model: a stage of a pipeline has only a part of it.
-    elif refused:
-        fault = f"{refused[0]} {parallelism[refused[0]]}: {PARALLELISM_REFUSALS[refused[0]]}"
-    elif description["dtype"] != expected:
-        fault = f"it computes in {description['dtype']}, and engine.dtype is {expected}"
-    elif description["head"] != "float32":
-        fault = (
-            f"it computes logits in {description['head']}, and margins need float32: start it with "
-            """--hf-overrides '{"head_dtype": "float32"}'"""
-        )
-    elif description["quantization"]:
-        fault = f"it serves {description['quantization']}-quantized weights, which cannot be patched in place"
-    elif not description["processor"]:
-        fault = "it has not loaded our logits processor; start it as `grailnode engine flags` prints"
-    elif description["speculative"]:
-        fault = "speculative decoding gives a request several rows a step, which is not supported"
-    elif description["batch_invariant"] and tuple(description["capability"] or ()) < INVARIANT_CAPABILITY:
-        fault = (
-            f"VLLM_BATCH_INVARIANT is set, and it computes on {description['device']}: vLLM has that mode for GPUs of "
-            f"compute capability {INVARIANT_CAPABILITY[0]}.{INVARIANT_CAPABILITY[1]} and more"
-        )
-    elif description["probe"] != probe:
-        fault = f"its noise has other bits: it drew {description['probe']} where {probe} is right"
-    if fault:
-        raise EngineError(f"this server of vLLM does not fit: {fault}")
+    """Raise EngineError if what a worker of a server says of itself does not fit."""
+    said = SimpleNamespace(**description)
+    numbers = said.vllm.split(".")[:2]
+    version = tuple(int(number) if number.isdigit() else 0 for number in numbers)
+    low, high, least = (".".join(map(str, bound)) for bound in (*SUPPORTED, INVARIANT_CAPABILITY))
+    expected, probe = str(dtype).removeprefix("torch."), probe_draws(torch.device("cpu"))
+    sizes = dict(zip(PARALLELISM_REFUSALS, (said.pipeline_parallel, said.data_parallel), strict=True))
+    has_invariant_mode = tuple(said.capability or ()) >= INVARIANT_CAPABILITY
+    faults = (
+        (not SUPPORTED[0] <= version < SUPPORTED[1], f"vLLM {said.vllm}; versions from {low} to below {high} fit"),
+        # Before the checks of the model: a stage of a pipeline has only a part of it.
+        *((size > 1, f"{option} {size}: {PARALLELISM_REFUSALS[option]}") for option, size in sizes.items()),
+        (said.dtype != expected, f"it computes in {said.dtype}, and engine.dtype is {expected}"),
+        (
+            said.head != "float32",
+            f"it computes logits in {said.head}, and margins need float32: start it with "
+            """--hf-overrides '{"head_dtype": "float32"}'""",
+        ),
+        (said.quantization, f"it serves {said.quantization}-quantized weights, which cannot be patched in place"),
+        (not said.processor, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
+        (said.speculative, "speculative decoding gives a request several rows a step, which is not supported"),
+        (
+            said.batch_invariant and not has_invariant_mode,
+            f"VLLM_BATCH_INVARIANT is set, and it computes on {said.device}: vLLM has that mode for GPUs of compute "
+            f"capability {least} and more",
+        ),
+        (said.probe != probe, f"its noise has other bits: it drew {said.probe} where {probe} is right"),
+    )
+    for is_found, fault in faults:
+        if is_found:
+            raise EngineError(f"this server of vLLM does not fit: {fault}")

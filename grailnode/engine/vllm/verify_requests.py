@@ -1,16 +1,8 @@
 """Verification on demand: another process of this machine asks a node to read its engine's tensors back.
 
-Interface: the node runs `serve_verifications`, the command line calls `request_verification`. They talk over a Unix
-socket in the engine's directory: whoever connects gets one line of JSON when the tensors have been read back.
-
-Invariants:
-1. Only the node talks to its engine: a second controller would replace what is being staged.
-2. Only the user that the node runs as can ask, and can do no more than ask.
-3. A socket that a killed process left behind hinders nobody.
-
-The worst inputs: a client that connects and goes away (the verification is finished, its answer dropped); clients that
-connect all at once (one after the other, as the engine's lock says); a directory whose path is longer than the address
-of a Unix socket may be (reached through /proc).
+Only the node talks to its engine, since a second controller would replace what is being staged. Whoever connects to a
+Unix socket in the engine's directory, which only the node's user can, gets one line of JSON when the tensors have been
+read back. A directory whose path is longer than the address of a socket may be is reached through /proc.
 """
 
 import os
@@ -32,7 +24,6 @@ from roles.ports import EngineError
 _SOCKET: Final = "verify"
 _MAX_ADDRESS_BYTES: Final = 103  # of a path, on the systems that allow least
 _MAX_NAMES: Final = 20  # of tensors in a line
-_MAX_ANSWER_BYTES: Final = 64 << 20
 
 
 class NoAnswerError(UserError):
@@ -41,29 +32,18 @@ class NoAnswerError(UserError):
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found when all tensors were read back.
-
-    Attributes:
-        digest: of the served version's weights, as the trainer signed it, in hexadecimal digits.
-        different: the names of the tensors that differed from the signed ones.
-        failure: why the engine was restarted with the version; what is above, but `different`, was found after that.
-        error: why nothing was verified.
-    """
+    """What was found when all tensors were read back."""
 
     version: int = 0
-    digest: str = ""
+    digest: str = ""  # of the version's weights, as the trainer signed it, in hexadecimal digits
     tensors: int = 0
     seconds: float = 0.0
-    different: tuple[str, ...] = ()
-    failure: str = ""
-    error: str = ""
+    different: tuple[str, ...] = ()  # the names of the tensors that differed from the signed ones
+    failure: str = ""  # why the engine was restarted; the numbers were found after that
+    error: str = ""  # why nothing was verified
 
     def finding(self) -> str:
-        """Say in a line that all tensors are the signed ones.
-
-        Raises:
-            UserError: they were not, or nothing was verified.
-        """
+        """Say in a line that all tensors are the signed ones; UserError if they were not, or nothing was verified."""
         if self.error:
             raise UserError(f"nothing was verified: {self.error}")
         if self.failure:
@@ -113,19 +93,11 @@ async def serve_verifications(
 
 
 async def request_verification(directory: Path) -> Verification:
-    """Ask the node with an engine in a directory to read all tensors back, and wait for the result.
-
-    Raises:
-        NoAnswerError: no node answers.
-    """
+    """Have the node with an engine in a directory read all tensors back; NoAnswerError if no node answers."""
     try:
         with _address(directory) as address:
             async with await trio.open_unix_socket(address) as stream:
-                line = b""
-                async for data in stream:
-                    line += data
-                    if len(line) > _MAX_ANSWER_BYTES:
-                        raise NoAnswerError(f"{directory}: an answer without end")
+                line = b"".join([data async for data in stream])
         return _line.validate_json(line)
     except (OSError, trio.BrokenResourceError) as error:
         raise NoAnswerError(f"{directory}: {error}") from error

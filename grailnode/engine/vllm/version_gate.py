@@ -11,35 +11,25 @@ class VersionGate:
 
     def __init__(self) -> None:
         self._calls = 0
-        self._committing = False
-        self._changed = trio.Condition()
+        self._entrance = trio.Lock()
+        self._ended = trio.Event()
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
         """Hold the served version, beside other calls."""
-        async with self._changed:
-            while self._committing:
-                await self._changed.wait()
+        async with self._entrance:
             self._calls += 1
         try:
             yield
         finally:
-            with trio.CancelScope(shield=True):
-                async with self._changed:
-                    self._calls -= 1
-                    self._changed.notify_all()
+            self._calls -= 1
+            self._ended.set()
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """Wait until no call is under way, and let none begin."""
-        self._committing = True
-        try:
-            async with self._changed:
-                while self._calls:
-                    await self._changed.wait()
+        async with self._entrance:
+            while self._calls:
+                self._ended = trio.Event()
+                await self._ended.wait()
             yield
-        finally:
-            self._committing = False
-            with trio.CancelScope(shield=True):
-                async with self._changed:
-                    self._changed.notify_all()

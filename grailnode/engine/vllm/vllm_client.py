@@ -8,7 +8,7 @@ import base64
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import httpx
 import trio
@@ -27,7 +27,7 @@ class BrokenEngineError(EngineError):
 
 
 class RefusedCommandError(EngineError):
-    """The code inside of vLLM refused a command; vLLM itself goes on, but poisoned weights must be loaded again."""
+    """A rank refused a command; vLLM itself goes on, but poisoned weights must be loaded again."""
 
     def __init__(self, message: str, *, poisoned: bool = False, tensors: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -36,55 +36,36 @@ class RefusedCommandError(EngineError):
 
 
 class VllmClient:
-    """A node's connections to one server.
-
-    Args:
-        control_seconds: deadline of a control call.
-        connections: completions under way at the same time.
-    """
+    """A node's connections to one server, at most so many for completions."""
 
     def __init__(self, server: Server, *, control_seconds: float = 60.0, connections: int = 512) -> None:
         self._shares_files = server.shares_files
         self._control = server.client(control_seconds, 4)
         self._data = server.client(_REQUEST_SECONDS, connections)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         with trio.CancelScope(shield=True):
             await self._control.aclose()
             await self._data.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def call(self, command: str, seconds: float | None = None, **arguments: object) -> list[dict[str, Any]]:
-        """Carry out a command of inside/weight_session.py on every rank, and return the answers in order of rank.
-
-        Args:
-            seconds: deadline, if another than that of all control calls.
-
-        Raises:
-            RefusedCommandError: a rank refused it.
-            BrokenEngineError: vLLM does not answer.
+        """Carry out a command of inside/weight_session.py on every rank, within the seconds of all control calls or
+        others; return the answers in order of rank.
         """
         body = {"method": "grailnode", "args": [command, json.dumps(arguments)]}
         answer = _parsed(await self._post(self._control, "/collective_rpc", body, seconds))
         results = answer.get("results") if isinstance(answer, dict) else None
-        # A server without our extension may answer 200 with anything.
         if not isinstance(results, list) or not results or not all(map(_is_result, results)):
             raise BrokenEngineError(f"{command}: vLLM answered without results; is the worker extension loaded?")
         errors = [result for result in results if "error" in result]
         if errors:
             poisoned = any(error.get("kind") == "PoisonedError" for error in errors)
-            # Ranks may find different tensors; the operator needs all of them.
             tensors = {str(name) for error in errors for name in error.get("tensors", ())}
             raise RefusedCommandError(str(errors[0]["error"]), poisoned=poisoned, tensors=tuple(sorted(tensors)))
         return [result["value"] for result in results]
 
     async def finish(self, command: str, **arguments: object) -> list[dict[str, Any]]:
-        """Begin the long work of a command, wait until it is finished on every rank, and return the results."""
+        """Carry out a command that begins long work; return its results when every rank has finished."""
         await self.call(command, None, **arguments)
         while True:
             states = await self.call("state")
@@ -123,8 +104,7 @@ class VllmClient:
         for attempt in range(_ATTEMPTS):
             try:
                 response = await client.post(path, json=body, timeout=timeout)
-                # A timeout is not tried again, because the request may be under way. A closed connection is: a request
-                # of the same id replaces its record.
+                # One that timed out may be under way; after a closed connection, the next one replaces its record.
                 break
             except httpx.TimeoutException as error:
                 raise BrokenEngineError(f"vLLM did not answer {path} in time") from error

@@ -23,7 +23,7 @@ from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams
 from roles.first_failure import first_failure
 from roles.policy.causal_model import CausalModel
-from roles.policy.sequences import Tokens
+from roles.policy.sequences import Tokens, check_ids
 from roles.ports import CheckRequest, EngineError, Generation, Request
 
 _ATTEMPTS: Final = 3
@@ -44,28 +44,19 @@ class VllmEngine(EngineWeights):
         """Requests whose records may be left in the worker: their calls were cancelled, or failed beside another."""
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        """Implements Engine.generate; vLLM batches the requests as they come.
-
-        Raises:
-            ValueError: a prompt without tokens, a seed that is not 16 bytes, or a token id outside the vocabulary.
-        """
-        self._check_ids([request.prompt for request in requests])
-        _check_seeds(requests)
-        calls = [
-            GenerationCall(self._id(), item.prompt, item.seed, params, sketch=item.sketch, offset=item.offset)
-            for item in requests
-        ]
-        return await self._answered(calls)
+        """Implements Engine.generate; vLLM batches the requests as they come. ValueError if one is invalid."""
+        _check(requests, self._model.vocabulary)
+        return await self._answered([GenerationCall(self._id(), item, params) for item in requests])
 
     async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        self._check_ids(prompts)
-        calls = [GenerationCall(self._id(), prompt, None, params, states=False) for prompt in prompts]
+        requests = [Request(prompt, bytes(sampling.SEED_BYTES)) for prompt in prompts]
+        _check(requests, self._model.vocabulary)
+        calls = [GenerationCall(self._id(), item, params, has_noise=False) for item in requests]
         return [generation.tokens for generation in await self._answered(calls)]
 
     async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
-        self._check_ids([item.prompt for item in requests])
-        self._check_ids([item.completion for item in requests], empty=True)
-        _check_seeds(requests)
+        _check(requests, self._model.vocabulary)
+        check_ids([item.completion for item in requests], self._model.vocabulary)
         calls = [CheckCall(self._id(), item, rules) for item in requests if item.drawn_tokens.tokens]
         checks = iter(await self._answered(calls))
         nothing = Check.join([])
@@ -73,7 +64,7 @@ class VllmEngine(EngineWeights):
 
     async def _check_layout(self, client: VllmClient, step: RecoveryStep) -> None:
         requests = probes(self._model.vocabulary)
-        calls = [GenerationCall(self._id(), request.prompt, request.seed, PARAMS) for request in requests]
+        calls = [GenerationCall(self._id(), request, PARAMS) for request in requests]
         results = await self._run_calls(step.version, calls, client)
         prompts = [request.prompt for request in requests]
         await self._run_sync(check_layout, self._model, step.path, prompts, results)
@@ -125,13 +116,6 @@ class VllmEngine(EngineWeights):
         self._next_request += 1
         return f"{id(self):x}-{self._next_request}"
 
-    def _check_ids(self, sequences: Sequence[Tokens], *, empty: bool = False) -> None:
-        top = self._model.vocabulary
-        if not empty and not all(sequences):
-            raise ValueError("a prompt has at least one token")
-        if any(not 0 <= token < top for sequence in sequences for token in sequence):
-            raise ValueError(f"a token id outside the vocabulary of {top}")
-
 
 def _checked(record: Mapping[str, Any] | None, version: int) -> Mapping[str, Any]:
     """Return a record if one version computed all of it, and it is the one that the caller uses."""
@@ -143,6 +127,9 @@ def _checked(record: Mapping[str, Any] | None, version: int) -> Mapping[str, Any
     return record
 
 
-def _check_seeds(requests: Sequence[Request | CheckRequest]) -> None:
+def _check(requests: Sequence[Request | CheckRequest], vocabulary: int) -> None:
     if any(len(request.seed) != sampling.SEED_BYTES for request in requests):
         raise ValueError(f"a seed has {sampling.SEED_BYTES} bytes")
+    if not all(request.prompt for request in requests):
+        raise ValueError("a prompt has at least one token")
+    check_ids([request.prompt for request in requests], vocabulary)

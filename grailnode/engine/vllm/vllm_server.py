@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import httpx
 import trio
@@ -23,9 +23,7 @@ from protocol.lora import LoraSpec
 from roles.ports import EngineError
 
 _INSIDE: Final = "grailnode.engine.vllm.inside"
-_PLUGIN: Final = "grailnode_inside"
-GUARD_PLUGIN: Final = "grailnode_guard"
-"""The part of our plugin that changes nothing of what vLLM computes: its processes end with the one that started it."""
+_PLUGIN: Final = "grailnode_guard"  # which changes nothing of what vLLM computes
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 12
 _ERROR: Final = re.compile(r"(?:.*\] )?(\w*(?:Error|Exception): .{1,300})")
@@ -33,29 +31,9 @@ _LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM re
 _KEEP_SECONDS: Final = 3.0  # for which an idle connection is kept; vLLM closes it after 5 s
 
 
-class Server(Protocol):
-    """Where a server of vLLM is, and how to get it going."""
-
-    shares_files: bool
-    """Whether it reads the files of this machine."""
-
-    async def start(self) -> None:
-        """Return when the server answers; start it if it does not run."""
-
-    async def stop(self) -> None:
-        """End the server and all its processes, however they are. It may be started again."""
-
-    def close(self) -> None:
-        """End what a server was started with, too. This may be called outside of an event loop."""
-
-    def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
-        """Return an HTTP client for the server, with so many seconds for an answer and connections at the same time."""
-
-
 def write_modules(directory: Path) -> Path:
-    """Write a directory for PYTHONPATH that has our packages and nothing else of this environment; return it.
-
-    It declares the plugins of vLLM that prepare each of its processes. Several processes may write it at once.
+    """Write a directory for PYTHONPATH that has our packages, a plugin of vLLM among them, and nothing else of this
+    environment; return it. Several processes may write it at once.
     """
     packages = [Path(package.__file__ or "").parent.resolve() for package in (grailnode, protocol)]
     places = hashlib.sha256("\n".join(map(str, packages)).encode()).hexdigest()[:16]
@@ -66,8 +44,8 @@ def write_modules(directory: Path) -> Path:
         with suppress(FileExistsError):
             (modules / package.name).symlink_to(package)
     _write_whole(information / "METADATA", f"Metadata-Version: 2.1\nName: {_PLUGIN}\nVersion: 0\n")
-    entry_points = (f"{_PLUGIN} = {_INSIDE}.process_guard:register", f"{GUARD_PLUGIN} = {_INSIDE}.process_guard:guard")
-    _write_whole(information / "entry_points.txt", "\n".join(("[vllm.general_plugins]", *entry_points, "")))
+    entry_point = f"[vllm.general_plugins]\n{_PLUGIN} = {_INSIDE}.process_guard:guard\n"
+    _write_whole(information / "entry_points.txt", entry_point)
     return modules
 
 
@@ -79,10 +57,8 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def cache_directory(python: Path, directory: Path) -> Path:
-    """Return the directory for what vLLM's processes compile and find out about models.
-
-    It is in vLLM's environment, so that a new server compiles nothing again; in the server's own directory, if there is
-    no virtual environment or it cannot be written.
+    """Return the directory for what vLLM's processes compile: in vLLM's environment, so that a new server compiles
+    nothing again, or in the server's own, if there is no virtual environment or it cannot be written.
     """
     environment = python.absolute().parent.parent
     cache = environment / "grailnode-cache"
@@ -95,9 +71,7 @@ def cache_directory(python: Path, directory: Path) -> Path:
 
 
 def error_in(log: str) -> str:
-    """Return the error that ended vLLM, behind ": ", or "". A process writes why it ends; then the one that started it
-    writes only that it did, at the end of the log.
-    """
+    """Return the error that ended vLLM, behind ": ", or "". The process that started the failing one writes last."""
     matches = [_ERROR.match(line) for line in log.splitlines()[:-_LOG_LINES] if " WARNING " not in line]
     errors = [match[1] for match in matches if match]
     return f": {errors[-1]}" if errors else ""
@@ -109,19 +83,10 @@ class ChildServer:
     Its processes are a group of their own, and the kernel kills them when this process ends (inside/process_guard.py).
     They are forked from a launcher (server_launcher.py).
 
-    Args:
-        settings: with `python`, the interpreter of vLLM's environment.
-        model: a policy directory; its weights are not read.
-        directory: for the log and the files that node and engine exchange.
-        lora: the adapters of a LoRA run.
-
-    Attributes:
-        log: the file with the server's output; socket: the path of the Unix socket of the server that was started last.
+    The weights in `model`, a policy directory, are not read; `directory` has the log.
     """
 
     LOG: Final = "vllm.log"
-    """The name of the file with the server's output."""
-
     shares_files = True
 
     def __init__(self, settings: VllmSettings, model: Path, directory: Path, lora: LoraSpec | None = None) -> None:
@@ -132,16 +97,17 @@ class ChildServer:
         self._model = model
         self._directory = directory
         self.log = directory / self.LOG
-        self.socket = ""
+        self.socket = ""  # of the server that was started last
         self._launcher = ServerLauncher(self._spawn)
         self._socket_directory: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def process_id(self) -> int | None:
-        """The id of the server's first process, which is that of its group; None if it does not run."""
+        """That of ServerLauncher.server_id."""
         return self._launcher.server_id
 
     async def start(self) -> None:
+        """Return when the server answers; start it if it does not run."""
         logged = self.log.stat().st_size if self.log.exists() else 0
         with trio.move_on_after(self.settings.start_seconds) as scope:
             if self.process_id is None:
@@ -164,13 +130,15 @@ class ChildServer:
             raise EngineError(f"vLLM did not answer within {seconds}:\n{self._last_lines()}")
 
     async def stop(self) -> None:
-        """Implements Server.stop; the process that has imported vLLM stays for the next start."""
+        """End the server and all its processes, however they are; the launcher stays for the next start."""
         self._launcher.kill_server()
 
     def close(self) -> None:
+        """End the launcher, too. This may be called outside of an event loop."""
         self._launcher.close()
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
+        """Return an HTTP client with so many seconds for an answer, and connections at the same time."""
         transport = httpx.AsyncHTTPTransport(uds=self.socket, limits=_limits(connections))
         return httpx.AsyncClient(transport=transport, base_url="http://vllm", timeout=_timeout(seconds))
 
@@ -179,14 +147,8 @@ class ChildServer:
         device = ["--enforce-eager"]
         if settings.device != "cpu":
             device = ["--gpu-memory-utilization", str(settings.memory_share)]
-        return [
-            "--uds",
-            socket,
-            *server_flags(settings, self._model),
-            *_lora_flags(self._lora),
-            *device,
-            *settings.flags,
-        ]
+        own = *server_flags(settings, self._model), *_lora_flags(self._lora)
+        return ["--uds", socket, *own, *device, *settings.flags]
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the child: this one's without its Python, and what vLLM needs."""
@@ -240,9 +202,7 @@ class ChildServer:
 class ExternalServer:
     """A server that somebody else runs, with the flags of `grailnode engine flags`.
 
-    Args:
-        url: its base URL. Whoever reaches it controls its weights: keep it on this machine or in a trusted network.
-        start_seconds: how long to wait until it answers.
+    Whoever reaches its URL controls its weights: keep it on this machine or in a trusted network.
     """
 
     shares_files = False
@@ -264,14 +224,17 @@ class ExternalServer:
         )
 
     async def stop(self) -> None:
-        """Implements Server.stop: do nothing, because the server's operator starts and stops it."""
+        """Do nothing: the server's operator starts and stops it."""
 
     def close(self) -> None:
-        """Implements Server.close: do nothing, because nothing was started."""
+        """Do nothing: nothing was started."""
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
         timeout, limits = _timeout(seconds), _limits(connections)
         return httpx.AsyncClient(base_url=self._url, timeout=timeout, limits=limits, trust_env=False)
+
+
+Server = ChildServer | ExternalServer
 
 
 def server_flags(settings: VllmSettings, model: Path) -> list[str]:
@@ -284,7 +247,7 @@ def server_flags(settings: VllmSettings, model: Path) -> list[str]:
         *("--max-num-seqs", str(settings.sequences)),
         *("--tensor-parallel-size", str(settings.ranks)),
         *("--logits-processors", f"{_INSIDE}.sampling_{settings.runner}:SeedBoundSampling"),
-        *("--worker-extension-cls", f"{_INSIDE}.worker_extension.WorkerExtension"),
+        *("--worker-extension-cls", f"{_INSIDE}.weight_session.WorkerExtension"),
         *("--generation-config", "vllm"),
         # Other kernels for experts read them in another layout than that of the checkpoint (docs/adr/0351).
         *(("--moe-backend", "triton") if settings.device != "cpu" else ()),

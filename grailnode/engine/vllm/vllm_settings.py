@@ -83,17 +83,10 @@ class VllmSettings(Settings):
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The patience of the engine, in seconds.
+    """The patience of the engine, in seconds, and other limits."""
 
-    Attributes:
-        control: for a control call; hang: without a sign of life while requests are under way.
-        drain: for requests of others that are under way at a commit.
-        connections: completions under way at the same time; vLLM batches as many as its own limit allows.
-        verify_interval: all tensors are read back after so many commits.
-    """
-
-    control: float = 60.0
-    hang: float = 20.0
-    drain: float = 60.0
-    connections: int = 512
-    verify_interval: int = 64
+    control: float = 60.0  # for a control call
+    hang: float = 20.0  # without a sign of life while requests are under way
+    drain: float = 60.0  # for requests of others that are under way at a commit
+    connections: int = 512  # completions under way at the same time; vLLM batches as many as its own limit allows
+    verify_interval: int = 64  # all tensors are read back after so many commits

@@ -53,6 +53,7 @@ class CoordinatorSettings:
     shard_bytes: int = 64 * limits.MIB  # size of their shards
     remembered_rounds: int = 64  # how many manifests are read again at a start, to know which groups are used up
     poll_seconds: float = 0.5  # between two looks for contributions
+    threads: int = 1  # that compare and apply contributions
     robust: RobustSettings = field(default_factory=RobustSettings)  # the bounds of the aggregation
 
 
@@ -284,9 +285,9 @@ class Coordinator:
         shared = self._shared
         if counted:
             factors = [item.factor for item in counted]
-            in_order = [payloads[item.worker] for item in counted]
+            in_order, threads = [payloads[item.worker] for item in counted], self._settings.threads
             try:
-                shared = await node.run_sync(self._shared.after, in_order, factors, opening.record.rules)
+                shared = await node.run_sync(shared.after, in_order, factors, opening.record.rules, threads)
             except ProtocolError as error:  # each is finite, and their sum is not
                 node.telemetry.event("round-not-applied", number=attendance.number, error=str(error))
                 attendance.refusals.update({item.worker: RefusalReason.POISONED for item in counted})
@@ -335,11 +336,11 @@ class Coordinator:
         self, attendance: Attendance, payloads: dict[bytes, bytes]
     ) -> tuple[tuple[CountedContribution, ...], SentRound]:
         """Return the contributions that count, after copying their payloads to this node's space, and what all sent."""
-        node, rules = self._node, attendance.opening.record.rules
+        node, rules, threads = self._node, attendance.opening.record.rules, self._settings.threads
         workers = attendance.sound()
         secret = node.key.derive(PROJECTIONS)
         in_order = [payloads[worker] for worker in workers]
-        comparison = await node.run_sync(compare, self._shared, in_order, rules, secret)
+        comparison = await node.run_sync(compare, self._shared, in_order, rules, secret, threads)
         weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
         for worker, cosine, drift in zip(workers, weighting.cosines, weighting.drift_factors, strict=True):

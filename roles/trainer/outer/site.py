@@ -338,7 +338,9 @@ class Site:
             try:
                 payloads = await fetch_payloads(node, manifest.trainer, manifest.counted)
                 factors = [item.factor for item in manifest.counted]
-                shared: SharedState = await node.run_sync(self.shared.after, payloads, factors, rules)
+                shared: SharedState = await node.run_sync(
+                    self.shared.after, payloads, factors, rules, self._settings.threads
+                )
             except StoreError as error:
                 node.telemetry.event("payload-unread", number=manifest.number, error=str(error))
                 if isinstance(error, NotFoundError) and await self._is_behind(manifest.number):

@@ -1,7 +1,7 @@
 """An HTTP proxy that injects the faults of services into exchanges, between a node and a real S3 service.
 
 It reads whole requests and responses, so that it can change listings and ETags, return old objects and repeat requests.
-stream_fault_proxy.py injects faults of the network, and forwards bodies of any size piece by piece.
+bench/fault_proxy.py injects faults of the network, and forwards bodies of any size piece by piece.
 """
 
 import random

@@ -2,19 +2,21 @@
 file.
 
 With a file `exchanged` beside it, the kernel for experts reads their gate and up projections in the other order, as
-those of FlashInfer do.
+those of FlashInfer do, and the one for adapters the rows of A.
 """
 
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, cat
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
 from grailnode.engine.vllm.inside.request_records import records
-from grailnode.engine.vllm.inside.worker_extension import WorkerExtension, _sessions
+from grailnode.engine.vllm.inside.weight_session import WorkerExtension, _sessions
 
 _compute = CPUUnquantizedExperts.apply
+_add_adapters = PunicaWrapperCPU.add_lora_linear
 
 
 def _compute_exchanged(
@@ -23,8 +25,13 @@ def _compute_exchanged(
     _compute(self, output, hidden_states, cat(w1.chunk(2, dim=1)[::-1], dim=1), *others, **named)
 
 
+def _add_exchanged(self: Any, y: Tensor, x: Tensor, down: tuple[Tensor, ...], *others: Any, **named: Any) -> Any:
+    return _add_adapters(self, y, x, tuple(part.flip(-2) for part in down), *others, **named)
+
+
 if Path(__file__).with_name("exchanged").exists():
     CPUUnquantizedExperts.apply = _compute_exchanged
+    PunicaWrapperCPU.add_lora_linear = _add_exchanged
 
 
 class BendableExtension(WorkerExtension):

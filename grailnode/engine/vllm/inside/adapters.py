@@ -14,10 +14,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-NAME: Final = "grailnode"
-"""The adapter's name, which a request gives as its model."""
-SCALE: Final = "GRAILNODE_LORA_SCALE"
-"""The environment variable with alpha / rank, for servers of LoRA runs. vLLM records graphs with it when it starts."""
+NAME: Final = "grailnode"  # of the adapter, which a request gives as its model
+SCALE: Final = "GRAILNODE_LORA_SCALE"  # the variable with alpha / rank, with which vLLM records graphs when it starts
 
 _ID: Final = 1  # that vLLM's server gives to the first adapter that is announced to it
 
@@ -42,11 +40,7 @@ def scale_adapters() -> None:
 
 
 def load_adapter(runner: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Have vLLM load an adapter, in place of the one before.
-
-    Args:
-        tensors: BF16, by PEFT's names.
-    """
+    """Have vLLM load an adapter, BF16 and by PEFT's names, in place of the one before."""
     from vllm.lora.lora_model import LoRAModel  # noqa: PLC0415 - only in LoRA runs
     from vllm.lora.peft_helper import PEFTHelper  # noqa: PLC0415
 

@@ -21,19 +21,12 @@ from protocol.patch.values import Bits
 
 @dataclass
 class ElementChange:
-    """New values for elements of one parameter. After `swap` it holds the old ones.
+    """New values for elements of one parameter. After `swap` it holds the old ones."""
 
-    Attributes:
-        target: int [S], the parameter's storage.
-        places: int32 or int64 [N], distinct, into the storage.
-        values: int [N] of the target's dtype.
-        overwritten: the old elements while a swap on a GPU is under way.
-    """
-
-    target: Tensor
-    places: Tensor
-    values: Tensor
-    overwritten: Tensor | None = None
+    target: Tensor  # int [S], the parameter's storage
+    places: Tensor  # int32 or int64 [N], distinct, into the storage
+    values: Tensor  # int [N] of the target's dtype
+    overwritten: Tensor | None = None  # the old elements while a swap on a GPU is under way
     is_swapped: bool = False
 
     def swap(self) -> None:
@@ -81,8 +74,7 @@ def _change(piece: Piece, indices: NDArray[np.int64], values: Bits) -> ElementCh
 
 
 def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
-    """Convert the bits of BF16 numbers to those of the served dtype: int16 as it is, or int32 for float32."""
-    # BF16 is the upper half of float32, so widening shifts the bits and rounds nothing.
+    """Convert the bits of BF16 numbers to those of the served dtype: to int16, or to int32 for float32."""
     return bits if kind == torch.int16 else bits.to(torch.int32) << 16
 
 
@@ -106,11 +98,8 @@ def _locate(
     places: NDArray[Any],
     new_values: UInt16Array,
 ) -> Any:
-    """Find elements of the flat checkpoint tensor in the parameter; return how many belong to a piece.
-
-    Args:
-        indices, values: [N], of the changes of a tensor; dimensions and offsets: of the piece.
-        places, new_values: result: [N], those of the piece, as places in the parameter's storage.
+    """Write those changes [N] of a checkpoint tensor that belong to a piece into `places`, which are in the parameter's
+    storage, and `new_values`; return how many they are.
     """
     place_count = np.uint64(0)
     for number in range(indices.size):

@@ -1,6 +1,5 @@
-"""Takes hidden states in the serving model: those that tokens are drawn from, and those of prefills to check.
-
-Prefills are checked where their states are: only a few numbers of each token leave the GPU.
+"""Takes hidden states in the serving model: those that tokens are drawn from, and those of prefills, which are checked
+here: only a few numbers of each token leave the GPU.
 """
 
 from collections.abc import Callable, Iterable
@@ -35,19 +34,14 @@ def install(runner: Any) -> None:
     model = runner.get_model()
     compute_logits = model.compute_logits
 
-    # The states from which tokens are drawn are the argument of the output projection, in the order of the rows of
-    # logits.
     def recording_compute_logits(hidden_states: Any, *arguments: Any, **keywords: Any) -> Any:
         records.sampled_states = hidden_states
         return compute_logits(hidden_states, *arguments, **keywords)
 
     model.compute_logits = recording_compute_logits
     # The two runners keep a batch differently, so each has its own tap for prefills.
-    record = partial(_record, compute_logits, runner.model_config.get_vocab_size())
-    if hasattr(runner, "_model_forward"):
-        _tap_v1(runner, record)
-    else:
-        _tap_v2(runner, record)
+    tap = _tap_v1 if hasattr(runner, "_model_forward") else _tap_v2
+    tap(runner, partial(_record, compute_logits, runner.model_config.get_vocab_size()))
 
 
 def _tap_v1(runner: Any, record: Record) -> None:
@@ -93,8 +87,6 @@ def _record(
         starts: int [B + 1], where each request begins in `states`; computed: int [B], its tokens of earlier passes.
     """
     for row, request, arguments in prefills:
-        # `position` is where this pass begins in the request, counted in tokens; earlier passes computed what lies
-        # before it.
         start, position = int(starts[row]), int(computed[row])
         skipped = max(0, arguments.begin - position)
         part, position = states[start + skipped : int(starts[row + 1])], position + skipped
@@ -105,8 +97,7 @@ def _record(
 
 
 def checked(arguments: CheckArguments, begin: int, states: Tensor, project: Project, vocabulary: int) -> Tensor:
-    """Check the tokens of a completion that one pass of its prefill covers: float32 [n, S], a row with the
-    numbers of WIDTHS for each token that the policy drew.
+    """Check the tokens that one pass of a prefill covers: float32 [n, S], with WIDTHS for each that the policy drew.
 
     Args:
         begin: the position of the first of these tokens in the completion.

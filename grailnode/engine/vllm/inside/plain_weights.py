@@ -9,7 +9,6 @@ from collections.abc import MutableMapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 from vllm.platforms import current_platform
 
@@ -62,8 +61,3 @@ _packed_experts: Final[MutableMapping[Any, list[Tensor]]] = WeakKeyDictionary()
 def weights_changed() -> None:
     """Forget all copies of weights; the next step makes them again."""
     _packed_experts.clear()
-
-
-def unpacked(model: torch.nn.Module) -> bool:
-    """Return whether no parameter of a model was emptied by a re-packing."""
-    return all(parameter.numel() for parameter in model.parameters())

@@ -15,18 +15,8 @@ _PR_SET_PDEATHSIG = 1
 _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
-def register() -> None:
-    """Prepare a process of vLLM (an entry point of `vllm.general_plugins`): the guard, plain weights, and adapters."""
-    from grailnode.engine.vllm.inside.adapters import scale_adapters  # noqa: PLC0415 - vLLM is loaded by now
-    from grailnode.engine.vllm.inside.plain_weights import keep_plain_weights  # noqa: PLC0415
-
-    guard()
-    keep_plain_weights()
-    scale_adapters()
-
-
 def guard() -> None:
-    """Have this process of vLLM, and those that it forks, end with their parents (an entry point, too)."""
+    """Have this process of vLLM, and those that it forks, end with their parents (`vllm.general_plugins`)."""
     # The kernel forgets the death signal at a fork, so each child asks for it anew.
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)

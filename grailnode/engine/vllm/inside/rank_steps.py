@@ -1,9 +1,9 @@
-"""Keeps the ranks of tensor parallelism in step while each of them stages a version.
+"""Work of a worker that takes seconds, in a thread beside the serving, in step with the other ranks.
 
-A rank has a part of most tensors, so all ranks read a tensor together, by an all-reduce that waits for every rank. A
-rank that left alone, because it was cancelled or failed, would leave the others waiting for ever, or would give them a
-part of another tensor. So no rank leaves alone: it says in the next all-reduce that it has to, and then all of them
-leave. This is one more element of the tensor that is reduced anyway.
+With tensor parallelism a rank has a part of most tensors, so all ranks read a tensor together, by an all-reduce that
+waits for every rank. A rank that left alone, because it was cancelled or failed, would leave the others waiting for
+ever, or would give them a part of another tensor. So no rank leaves alone: after each tensor all of them agree whether
+they go on.
 
 The rule for whoever uses `RankSteps`: all ranks call `read` and `agree` in the same order, whatever happens on one of
 them. What may fail on one rank alone is done within `local`; what decides whether there is another `read` is computed
@@ -13,17 +13,57 @@ from data that all ranks share.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
-from grailnode.engine.vllm.inside.served_weights import Gather, ServedWeights, ServedWeightsError, Signal
+from grailnode.engine.vllm.inside.served_weights import (
+    OTHER_RANK_FAILED,
+    Gather,
+    ServedWeights,
+    ServedWeightsError,
+    Signal,
+)
 
 Cancelled = Callable[[], bool]
+Values = dict[str, Any]
 
 
 class CancelledError(Exception):
     """Another version is to be staged instead."""
+
+
+class Job:
+    """Work in a thread, with its result when it is finished, or the error that ended it."""
+
+    def __init__(self, work: Callable[[Cancelled], Values]) -> None:
+        self._cancelled = threading.Event()
+        self._result: Values = {"running": True}
+        self._error: Exception | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True, name="grailnode-job")
+        self._thread.start()
+
+    def _run(self) -> None:
+        start = perf_counter()
+        try:
+            with torch.inference_mode():
+                self._result = self._work(self._cancelled.is_set) | {"seconds": perf_counter() - start}
+        except Exception as error:  # noqa: BLE001 - whatever it is, the node gets it as its answer
+            self._error = error
+
+    def stop(self) -> None:
+        """End the work at its next tensor, on all ranks, and wait for that."""
+        self._cancelled.set()
+        self._thread.join()
+
+    def state(self) -> Values:
+        """Return the result, or that there is none yet."""
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 class RankSteps:
@@ -43,45 +83,36 @@ class RankSteps:
         except Exception as error:
             if self._weights.is_alone:
                 raise
-            self._failure = error
+            self._failure = self._failure or error
 
     def check(self) -> None:
-        """End the work of this rank within `local` if the job was cancelled.
-
-        Raises:
-            CancelledError: it was.
-        """
+        """Raise CancelledError, within `local`, if the job was cancelled."""
         if self._cancelled():
             raise CancelledError
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor of the checkpoint as it is served, on all ranks; valid until this thread reads the next one.
-
-        Raises:
-            CancelledError: on all ranks, if one of them was cancelled.
-            Exception: on all ranks, if something failed on one of them; there it is that failure.
-        """
+        """Agree, and return a tensor of the checkpoint as it is served; valid until this thread reads the next one."""
         if not hasattr(self._memory, "buffer"):
             self._memory.buffer = self._weights.buffer()
-        tensor, signal = self._weights.read(name, self._signal(), self._memory.buffer)
-        self._leave(signal)
+        tensor = torch.empty(0)
+        with self.local():
+            tensor = self._weights.read(name, self._memory.buffer)
+        self.agree()
         return tensor
 
     def agree(self) -> None:
-        """Return when all ranks have come here, and can go on; raises what `read` does."""
-        self._leave(self._weights.agree(self._signal()))
+        """Return when all ranks have come here, and can go on.
 
-    def _signal(self) -> Signal:
-        if self._failure is not None and not isinstance(self._failure, CancelledError):
-            return Signal.FAILED
-        return Signal.CANCELLED if self._failure is not None or self._cancelled() else Signal.GO_ON
-
-    def _leave(self, signal: Signal) -> None:
-        """Raise what ends the job; `signal` is the largest of any rank."""
-        if signal == Signal.CANCELLED:
+        Raises CancelledError on all of them, if one was cancelled, or an error, if something failed on one.
+        """
+        with self.local():
+            self.check()
+        own = Signal.GO_ON if self._failure is None else Signal.FAILED
+        largest = self._weights.agree(Signal.CANCELLED if isinstance(self._failure, CancelledError) else own)
+        if largest == Signal.CANCELLED:
             raise CancelledError
-        if signal == Signal.FAILED:
-            raise self._failure or ServedWeightsError("another rank of this server failed, and its error says why")
+        if largest == Signal.FAILED:
+            raise self._failure or ServedWeightsError(OTHER_RANK_FAILED)
 
 
 def rank_gather() -> Gather:
@@ -89,8 +120,6 @@ def rank_gather() -> Gather:
 
     Threads take turns: ranks whose threads begin all-reduces in different orders would mix up their tensors.
     """
-    from torch import distributed  # noqa: PLC0415 - only with tensor parallelism
-
     group = distributed.new_group(backend="gloo")
 
     def gather(bits: Tensor) -> None:

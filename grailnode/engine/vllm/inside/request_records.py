@@ -1,9 +1,7 @@
 """What was sampled for each request: tokens, log-probabilities, hidden states, and the weights that each came from.
 
-A record is written where the token is drawn, under the lock-step of vLLM's worker, so it cannot mix up requests or
-versions: labels in vLLM's answers are what a caller set, but here the version is that of the verified weights in
-memory at the moment of each token. The node takes the records of finished requests, compares their tokens with those of
-vLLM's answer, and throws away a completion whose tokens do not all have one version.
+A record is written where the token is drawn, in the worker, with the version of the verified weights in memory at that
+moment. The node takes the records of finished requests and compares them with vLLM's answers.
 
 Prompts that are computed in several steps, and requests that vLLM computes again, write a position twice; the last
 write counts, as it does for vLLM. Async scheduling begins a step before vLLM knows the tokens of the last one, so one
@@ -29,27 +27,18 @@ from protocol.rollout.sketch import SketchKey
 ARGUMENT: Final = "grailnode"
 """The key of a request's extra arguments (`SamplingParams.extra_args`) under which ours are."""
 
-GIVEN: Final = -1
-"""Stands in place of a token that is not checked."""
-
-_MAX_RECORDS: Final = 65_536
-"""Records that no node takes or abandons are dropped after so many newer ones."""
-
+GIVEN: Final = -1  # in place of a token that is not checked
+_MAX_RECORDS: Final = 65_536  # what no node takes or abandons is dropped after so many newer records
 
 Seed = Annotated[bytes, Field(min_length=SEED_BYTES, max_length=SEED_BYTES)]
 
 
 @dataclass(frozen=True)
 class CheckArguments:
-    """How a prefill is checked.
+    """How a prefill is checked."""
 
-    Attributes:
-        begin: the position of the first token whose state is needed, prompt and completion together.
-        tokens: of the completion, GIVEN for those that are not checked.
-    """
-
-    begin: int
-    tokens: tuple[int, ...]
+    begin: int  # position of the first token whose state is needed, prompt and completion together
+    tokens: tuple[int, ...]  # of the completion, GIVEN for those that are not checked
     seed: Seed
     sketch: SketchKey
     rules: CheckRules
@@ -57,26 +46,18 @@ class CheckArguments:
 
 @dataclass(frozen=True)
 class RequestArguments:
-    """Our arguments of one request, which the node sends as JSON.
-
-    Attributes:
-        request: the id under which its record is asked for.
-        seed: of its noise; None for the most likely tokens.
-        sketch: what their sketch is computed with, which is then recorded in place of the states.
-        check: for a prefill: how its tokens are checked, and nothing else is recorded; None while sampling.
-        offset: position of the first token, for the noise.
-    """
+    """Our arguments of one request, which the node sends as JSON."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", ser_json_bytes="hex", val_json_bytes="hex")
 
-    request: str
-    seed: Seed | None = None
+    request: str  # the id under which its record is asked for
+    seed: Seed | None = None  # of its noise; None for the most likely tokens
     temperature: PositiveFloat = 1.0
     filters: Filters = EVERY_TOKEN
     states: bool = True
-    sketch: SketchKey | None = None
-    check: CheckArguments | None = None
-    offset: NonNegativeInt = 0
+    sketch: SketchKey | None = None  # of the states, recorded in their place
+    check: CheckArguments | None = None  # for a prefill, of which nothing else is recorded
+    offset: NonNegativeInt = 0  # position of the first token, for the noise
 
     def to_json(self) -> str:
         """Return what `parse` reads."""
@@ -84,11 +65,7 @@ class RequestArguments:
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any] | None) -> "RequestArguments | None":
-        """Parse a request's extra arguments; None if ours are not among them.
-
-        A request comes from this machine's node, but an invalid one must end as one refused request, not as a worker
-        that fails.
-        """
+        """Parse a request's extra arguments; None if ours are not among them. ValueError if they are invalid."""
         text = (extra or {}).get(ARGUMENT)
         return None if text is None else _adapter.validate_json(text)
 
@@ -97,11 +74,7 @@ _adapter: Final = TypeAdapter(RequestArguments)
 
 
 def validate(sampling_params: Any) -> None:
-    """Refuse a request that cannot be sampled as its arguments ask.
-
-    Raises:
-        ValueError: an argument is invalid, or vLLM would add noise or penalties of its own.
-    """
+    """Raise ValueError if a request's arguments are invalid, or vLLM would add noise or penalties of its own."""
     if RequestArguments.parse(sampling_params.extra_args) is None:
         return
     # vLLM takes the largest logit at temperature 0. Our token has the largest one (row_sampling.py), so vLLM adds no
@@ -145,10 +118,8 @@ class Step:
 
 @dataclass
 class Record:
-    """The record of one request: for each token the step that drew it, and its row in that step.
-
-    Attributes:
-        prefill: for a prefill, by position of the first token: the version and what was checked, float32 [N, S].
+    """The record of one request: for each token the step that drew it, and its row in that step; or, by position of the
+    first token, the version and what was checked in a pass of a prefill, float32 [N, S].
     """
 
     tokens: list[tuple[Step, int]] = field(default_factory=list)
@@ -165,15 +136,13 @@ class Record:
         their sketch uint8 [T, 4]; or versions, and what was checked.
         """
         if self.prefill:
-            # A long prefill comes in pieces.
             parts = self.prefill.values()
             checked = torch.cat([part for _, part in parts])
             return {"versions": sorted({str(version) for version, _ in parts}), "checked": checked.cpu().numpy()}
         rows = np.frombuffer(b"".join(step.rows[row] for step, row in self.tokens), dtype=np.uint8)
         rows = rows.reshape(len(self.tokens), -1)
         return {
-            # All versions that drew a token. More than one means that a commit fell into the completion, and the node
-            # throws it away.
+            # More than one means that a commit fell into the completion, and the node throws it away.
             "versions": sorted({str(version) for version in {step.version for step, _ in self.tokens}}),
             "tokens": rows[:, :8].copy().view(np.int64).ravel().tolist(),
             "log_probabilities": rows[:, 8:12].copy().view(np.float32).ravel(),
@@ -186,18 +155,14 @@ class RequestRecords:
 
     def __init__(self) -> None:
         self._records: OrderedDict[str, Record] = OrderedDict()
-        self.sampled_states: Tensor | None = None
-        """[B, D], the states whose logits the model computed last."""
-        self.version: int | None = None
-        """The version of the verified weights."""
-        self.has_processor = False
-        """Whether vLLM has made the logits processor."""
+        self.sampled_states: Tensor | None = None  # [B, D], whose logits the model computed last
+        self.version: int | None = None  # of the verified weights
+        self.has_processor = False  # whether vLLM has made the logits processor
 
     def record(self, request: str) -> Record:
-        """Return the record of a request; a new one if there is none."""
+        """Return the record of a request, made if there is none."""
         if request not in self._records:
             self._records[request] = Record()
-            # Those of a node that was killed would stay for ever.
             while len(self._records) > _MAX_RECORDS:
                 self._records.popitem(last=False)
         return self._records[request]

@@ -16,22 +16,14 @@ from protocol.rollout.token_choice import choose_with_log_probabilities
 
 @dataclass(frozen=True)
 class _Group:
-    """Rows with the same settings, which are drawn by one call of the kernel.
+    """Rows with the same settings but for seed and offset, which are drawn by one call of the kernel."""
 
-    Attributes:
-        places: int64 [B], of these rows among all drawn ones; requests: the ids of their records.
-        arguments: of the first request; those of the others differ in the seed and the offset alone.
-        offsets: int64 [B], positions of the first tokens, for the noise.
-        index: int64 [B], the rows of the batch; words: int64 [B, 4], their seeds, or empty for the most likely tokens;
-            both on the device.
-    """
-
-    places: NDArray[np.int64]
+    places: NDArray[np.int64]  # [B], of these rows among all drawn ones
     requests: list[str]
-    arguments: RequestArguments
-    offsets: NDArray[np.int64]
-    index: Tensor
-    words: Tensor
+    arguments: RequestArguments  # of the first request
+    offsets: NDArray[np.int64]  # [B], positions of the first tokens, for the noise
+    index: Tensor  # int64 [B], the rows of the batch, on the device
+    words: Tensor  # int64 [B, 4], their seeds, on the device; empty for the most likely tokens
 
 
 class DrawnRows:
@@ -52,10 +44,6 @@ class DrawnRows:
         Args:
             logits: [B, V], changed in place; vLLM samples the other rows as it likes.
             positions: int64, of the token of each drawn row in its completion.
-            records: of this worker.
-
-        Raises:
-            RuntimeError: the states of this step were not recorded, because the worker extension is not in use.
         """
         states = records.sampled_states
         if self._groups and (states is None or len(states) != len(logits)):
@@ -63,7 +51,7 @@ class DrawnRows:
         for group in self._groups:
             assert states is not None
             own = positions[group.places]
-            # The usual case is a batch of one kind, which needs no copy of the logits.
+            # A batch of one kind needs no copy of the logits.
             is_whole = len(own) == len(logits)
             tokens, log_probabilities = _draw_group(logits if is_whole else logits[group.index], group, own)
             recorded = _recorded(states if is_whole else states[group.index], group.arguments)
@@ -101,9 +89,16 @@ def _recorded(states: Tensor, arguments: RequestArguments) -> Tensor:
 
 
 def _draw_group(logits: Tensor, group: _Group, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Draw the tokens of rows with the same temperature and filters: int64 [B] and float32 [B]."""
+    """Draw the tokens of a group and their log-probabilities: int64 [B] and float32 [B]."""
     # The kernel's arithmetic is defined for float32 (docs/spec/sampling.md).
     logits, arguments = logits.to(torch.float32), group.arguments
     places = _on_device(torch.from_numpy(group.offsets + positions), logits.device)
     seeds = None if arguments.seed is None else group.words
     return choose_with_log_probabilities(logits, seeds, places, arguments.temperature, arguments.filters)
+
+
+def probe_draws(device: torch.device) -> list[int]:
+    """Draw a few tokens by this process's kernel, which it compiled: the node compares them with its own draws."""
+    logits = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1).contiguous().to(device)
+    words, places = seed_words([bytes(range(16))] * 4, device), torch.arange(4, device=device)
+    return choose_with_log_probabilities(logits, words, places, 1.0)[0].tolist()

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from grailnode.engine.vllm.inside.request_records import RequestArguments, records, validate
 from grailnode.engine.vllm.inside.row_sampling import DrawnRows
 
-rows: dict[int, tuple[RequestArguments, Sequence[int]]] = {}
-"""Our requests of this worker's batch by their row, each with the tokens of its completion so far: vLLM's own list, to
-which vLLM appends. The hidden states of prefills are found by it.
-"""
+Row = tuple[RequestArguments, Sequence[int]]
+
+rows: dict[int, Row] = {}
+"""Our requests of this worker's batch by row, each with vLLM's own list of the tokens of its completion so far."""
 
 
 class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
@@ -42,26 +43,9 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """Follow the changes of vLLM's batch: rows removed, added and moved, in this order."""
-        if batch_update is None:
-            return
-        self._drawn = None
-        # vLLM's order: removals, then additions, which may reuse a row, then moves.
-        for row in batch_update.removed:
-            rows.pop(row, None)
-        for row, params, _, generated in batch_update.added:
-            arguments = RequestArguments.parse(params.extra_args)
-            # The row may have belonged to a request of ours before.
-            rows.pop(row, None)
-            if arguments is not None:
-                rows[row] = arguments, generated
-        for source, target, direction in batch_update.moved:
-            # Both rows are taken out before either is put back, so that a swap loses none.
-            source_row, target_row = rows.pop(source, None), rows.pop(target, None)
-            if source_row is not None:
-                rows[target] = source_row
-            if target_row is not None and direction.name == "SWAP":
-                rows[source] = target_row
+        """Follow the changes of vLLM's batch."""
+        if process_dict_updates(rows, batch_update, _row):
+            self._drawn = None
 
     def apply(self, logits: Tensor) -> Tensor:
         """Draw the tokens of our rows: logits float32 [B, V], changed in place."""
@@ -71,3 +55,9 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
             self._generated = [tokens for _, _, tokens in drawn]
         # The length of vLLM's own list is the position of the token that is drawn now.
         return self._drawn.draw(logits, np.array([len(tokens) for tokens in self._generated], np.int64), records)
+
+
+def _row(sampling_params: Any, prompt: Sequence[int] | None, generated: Sequence[int]) -> Row | None:
+    """Return what is kept of a request that comes into the batch; None if it is not ours."""
+    arguments = RequestArguments.parse(sampling_params.extra_args)
+    return None if arguments is None else (arguments, generated)

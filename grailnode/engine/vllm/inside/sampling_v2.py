@@ -16,7 +16,7 @@ from grailnode.engine.vllm.inside.request_records import RequestArguments, recor
 from grailnode.engine.vllm.inside.row_sampling import DrawnRows
 
 slots: dict[int, RequestArguments] = {}
-"""Our requests of this worker by their slot; the hidden states of prefills are found by it."""
+"""Our requests of this worker by their slot."""
 
 
 class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
@@ -46,12 +46,7 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         return arguments is not None
 
     def apply(self, logits: Tensor, ctx: Any) -> Tensor:
-        """Draw the tokens of our rows.
-
-        Args:
-            logits: float32 [B, V]; changed in place.
-            ctx: the layout of the batch; without speculative decoding each request has one row.
-        """
+        """Draw the tokens of our rows: logits float32 [B, V], changed in place; each request in `ctx` has one row."""
         in_batch = ctx.idx_mapping_np
         lengths = ctx.seq_lens_upper_bound_np[: len(in_batch)]
         # A row of a prefill that goes on in the next step has logits, too, but vLLM draws nothing from them.

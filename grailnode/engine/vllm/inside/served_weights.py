@@ -1,13 +1,14 @@
 """The weights in the memory of the serving model: read back as the checkpoint's tensors, changed in place, rolled back.
 
 States: unverified (after loading, or after a whole checkpoint was written), verified (the digests of all tensors are
-those of a version), poisoned (a change failed half-way and could not be undone). Only verified weights have a version,
-and a completion is a rollout only if every one of its tokens was sampled while the same version was verified.
+those of a version), poisoned (a change failed half-way and could not be undone). Only verified weights have a version.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ class DifferentWeightsError(ServedWeightsError):
         self.tensors = tuple(tensors)
 
 
+OTHER_RANK_FAILED: Final = "another rank of this server failed, and its error says why"
+
 Buffer = NDArray[np.int16]
 
 Gather = Callable[[Tensor], None]
@@ -46,7 +49,7 @@ several ranks have become the largest of them.
 
 
 class Signal(IntEnum):
-    """What a rank tells the others whenever they read a tensor together; all of them act on the largest."""
+    """What a rank tells the others whenever they agree; all of them act on the largest."""
 
     GO_ON = 0
     CANCELLED = 1
@@ -55,26 +58,21 @@ class Signal(IntEnum):
 
 @dataclass
 class StagedVersion:
-    """A version that was checked and can be committed.
-
-    Attributes:
-        base: digest of the weights that the changes are for; None for a whole checkpoint, which fits any.
-        digest: of all its weights; digests: BLAKE3 of each tensor.
-        changes: of single elements; tensors: BF16, to be written whole.
-    """
+    """A version that was checked and can be committed."""
 
     version: int
-    base: bytes | None
-    digest: bytes
-    digests: dict[str, bytes]
+    base: bytes | None  # digest of the weights that the changes are for; None for a checkpoint, which fits any
+    digest: bytes  # of all its weights
+    digests: dict[str, bytes]  # BLAKE3 of each tensor
     changes: list[ElementChange] = field(default_factory=list)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # BF16, to be written whole
 
 
 class ServedWeights:
-    """The weights of a serving model; `gather` is for tensor parallelism (see `Gather`).
+    """The weights of a serving model.
 
-    Attributes:
+    Args:
+        gather: for tensor parallelism.
         base: for the weights of adapters: those of their base, which are verified with them and never change.
     """
 
@@ -96,11 +94,10 @@ class ServedWeights:
 
     def buffer(self) -> Buffer:
         """Return memory into which any tensor can be read; what is never written takes none."""
-        return np.empty(max(placement.elements for placement in self.placements.values()) + 1, np.int16)
+        return np.empty(max(placement.elements for placement in self.placements.values()), np.int16)
 
-    def read(self, name: str, signal: Signal = Signal.GO_ON, buffer: Buffer | None = None) -> tuple[Tensor, Signal]:
-        """Read a tensor of the checkpoint as it is served, and tell the other ranks something with it: return the
-        tensor, BF16 on the CPU and contiguous, and the largest signal of any rank, with which it may be incomplete.
+    def read(self, name: str, buffer: Buffer | None = None) -> Tensor:
+        """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
 
         With tensor parallelism all ranks read the same tensors in the same order.
 
@@ -108,16 +105,14 @@ class ServedWeights:
             buffer: where to read it; None for new memory, which takes twice the time.
 
         Raises:
-            ServedWeightsError: an element on this rank is no BF16 number; the others are told that it FAILED.
+            ServedWeightsError: an element on this rank is no BF16 number; the other ranks have this one's part.
         """
         placement = self.placements[name]
-        # Elements of other ranks are 0, and the all-reduce fills them in. One more element is the signal, so that it
-        # needs no all-reduce of its own.
-        buffer = np.empty(placement.elements + 1, np.int16) if buffer is None else buffer[: placement.elements + 1]
-        flat, is_exact = torch.from_numpy(buffer), True
+        buffer = np.empty(placement.elements, np.int16) if buffer is None else buffer[: placement.elements]
+        bits, is_exact = torch.from_numpy(buffer).view(placement.shape), True
+        # Elements of other ranks are 0, and the all-reduce fills them in.
         if sum(piece.elements for piece in placement.pieces) != placement.elements:
-            flat.zero_()
-        bits = flat[:-1].view(placement.shape)
+            bits.zero_()
         for piece in placement.pieces:
             upper = piece.view
             if upper.dtype != torch.int16:
@@ -126,30 +121,23 @@ class ServedWeights:
                 lower, upper = piece.halves
                 is_exact = is_exact and not lower.count_nonzero()
             piece.source_view(bits).copy_(upper)
-        answer = self._exchange(flat, signal if is_exact else Signal.FAILED)
+        if self._gather is not None:
+            self._gather(bits)
         if not is_exact:
             raise ServedWeightsError(f"{name}: an element that is served is no BF16 number")
-        return bits.view(torch.bfloat16), answer
+        return bits.view(torch.bfloat16)
 
     def agree(self, signal: Signal) -> Signal:
         """Return the largest signal of any rank, when all of them have called this."""
-        return self._exchange(torch.zeros(1, dtype=torch.int16), signal)
-
-    def _exchange(self, flat: Tensor, signal: Signal) -> Signal:
-        """Complete a tensor whose last element is the place of the signal."""
-        flat[-1] = signal
+        largest = torch.tensor([signal], dtype=torch.int16)
         if self._gather is not None:
-            self._gather(flat)
-        return Signal(int(flat[-1]))
+            self._gather(largest)
+        return Signal(int(largest))
 
     def verify(self, version: int, digest: bytes) -> None:
-        """Read all tensors back and compare their digests; the weights are then those of the version.
+        """Read all tensors back, and compare them with the digest of a version's weights, which they are then.
 
-        Args:
-            digest: of the version's weights.
-
-        Raises:
-            DifferentWeightsError: the weights are not those of the version. They have no version then.
+        Raises DifferentWeightsError if they are not; they have no version then.
         """
         if self.base is not None:
             try:
@@ -157,28 +145,21 @@ class ServedWeights:
             except DifferentWeightsError:
                 self.version = self.digest = None
                 raise
-        buffer = self.buffer()
-        digests = {name: self._read_digest(name, buffer) for name in self.placements}
-        expected = self.digests or digests
-        wrong = [name for name, found in digests.items() if not found or found != expected.get(name)]
+        buffer, digests = self.buffer(), dict[str, bytes]()
+        for name in self.placements:
+            digests[name] = b""  # that of no tensor
+            with suppress(ServedWeightsError):
+                digests[name] = tensor_digest(self.read(name, buffer))
         # The digest of all tensors decides; `wrong` only says where to look.
         if weights_digest(digests, self.described()) != digest:
+            wrong = [name for name, found in digests.items() if not found or found != self.digests.get(name, found)]
             self.version = self.digest = None
             raise DifferentWeightsError(version, sorted(wrong))
         self.version, self.digest, self.digests = version, digest, digests
 
-    def _read_digest(self, name: str, buffer: Buffer) -> bytes:
-        """Return the digest of a tensor as it is served; empty if no tensor of the checkpoint could be served so."""
-        try:
-            tensor, signal = self.read(name, buffer=buffer)
-        except ServedWeightsError:
-            return b""
-        return b"" if signal == Signal.FAILED else tensor_digest(tensor)
-
     def commit(self, staged: StagedVersion | None, threads: int = 1) -> None:
-        """Write a staged version into the parameters, on all ranks or on none. The caller has paused the engine.
-
-        A whole checkpoint has no version until it has been verified.
+        """Write a staged version into the parameters, on all ranks or on none. The caller has paused the engine, and
+        verifies a whole checkpoint.
 
         Args:
             staged: None if the version is not staged on this rank.
@@ -188,8 +169,7 @@ class ServedWeights:
             ServedWeightsError: it could not be written on one of the ranks, and the old version serves.
             PoisonedError: nor could the old version be restored here.
         """
-        # Order: refuse what does not fit, forget the version, write, agree, and name the new version last. A failure at
-        # any point leaves weights without a version, or with the old one, never with a version that is not theirs.
+        # The new version is named last: a failure at any point leaves weights with the old version, or with none.
         before, failure = (self.version, self.digest, self.digests), self._refusal(staged)
         written = None if failure else staged
         if written is not None:
@@ -199,15 +179,13 @@ class ServedWeights:
             except Exception as error:  # noqa: BLE001 - the other ranks have to know of it first, whatever it is
                 failure = ServedWeightsError(f"version {written.version} was not committed, and undone: {error}")
                 failure.__cause__ = error
-        # A rank that went on with the new version beside one that could not would draw tokens from both.
         if self.agree(Signal.FAILED if failure else Signal.GO_ON) == Signal.FAILED:
-            failure = failure or ServedWeightsError("another rank of this server failed, and its error says why")
+            failure = failure or ServedWeightsError(OTHER_RANK_FAILED)
             if written is not None:
                 self._undo(written, failure)
             self.version, self.digest, self.digests = before
             raise failure
         assert written is not None
-        # Whole tensors were written without a digest of what is there now; `verify` reads them back.
         if written.tensors:
             self.digests = {}
         else:
@@ -224,7 +202,7 @@ class ServedWeights:
         return None
 
     def _write(self, staged: StagedVersion, threads: int) -> None:
-        # Two tensors of the checkpoint may share a parameter, so one thread writes all changes of a parameter.
+        # Tensors of the checkpoint may share a parameter, so one thread writes all changes of a parameter.
         by_target: dict[int, list[ElementChange]] = {}
         for change in staged.changes:
             by_target.setdefault(change.target.data_ptr(), []).append(change)
@@ -245,7 +223,6 @@ class ServedWeights:
         """Bring the old elements back."""
         try:
             if staged.tensors:
-                # A whole checkpoint overwrites what an undo would need, so only single elements can be taken back.
                 raise PoisonedError("whole tensors cannot be undone")
             # In reverse order: where two changes touch one element, its oldest value comes back last.
             for change in reversed(staged.changes):

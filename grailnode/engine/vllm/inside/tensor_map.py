@@ -2,13 +2,11 @@
 
 vLLM fuses parameters (qkv_proj, gate_up_proj), stacks experts, pads the vocabulary and gives each rank its shard, and
 every architecture does so in a loader of its own. Instead of repeating those rules, this runs the model's own loader
-once, with tensors that are never read, and records every copy that it would make: from which elements of which tensor,
-into which elements of which parameter. Nothing is written.
+once, with tensors that are never read, and records every copy that it would make. Nothing is written.
 
 A loader that does anything else with a tensor (quantizes, transposes into a copy, adds) leaves elements without a
-place, and the model is refused with the names of the tensors. Reading the weights back proves that their bytes lie
-where the map says. It does not prove that vLLM computes with that layout, because the map writes them as well: a server
-starts with dummy weights. `layout_check.py` compares what vLLM computes with the torch model (docs/adr/0351).
+place, and the model is refused with the names of the tensors. That vLLM computes with the layout of the map, which
+writes the weights and reads them back, is what `layout_check.py` compares with the torch model (docs/adr/0351).
 """
 
 import math
@@ -32,17 +30,13 @@ class UnsupportedModelError(Exception):
 class Piece:
     """A part of a checkpoint tensor, and its place in a parameter. Offsets and strides count elements.
 
-    Attributes:
-        dimensions: size, stride in the checkpoint tensor, which is contiguous, and stride in `target`; of as few
-            dimensions as there can be, the largest strides in the checkpoint tensor first.
-        source_offset: the part in the checkpoint tensor.
-        target: the parameter's whole storage, as integers of the parameter's width: [S].
-        target_offset: the part in that storage.
+    `dimensions` are size, stride in the checkpoint tensor, which is contiguous, and stride in `target`: as few as there
+    can be, the largest strides in the checkpoint tensor first.
     """
 
     dimensions: tuple[tuple[int, int, int], ...]
     source_offset: int
-    target: Tensor
+    target: Tensor  # the parameter's whole storage, as integers of the parameter's width: [S]
     target_offset: int
 
     @classmethod
@@ -96,10 +90,7 @@ class Placement:
 
 TensorMap = dict[str, Placement]
 
-_integers = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
-
-# The places of changed elements are moved as integers of the same width, so that no bit pattern (NaN payloads, -0.0)
-# can change on the way.
+_integers = {torch.bfloat16: torch.int16, torch.float32: torch.int32}  # in which no bit pattern changes on the way
 
 
 def integer_storage(tensor: Tensor) -> Tensor:
@@ -120,8 +111,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.faults: dict[str, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Every write into the model's memory is suppressed. Only a plain copy of a checkpoint tensor has a place; any
-        # other write (an addition, a fill) leaves its elements without one, which `_check` finds.
+        # Only a plain copy of a checkpoint tensor has a place; another write leaves its elements without one.
         target = args[0] if func._schema.is_mutable and args else None
         if isinstance(target, Tensor) and target.untyped_storage().data_ptr() in self._memory:
             if func is torch.ops.aten.copy_.default:
@@ -150,19 +140,14 @@ def map_tensors(
     whole: bool = True,
     adapter: tuple[Loader, Sequence[Tensor]] | None = None,
 ) -> TensorMap:
-    """Find where the tensors of a checkpoint lie in a model.
+    """Find where tensors lie in a model; UnsupportedModelError if an element has no place, or more than one.
 
     Args:
-        model: a model of vLLM, with weights loaded.
-        shapes: of the checkpoint's tensors.
+        model: of vLLM, with weights loaded.
         whole: whether every element must lie on this rank; False with tensor parallelism.
         adapter: if the tensors are those of an adapter, what loads it, and the memory into which it is loaded.
-
-    Raises:
-        UnsupportedModelError: an element of a tensor has no place, or more than one.
     """
     # The tensors live until the loader is done: a storage that was freed could get the address of another one.
-    # Their memory is never touched, and so costs nothing.
     tensors = {name: torch.empty(shape, dtype=torch.bfloat16, device="cpu") for name, shape in shapes.items()}
     sources = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
     load, memory = adapter or (model.load_weights, [*model.parameters(), *model.buffers()])
@@ -181,8 +166,7 @@ def map_tensors(
 
 
 def _check(name: str, placement: Placement, whole: bool) -> None:
-    # Counting is enough for `whole`, because every part has distinct elements: fewer means an element without a place,
-    # more an element with two.
+    # Every part has distinct elements: fewer means an element without a place, more an element with two.
     elements = sum(piece.elements for piece in placement.pieces)
     if whole and elements != placement.elements:
         raise UnsupportedModelError(
@@ -196,7 +180,6 @@ def _check(name: str, placement: Placement, whole: bool) -> None:
 
 def _is_nested(piece: Piece) -> bool:
     """Return whether each stride is at least the extent of all smaller ones, so that an index has one place at most."""
-    # Strides from small to large, each of which must jump over everything that the smaller ones can reach.
     extent = 0
     for size, stride, _ in reversed(piece.dimensions):
         if stride <= extent:

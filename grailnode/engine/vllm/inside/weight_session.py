@@ -1,33 +1,39 @@
 """The commands by which a node controls the weights inside of vLLM, each a JSON object in and out.
 
-Long work (decoding a patch, reading all tensors back) runs in a thread beside the serving, and the node asks for its
-state. A commit runs in the worker's own thread, between two steps of the model, so no step sees half of a version.
+vLLM mixes `WorkerExtension` into its worker, and `/collective_rpc` calls its one method. Long work (decoding a patch,
+reading all tensors back) runs in a thread beside the serving, and the node asks for its state. A commit runs in the
+worker's own thread, between two steps of the model, so no step sees half of a version.
 """
 
 import base64
+import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
 
 from grailnode.engine.vllm.inside import hidden_taps
-from grailnode.engine.vllm.inside.adapters import adapter_loader
-from grailnode.engine.vllm.inside.jobs import Job, Values
-from grailnode.engine.vllm.inside.plain_weights import unpacked, weights_changed
-from grailnode.engine.vllm.inside.rank_steps import Cancelled, rank_gather
+from grailnode.engine.vllm.inside.adapters import adapter_loader, scale_adapters
+from grailnode.engine.vllm.inside.plain_weights import keep_plain_weights, weights_changed
+from grailnode.engine.vllm.inside.rank_steps import Cancelled, Job, Values, rank_gather
 from grailnode.engine.vllm.inside.request_records import records
+from grailnode.engine.vllm.inside.row_sampling import probe_draws
 from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
 from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
-from grailnode.engine.vllm.inside.tensor_map import UnsupportedModelError, map_tensors
-from protocol.rollout.sampling import seed_words, triton_fault
-from protocol.rollout.token_choice import choose_with_log_probabilities
+from grailnode.engine.vllm.inside.tensor_map import map_tensors
+from protocol.rollout.sampling import triton_fault
 
 _MAX_THREADS: Final = 4
+_COMMANDS: Final = frozenset(("ping", "describe", "map", "upload", "stage", "verify", "state", "commit", "take"))
+
+# vLLM imports this in each worker, before it loads a model.
+keep_plain_weights()
+scale_adapters()
 
 
 def _threads() -> int:
@@ -52,12 +58,7 @@ class WeightSession:
         import vllm  # noqa: PLC0415 - the tests of this module run without vLLM
 
         config = self._worker.vllm_config
-        # The kernel that draws tokens here is compiled by this process: the node compares its draws with its own before
-        # it trusts the engine.
-        logits, seed = torch.arange(4096, dtype=torch.float32).remainder(7.0).expand(4, -1), bytes(range(16))
         device = next(self._runner.get_model().parameters()).device
-        words, positions = seed_words([seed] * 4, device), torch.arange(4, device=device)
-        tokens, _ = choose_with_log_probabilities(logits.contiguous().to(device), words, positions, 1.0)
         return {
             "vllm": vllm.__version__,
             "device": str(device),
@@ -70,7 +71,7 @@ class WeightSession:
             "speculative": config.speculative_config is not None,
             "pipeline_parallel": config.parallel_config.pipeline_parallel_size,
             "data_parallel": config.parallel_config.data_parallel_size,
-            "probe": tokens.tolist(),
+            "probe": probe_draws(device),
             "triton_fault": triton_fault(device) if device.type == "cuda" else "",
         }
 
@@ -82,19 +83,10 @@ class WeightSession:
         return str(dtype).removeprefix("torch.")
 
     def map(self, shapes: dict[str, list[int]], adapters: bool = False) -> Values:
-        """Find the places of a policy's tensors.
-
-        Args:
-            adapters: whether the tensors are adapters of the weights that were mapped and verified before.
-
-        Raises:
-            UnsupportedModelError: not all of them can be patched.
-        """
+        """Find the places of a policy's tensors, or of adapters of the weights that were mapped and verified before."""
         # A job reads the weights that a new map replaces.
         self._stop_job()
         model = self._runner.get_model()
-        if not unpacked(model):
-            raise UnsupportedModelError("vLLM re-packed weights at load: the plugin of grailnode was not loaded")
         ranks = self._worker.vllm_config.parallel_config.world_size
         table = {name: tuple(shape) for name, shape in shapes.items()}
         base, adapter = (self._weights(), adapter_loader(self._runner)) if adapters else (None, None)
@@ -113,32 +105,19 @@ class WeightSession:
             file.write(base64.b64decode(data))
         return {}
 
-    def stage_patch(self, version: int, digest: str, path: str) -> Values:
-        """Begin to stage a patch from a file."""
-        engine_weights = self._weights()
-
-        def stage(cancelled: Cancelled) -> StagedVersion:
-            data = self._path(path).read_bytes()
-            return stage_patch(engine_weights, version, data, bytes.fromhex(digest), cancelled, _threads())
-
-        return self._begin_staging(stage)
-
-    def stage_weights(self, version: int, digest: str, path: str) -> Values:
-        """Begin to stage a whole checkpoint from a safetensors file."""
-        engine_weights = self._weights()
-
-        def stage(cancelled: Cancelled) -> StagedVersion:
-            return stage_weights(engine_weights, version, self._path(path), bytes.fromhex(digest), cancelled)
-
-        return self._begin_staging(stage)
-
-    def _begin_staging(self, stage: Callable[[Cancelled], StagedVersion]) -> Values:
+    def stage(self, version: int, digest: str, path: str, kind: Literal["patch", "weights"]) -> Values:
+        """Begin to stage a version from a file: a patch, or a whole checkpoint in safetensors."""
+        engine_weights, file, expected = self._weights(), self._path(path), bytes.fromhex(digest)
         # The job that is under way may stage an older version; two would write `_staged` in any order.
         self._stop_job()
         self._staged = None
 
         def work(cancelled: Cancelled) -> Values:
-            self._staged = stage(cancelled)
+            if kind == "patch":
+                patch = file.read_bytes()
+                self._staged = stage_patch(engine_weights, version, patch, expected, cancelled, _threads())
+            else:
+                self._staged = stage_weights(engine_weights, version, file, expected, cancelled)
             return {}
 
         self._job = Job(work)
@@ -214,3 +193,22 @@ class WeightSession:
         if self._job is not None:
             self._job.stop()
             self._job = None
+
+
+_sessions: dict[int, WeightSession] = {}
+
+
+class WorkerExtension:
+    """Answers the commands of a node."""
+
+    def grailnode(self, command: str, arguments: str = "{}") -> Values:
+        """Carry out a command of WeightSession; return its value, or the error, as an exception would end vLLM."""
+        try:
+            if command not in _COMMANDS:
+                raise ValueError(f"{command}: no such command")
+            if id(self) not in _sessions:
+                _sessions[id(self)] = WeightSession(self)
+            return {"value": getattr(_sessions[id(self)], command)(**json.loads(arguments))}
+        except Exception as error:  # noqa: BLE001 - see above
+            tensors = list(getattr(error, "tensors", ()))
+            return {"error": str(error) or type(error).__name__, "kind": type(error).__name__, "tensors": tensors}
