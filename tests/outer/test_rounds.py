@@ -63,7 +63,7 @@ async def test_a_site_remembers_used_groups_only_until_their_copies_are_too_stal
     manifests = await testbed.run_rounds(8)
     newest = {group for manifest in manifests[-5:] for item in manifest.counted for group in item.groups}
     for handle in testbed.handles.values():
-        assert handle.site._pool._used <= newest
+        assert handle.site is not None and handle.site._pool._used <= newest
     equal_states(testbed, 8)
 
 
