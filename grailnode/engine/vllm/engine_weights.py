@@ -159,7 +159,7 @@ class EngineWeights:
                 await self._server.repeat(partial(self._check_layout, step=step))
             except EngineError:
                 # What was brought into the engine may not serve, and nothing else can.
-                self._checkpoints.steps.clear()
+                self._checkpoints.steps.pop().path.unlink(missing_ok=True)
                 raise
         # Each commit checks what it changes; reading everything back finds what somebody else changed in memory.
         if self._commits % self._limits.verify_interval == 0:
