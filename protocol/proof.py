@@ -129,6 +129,12 @@ class Thresholds(Record):
     confidence_ppm: Annotated[int, Field(ge=1, lt=1_000_000)]
     positions: Annotated[int, Field(ge=0, lt=1 << 53)]
 
+    @model_validator(mode="after")
+    def _counts_groups(self) -> "Thresholds":
+        if self.replay is not None and self.replay.beyond != (0,):
+            raise ValueError("a table of replays with other steps than 0")
+        return self
+
     def table(self, statistic: StatisticName) -> Table:
         """Return the table of a statistic."""
         table: Table = getattr(self, statistic)

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 import torch
+import trio
 from torch import Tensor
 
 from grailnode.engine.policy import Policy
@@ -159,13 +160,14 @@ async def generate_groups(
     Groups of the same numbers, of which `first` is the first, have the same prompts, noise and projections.
     """
     randomness, size = work.seed.to_bytes(32, "little"), work.group_size
+    run_sync = trio.to_thread.run_sync if work.task is None else work.task.run_sync
     for begin in range(first, first + groups, work.chunk):
         numbers = range(begin, min(begin + work.chunk, first + groups))
         seeds = [challenge.group_seed(_RUN, 0, randomness, _RUN, number) for number in numbers]
+        prompts = await run_sync(lambda seeds: list(map(work.prompt, seeds)), seeds)
         requests = [
-            Request(prompt, challenge.rollout_seed(seed, index))
-            for seed in seeds
-            for prompt in [encode_prompt(work.policy.tokenizer, work.chat, work.prompt(seed))]
+            Request(encode_prompt(work.policy.tokenizer, work.chat, prompt), challenge.rollout_seed(seed, index))
+            for seed, prompt in zip(seeds, prompts, strict=True)
             for index in range(size)
         ]
         parts = await (_complete if work.turns == 1 else _play)(work, generating, seeds, requests)
@@ -183,7 +185,7 @@ async def _complete(
         part = generations[place * size :][:size]
         rewards: tuple[int, ...] = ()
         if work.task is not None:
-            problem = work.task.environment.problem(seed)
+            problem = await work.task.run_sync(work.task.environment.problem, seed)
             rewards = await work.task.scores([(problem, item.tokens) for item in part])
         parts.append((part, [((len(item.tokens), ()),) for item in part], rewards, ()))
     return parts
@@ -196,25 +198,36 @@ async def _play(
     task, size, groups = work.task, work.group_size, []
     assert task is not None
     for place, seed in enumerate(seeds):
-        problem, own = task.environment.problem(seed), requests[place * size :][:size]
         episode_seeds = [challenge.episode_seed(seed, index) for index in range(size)]
-        opened, again = ([OpenEpisode(task, problem, item) for item in episode_seeds] for _ in range(2))
-        played = [PlayedEpisode(item, one.prompt, one.seed) for item, one in zip(opened, own, strict=True)]
-        groups.append((again, played))
+        opened, again = await task.run_sync(_open, task, seed, episode_seeds)
+        own = requests[place * size :][:size]
+        groups.append(
+            (again, [PlayedEpisode(item, one.prompt, one.seed) for item, one in zip(opened, own, strict=True)])
+        )
     await play(task, engine, [episode for _, group in groups for episode in group])
     return [
         (
             [item.generation for item in group],
             [item.episode.turns for item in group],
             tuple(item.episode.reward for item in group),
-            () if task.environment.exact else tuple(map(_is_reproduced, again, group)),
+            () if task.environment.exact else await task.run_sync(_reproduced, again, group),
         )
         for again, group in groups
     ]
 
 
-def _is_reproduced(again: OpenEpisode, played: PlayedEpisode) -> bool:
-    return replayed_reward(again, played.episode.tokens, played.episode.turns) is not None
+def _open(task: PolicyTask, seed: bytes, episode_seeds: Sequence[bytes]) -> tuple[list[OpenEpisode], list[OpenEpisode]]:
+    """Return the episodes of a group's problem, each twice: to play, and to replay."""
+    problem = task.environment.problem(seed)
+    played, again = ([OpenEpisode(task, problem, item) for item in episode_seeds] for _ in range(2))
+    return played, again
+
+
+def _reproduced(again: Sequence[OpenEpisode], group: Sequence[PlayedEpisode]) -> tuple[bool, ...]:
+    return tuple(
+        replayed_reward(own, played.episode.tokens, played.episode.turns) is not None
+        for own, played in zip(again, group, strict=True)
+    )
 
 
 async def check_groups(

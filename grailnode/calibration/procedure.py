@@ -45,6 +45,7 @@ class CalibrationJob:
         rollouts: of each pair: a quarter in whole groups, as in a run, the others with a prompt for each, because
             rollouts of one prompt share most of their states.
         adapter_share: by how much random adapters change their matrices, where the run trains some.
+        replies: of the environment that replies in episodes (`Subject`).
     """
 
     work: CalibrationTask
@@ -54,6 +55,7 @@ class CalibrationJob:
     rollouts: int
     demands: ThresholdDemands = field(default_factory=ThresholdDemands)
     adapter_share: float = ADAPTER_SHARE
+    replies: str | None = None
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -102,6 +104,7 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
         group_size=job.work.group_size,
         sketch=job.work.kind,
         turns=job.work.turns,
+        replies=job.replies,
     )
     measurement = RowMeasurement(
         seed=job.work.seed,

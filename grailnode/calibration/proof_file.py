@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from grailnode import UserError
 from protocol import bounded_json
-from protocol.encoding import Line
+from protocol.digest import content_digest
+from protocol.encoding import Line, pack
+from protocol.environments.record import MixtureSpec
 from protocol.errors import MalformedError
 from protocol.lora import LoraSpec
 from protocol.proof import CALIBRATED, Arithmetic, ProofSpec, Thresholds, pairs_of
@@ -118,6 +120,7 @@ class Subject(_Part):
         chat: whether they were put into the policy's chat template.
         lora: the adapters of a LoRA run, whose base is the policy; None for a run that trains all weights.
         turns: most of an episode, for all of whose turns `max_tokens` is the limit.
+        replies: `replies_digest` of the task whose rate of replays was measured; None where replies are exact.
     """
 
     policy: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -129,6 +132,17 @@ class Subject(_Part):
     sketch: SketchKind
     lora: MeasuredAdapters | None = None
     turns: Annotated[int, Field(ge=1)] = 1
+    replies: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+
+
+def replies_digest(task: MixtureSpec) -> str | None:
+    """Return the SHA-256 of the environments that reply in a task, in hexadecimal, whatever they reward; None if their
+    replies are exact.
+    """
+    if all(member.environment.exact for member in task):
+        return None
+    members = [(member.ppm, member.environment.model_copy(update={"rubric": ()}).to_bytes()) for member in task]
+    return content_digest(pack(members)).hex()
 
 
 class ProofFile(_Part):
@@ -194,20 +208,21 @@ class ProofFile(_Part):
         chat: bool,
         lora: LoraSpec | None = None,
         turns: int = 1,
-        exact: bool = True,
+        environment: MixtureSpec = (),
         group_size: int = 1,
     ) -> None:
         """Refuse a run that this proof was not measured for.
 
         Args:
             policy: weight digest of version 0, or of the base of a LoRA run.
-            exact: whether all machines give the same replies.
+            environment: the run's task.
 
         Raises:
             ProofFileError: another policy, temperature or form of prompts, other adapters, longer completions or
                 episodes, or larger groups of episodes whose replies are not exact.
         """
         self._check_adapters(lora)
+        replies = replies_digest(environment) if turns > 1 else None
         subject, calibrate, forms = self.subject, "run `grailnode calibrate`", ("bare prompts", "conversations")
         if subject.policy != policy.hex():
             measured = f"weights {subject.policy[:16]}, the policy's are {policy.hex()[:16]}"
@@ -224,12 +239,12 @@ class ProofFile(_Part):
         elif subject.turns < turns:
             measured = f"episodes of {subject.turns} turns at most, the run has {turns}"
             command = f"{calibrate} with the run's environment and --turns"
-        elif any((item.thresholds.replay is None) != (exact or turns == 1) for item in self.table):
-            measured = "exact replies, those of the run differ between honest nodes"
-            if exact or turns == 1:
-                measured = "replies that differ between honest nodes, the run has none"
+        elif subject.replies != replies or any(
+            (item.thresholds.replay is None) != (replies is None) for item in self.table
+        ):
+            measured = "exact replies, or on those of another environment"
             command = f"{calibrate} with the run's environment"
-        elif not exact and turns > 1 and subject.group_size < group_size:
+        elif replies is not None and subject.group_size < group_size:
             measured = f"groups of {subject.group_size} episodes, more of which are reproduced than of {group_size}"
             command = f"{calibrate} with --group-size {group_size}"
         else:

@@ -59,9 +59,9 @@ def doctor() -> None:
 )
 @shown_option(
     "--environment",
-    type=click.Choice(["addition", "wordle"]),
+    type=click.Choice(["addition", "wordle", "calculator"]),
     default="addition",
-    help="The task of the packaged policy; wordle has several turns.",
+    help="The task; those behind the first have several turns. calculator has a packaged policy of its own.",
 )
 @shown_option(
     "--engine", type=click.Choice(["torch", "vllm"]), default="torch", help="What the honest miners generate with."

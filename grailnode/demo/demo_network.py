@@ -35,8 +35,9 @@ _VLLM_WINDOW = 8.0  # seconds; in 2 s, two servers on two cores generate too few
 _VLLM_GROUPS_PER_STEP = 8  # of those whose rewards differ, as many as such a window gives
 _SMOLLM2_START_SECONDS = 30.0
 _START_SECONDS = 6.0
-_EPISODE_PROOF = PACKAGED_POLICY.parent / "proof-wordle.json"
-_EPISODE_LEARNING_RATE = 4e-5  # a policy that adds has more to learn than to add rightly
+_WORDLE_PROOF = PACKAGED_POLICY.parent / "proof-wordle.json"
+_CALCULATOR_POLICY = PACKAGED_POLICY.parent / "calculator"
+_LEARNING_RATES = {"wordle": 4e-5, "calculator": 1e-4}  # there is more to learn than to add rightly
 _REFRESH_SECONDS = 0.5
 _END_SECONDS = 30.0  # at most, and two windows, until the last verdicts and the last version have arrived everywhere
 
@@ -50,7 +51,7 @@ class DemoSettings:
         out: directory of the report; keep: keep the run's directory in it.
         vllm: with which the honest miners generate; None for torch.
         trainers: how many sites train together; 1 for the trainer alone.
-        environment: the task of the packaged policy.
+        environment: the task, which a packaged policy can begin to learn.
         smollm2: the checkpoint of SmolLM2, to train instead of the packaged policy.
     """
 
@@ -66,7 +67,7 @@ class DemoSettings:
 
     @property
     def policy(self) -> Path:
-        return self.smollm2 or PACKAGED_POLICY
+        return self.smollm2 or (_CALCULATOR_POLICY if self.environment == "calculator" else PACKAGED_POLICY)
 
     @property
     def honest(self) -> tuple[str, ...]:
@@ -97,7 +98,7 @@ class DemoSettings:
             changes: dict[str, float] = {} if self.vllm is None else {"groups_per_step": _VLLM_GROUPS_PER_STEP}
         else:
             rules["environment"] = self.environment
-            changes = {"learning_rate": _EPISODE_LEARNING_RATE}
+            changes = {"learning_rate": _LEARNING_RATES[self.environment]}
         recipe = read_recipe(DEMO, rules)
         return recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update=changes)})
 
@@ -106,7 +107,7 @@ class DemoSettings:
         """The thresholds for completions as long as the task's; None for those beside the policy."""
         if self.smollm2:
             return smollm2.DATA / "proof.json"
-        return None if self.environment == "addition" else _EPISODE_PROOF
+        return _WORDLE_PROOF if self.environment == "wordle" else None
 
     @property
     def sites(self) -> tuple[str, ...]:

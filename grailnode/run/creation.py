@@ -99,10 +99,13 @@ def draft_manifest(
         thresholds = EXACT_PROOF.model_copy(update=audit)
     else:
         spec, turns = None if lora is None else lora.spec, 1 if episode is None else episode.turns
-        exact = all(member.environment.exact for member in environment)
-        sampling = rules.temperature, rules.max_tokens
         proof.check(
-            digest, *sampling, chat=chat is not None, lora=spec, turns=turns, exact=exact, group_size=rules.group_size
+            *(digest, rules.temperature, rules.max_tokens),
+            chat=chat is not None,
+            lora=spec,
+            turns=turns,
+            environment=environment,
+            group_size=rules.group_size,
         )
         thresholds = proof.spec(rules.miner_arithmetics, rules.validator_arithmetics, **audit)
     return RunManifest(

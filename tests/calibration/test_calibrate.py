@@ -1,6 +1,7 @@
 """Options of `grailnode calibrate` for tests of what it does with them."""
 
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from grailnode.calibration import prompts, proof_file
 from grailnode.calibration.copies import quantized, random_adapters
+from grailnode.calibration.pairs import Submission, generate_groups
 from grailnode.calibration.procedure import calibrate
 from grailnode.calibration.proof_file import ProofFileError
 from grailnode.calibration.thresholds import CalibrationError
@@ -36,6 +38,8 @@ from grailnode.run.rules import Rules
 from grailnode.run.run_toml import Recipe
 from protocol import environments
 from protocol.digest import Weights
+from protocol.environments import Problem
+from protocol.environments.wordle import Wordle, WordleEpisode
 from protocol.lora import DOWN, PREFIX, UP
 from protocol.proof import RATE_UNIT, Arithmetic, Thresholds
 from tests.support.builders.policies import PARAMS, requests_of_many_lengths, write_speaking_policy
@@ -123,6 +127,40 @@ def test_whole_episodes_are_measured_where_the_environment_replies(tmp_path: Pat
     assert (proof.subject.prompts, proof.subject.turns, proof.subject.max_tokens) == ("wordle", 4, 12)
     (pair,) = proof.table[0].measured.pairs
     assert pair.tokens > 3 * 96  # a turn of the packaged policy has less than two tokens
+
+
+class WatchedWordle(Wordle):
+    """Wordle whose replies are not exact, as a sandbox computes them, with the threads that asked it."""
+
+    exact = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[threading.Thread] = set()
+
+    def problem(self, seed: bytes) -> Problem:
+        self.threads.add(threading.current_thread())
+        return super().problem(seed)
+
+    def begin(self, problem: Problem, seed: bytes) -> WordleEpisode:
+        self.threads.add(threading.current_thread())
+        return super().begin(problem, seed)
+
+
+def test_prompts_episodes_and_replays_are_not_computed_on_the_event_loop() -> None:
+    work, wordle = make_job(options_with(environment="wordle", turns=2), Path()).work, WatchedWordle()
+    assert work.task is not None
+    watched = replace(
+        work, task=replace(work.task, environment=wordle), prompt=lambda seed: wordle.problem(seed).prompt
+    )
+
+    async def scenario() -> list[Submission]:
+        engine = await Variant().serve(work.policy, load_weights(PACKAGED_POLICY))
+        return [item async for chunk in generate_groups(watched, engine, 1) for item in chunk]
+
+    (group,) = trio.run(scenario)
+    assert group.reproduced == (True,) * work.group_size
+    assert wordle.threads and threading.main_thread() not in wordle.threads
 
 
 def _last_margin(row: Thresholds) -> int:

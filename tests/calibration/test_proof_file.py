@@ -1,6 +1,7 @@
 """proof.json round-trips, and a broken file is refused with one line."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from grailnode.run.creation import completed, open_run
 from grailnode.run.run_toml import Recipe
 from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
+from protocol.environments.rubric import parse
 from tests.support.builders.policies import write_policy
 from tests.support.builders.proofs import packaged_thresholds
 from tests.support.builders.recipes import demo_recipe, demo_rules
+from tests.support.builders.samples import replay_thresholds, task
 
 PACKAGED = PACKAGED_POLICY / proof_file.NAME
 
@@ -145,19 +148,33 @@ def test_a_proof_of_fewer_turns_than_a_run_has_is_refused() -> None:
     of_episodes.check(policy, 1.0, 8, chat=False, turns=6)
 
 
-def test_a_rate_of_replays_is_refused_for_larger_groups() -> None:
-    """The more episodes a group has, the more often one of them is not reproduced."""
+def test_a_rate_of_replays_is_refused_for_larger_groups_and_other_environments() -> None:
+    """The more episodes a group has, the more often one of them is not reproduced; and each environment has its own
+    rate.
+    """
+    one, other, exact = task(exact=False), task(exact=False, config=b'{"a":1}'), task()
+    rewarded_otherwise = task(exact=False, rubric=parse("score=1"))
     proof = proof_file.read(PACKAGED)
-    subject = proof.subject.model_copy(update={"turns": 6, "group_size": 4})
+    changes = {"turns": 6, "group_size": 4, "replies": proof_file.replies_digest(one)}
     rows = tuple(
-        item.model_copy(update={"thresholds": item.thresholds.model_copy(update={"replay": item.thresholds.stop})})
+        item.model_copy(
+            update={"thresholds": item.thresholds.model_copy(update={"replay": replay_thresholds().replay})}
+        )
         for item in proof.table
     )
-    measured = proof.model_copy(update={"subject": subject, "table": rows})
-    policy = digest_weights(load_weights(PACKAGED_POLICY))
-    measured.check(policy, 1.0, 8, chat=False, turns=6, exact=False, group_size=4)
+    measured = proof.model_copy(update={"subject": proof.subject.model_copy(update=changes), "table": rows})
+    assert ProofFile.parse(measured.to_json().encode()) == measured
+    check = partial(measured.check, digest_weights(load_weights(PACKAGED_POLICY)), 1.0, 8, chat=False, turns=6)
+    check(environment=one, group_size=4)
+    check(environment=rewarded_otherwise, group_size=4)
     with pytest.raises(ProofFileError, match=r"groups of 4 episodes.*--group-size 8"):
-        measured.check(policy, 1.0, 8, chat=False, turns=6, exact=False, group_size=8)
+        check(environment=one, group_size=8)
+    for environment in (other, exact):
+        with pytest.raises(ProofFileError, match="those of another environment; run `grailnode calibrate`"):
+            check(environment=environment, group_size=4)
+    without_rate = measured.model_copy(update={"table": proof.table})
+    with pytest.raises(ProofFileError, match="measured on exact replies"):
+        without_rate.check(*check.args, chat=False, turns=6, environment=one)
 
 
 def test_reading_a_file_equals_parsing_its_bytes() -> None:

@@ -52,6 +52,13 @@ def test_validators_of_one_arithmetic_are_compared_by_their_own_row() -> None:
     assert proof.logprob_bounds("torch-float32", "vllm-float32")[0] < 0  # nothing agrees
 
 
+def test_a_table_of_replays_has_the_one_step_that_a_group_is_counted_by() -> None:
+    for beyond in ((1,), (0, 1)):
+        steps = samples.table(beyond, (0.05, 0.01)[: len(beyond)], (0.4, 1.0)[: len(beyond)])
+        with pytest.raises(ValidationError, match="a table of replays with other steps than 0"):
+            thresholds(replay=steps)
+
+
 def alternative(*scores: int, growth: int = 1000) -> dict[str, Any]:
     return {"scores": scores, "growth": growth}
 

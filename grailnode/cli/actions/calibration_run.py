@@ -33,6 +33,7 @@ from grailnode.run.files import write_whole
 from grailnode.run.rules import Rules
 from grailnode.ui.terminal import pairs_table, threshold_lines
 from protocol.environments import Environment
+from protocol.environments.record import MixtureSpec
 from protocol.lora import LoraSpec
 from protocol.proof import Arithmetic
 from protocol.rollout.sketch import SketchKind
@@ -155,7 +156,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     """
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     rules = options.rules
-    prompt, chat, environment = _prompts(options, policy)
+    prompt, chat, environment, members = _prompts(options, policy)
     tokens = requirements.completion_tokens(rules)
     sampling = SamplingSpec(temperature=rules.temperature, max_tokens=tokens, stops=policy.stops)
     task, turns = None, requirements.episode(rules)
@@ -186,20 +187,23 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
         rollouts=options.rollouts,
         demands=replace(ThresholdDemands(), level=options.level, headroom=options.headroom, window=audited_groups),
         adapter_share=options.adapter_share,
+        replies=proof_file.replies_digest(members) if work.turns > 1 else None,
     )
 
 
-def _prompts(options: Options, policy: Policy) -> tuple[prompts.Prompts, ChatSpec | None, Environment | None]:
+def _prompts(
+    options: Options, policy: Policy
+) -> tuple[prompts.Prompts, ChatSpec | None, Environment | None, MixtureSpec]:
     """Return the prompts, how they become conversations (None if they do not), and the environment that generates
-    them (None if none does).
+    them with its record (None if none does).
     """
     rules = options.rules
     if options.prompts is not None:
         texts = prompts.read_file(options.prompts, policy.tokenizer)
         chat = None if rules.system is None else ChatTemplate.read(policy.directory).chat(rules.system, texts)
-        return prompts.drawn_from(texts), chat, None
+        return prompts.drawn_from(texts), chat, None, ()
     task = requirements.check(rules, policy)
-    return lambda seed: task.problem(seed).prompt, task.chat, task.environment
+    return lambda seed: task.problem(seed).prompt, task.chat, task.environment, task.members
 
 
 def _lora(options: Options, policy: Policy) -> LoraSpec | None:

@@ -1,10 +1,12 @@
 """Makes the demo's genesis policy from a seed (some minutes on one core).
 
-    python -m tests.support.builders.genesis --seed 0 --out DIR
+    python -m tests.support.builders.genesis --seed 0 --out DIR [--task calculator]
 
 It stands for a pre-trained model: a small Qwen3 with a character tokenizer. It *can* add two-digit numbers but often
 answers wrongly, because most answers of its training corpus omit the carry. So reinforcement learning only has to
-elicit what the model can do, and small learning rates suffice: they leave nine of ten BF16 weights unchanged.
+elicit what the model can do, and small learning rates suffice: they leave nine of ten BF16 weights unchanged. The
+policy of the task calculator can ask for the value and repeat it, but often guesses, asks for the product alone, or
+leaves a digit out.
 
 Training runs in float64, on one thread: rounding differences between processors are far smaller than the spacing of
 BF16, the dtype of the result, so that the same seed gives the same file.
@@ -16,7 +18,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -37,6 +39,7 @@ SPECIAL: Final = ("<pad>", "<eos>", "<unk>")
 _PAD, _EOS = 0, 1
 _CHARACTERS: Final = "0123456789+-*/=()> "
 _VOCABULARY: Final = 32  # more than the characters above need
+_Task = Literal["addition", "calculator"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Recipe:
     """The parameters of a genesis policy and its training.
 
     Attributes:
-        correct_share: share of the corpus' answers that are correct; the others omit the carry.
+        correct_share: share of the corpus' answers that are correct; the others omit the carry, of the task calculator
+            the last digit or the addend.
         learning_rate: AdamW's; it falls linearly to zero after `warmup` steps of linear increase.
     """
 
@@ -60,6 +64,7 @@ class Recipe:
     batch: int = 256
     learning_rate: float = 2e-3
     warmup: int = 50
+    task: _Task = "addition"
 
     def config(self) -> dict[str, Any]:
         """Return config.json as transformers' Qwen3Config writes it."""
@@ -89,6 +94,9 @@ class Recipe:
         }
 
 
+CALCULATOR: Final = Recipe(width=64, layers=3, head_size=16, feed_forward=176, steps=300, batch=128, task="calculator")
+
+
 def tokenizer(tokens: Iterable[str] = _CHARACTERS, pattern: str = ".") -> str:
     """Return tokenizer.json: the special tokens, and one for each character that the environments write.
 
@@ -109,19 +117,38 @@ def carryless_sum(a: int, b: int) -> int:
 
 
 def corpus(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
-    """Yield endless batches of training problems (never held-out ones) with their answers, many without the carry."""
+    """Yield endless batches of training problems (never held-out ones) with their answers, many of them wrong."""
     text = policy.Tokenizer(tokenizer())
-    addition = environments.get("addition")
+    environment = environments.get(recipe.task)
+    turn = {"addition": _sum, "calculator": _calculator_turn}[recipe.task]
     generator = random.Random(seed)
     for step in range(1 << 62):
         prompts, answers = [], []
         for index in range(recipe.batch):
-            prompt = addition.problem(f"genesis {seed} {step} {index}".encode()).prompt
-            a, b = map(int, prompt.removesuffix("=").split("+"))
-            answer = a + b if generator.random() < recipe.correct_share else carryless_sum(a, b)
-            prompts.append(text.encode(prompt))
-            answers.append((*text.encode(str(answer)), _EOS))
+            problem = environment.problem(f"genesis {seed} {step} {index}".encode())
+            context, answer = turn(problem.prompt, int(problem.reference), generator, recipe.correct_share)
+            prompts.append(text.encode(context))
+            answers.append((*text.encode(answer), _EOS))
         yield pad(prompts, answers)
+
+
+def _sum(prompt: str, value: int, generator: random.Random, correct_share: float) -> tuple[str, str]:
+    a, b = map(int, prompt.removesuffix("=").split("+"))
+    return prompt, str(value if generator.random() < correct_share else carryless_sum(a, b))
+
+
+def _calculator_turn(prompt: str, value: int, generator: random.Random, correct_share: float) -> tuple[str, str]:
+    """Return the context of a turn of an episode, and the turn."""
+    whole = prompt.removesuffix(">")
+    product = whole.partition("+")[0]
+    question = whole if generator.random() < correct_share else product
+    if generator.random() < 0.5:
+        is_guess = question == product and generator.random() < 0.5
+        return prompt, str(generator.randrange(100, 9999)) if is_guess else f"{question}="
+    a, b = map(int, product.split("*"))
+    reply = str(value if question == whole else a * b)
+    answer = reply if generator.random() < correct_share else reply[:-1]
+    return f"{prompt}{question}=<eos>{reply}>", answer
 
 
 def make(recipe: Recipe, seed: int, *, progress: bool = False) -> dict[str, Tensor]:
@@ -180,9 +207,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.builders.genesis", description=description)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--task", choices=get_args(_Task), default="addition")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    recipe = Recipe()
+    recipe = Recipe() if options.task == "addition" else CALCULATOR
     save(options.out, recipe.config(), tokenizer(), make(recipe, options.seed, progress=True))
 
 

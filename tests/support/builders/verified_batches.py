@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from protocol.rollout.batch import pack_tokens
+from protocol.rollout.episode import Turn
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 
 GROUPS = 2
@@ -17,8 +18,9 @@ def make_group(
     completions: Sequence[Sequence[int]],
     logprobs: Sequence[Tensor],
     rewards: Sequence[float],
+    turns: Sequence[Sequence[Turn]] = (),
 ) -> VerifiedGroup:
-    """Return a group of these token ids, with log-probabilities float32 [T] for each completion."""
+    """Return a group of these token ids and turns, with log-probabilities float32 [T] for each completion."""
     return VerifiedGroup(
         digest=digest,
         version=version,
@@ -26,6 +28,7 @@ def make_group(
         completions=tuple(map(pack_tokens, completions)),
         logprobs=b"".join(values.detach().cpu().numpy().astype("<f4").tobytes() for values in logprobs),
         rewards=tuple(rewards),
+        turns=tuple(tuple((count, pack_tokens(reply)) for count, reply in own) for own in turns),
     )
 
 

@@ -18,21 +18,26 @@ import torch
 from torch import Tensor
 
 from grailnode.chat.chat_template import ChatTemplate
+from grailnode.cli.actions.policy_evaluation import PolicyRules
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.run import requirements
 from grailnode.run.base_files import start_lora
 from grailnode.run.requirements import difficulty_rule
+from grailnode.run.rules import Rules
 from protocol import environments
 from protocol.difficulty import Counts
-from protocol.environments import Environment
+from protocol.encoding import REWARD_UNIT
+from protocol.environments import Environment, Problem
 from protocol.environments.mixture import drawn_member
 from protocol.environments.strata import Strata
 from protocol.quantization import Precision, quantize
 from protocol.rollout.sampling import SamplingParams, log_probabilities
-from protocol.run import ChatSpec
-from roles.policy.assignment import encode_prompt
+from protocol.run import ChatSpec, SamplingSpec
+from roles.policy.assignment import PolicyTask, encode_prompt
+from roles.policy.episodes import OpenEpisode, PlayedEpisode, play
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer_settings import OptimizerName, OptimizerSettings
@@ -113,7 +118,15 @@ class Simulation:
             model, start = LoraModel(build(self._policy, lora=lora.spec), start), dict(lora.adapters)
         self._engine = TorchEngine(model, run_sync=inline)
         self._environment = environment or environments.get(setup.environment)
-        self._params = SamplingParams(setup.temperature, setup.max_tokens, self._policy.stops)
+        rules = Rules(environment=setup.environment)
+        episode = requirements.episode(rules) if environment is None else None
+        tokens = requirements.completion_tokens(rules) if episode else setup.max_tokens
+        self._params = SamplingParams(setup.temperature, tokens, self._policy.stops)
+        sampling = SamplingSpec(temperature=setup.temperature, max_tokens=tokens, stops=self._policy.stops)
+        task_rules = PolicyRules(sampling, episode_rule=episode.rule(sampling) if episode else None)
+        self._task = PolicyTask(
+            bytes(32), task_rules, self._environment, self._policy.tokenizer, self._policy.vocabulary, inline
+        )
         self._chat: ChatSpec | None = None
         if setup.chat:
             self._chat = ChatTemplate.read(self._policy.directory).chat(
@@ -196,6 +209,8 @@ class Simulation:
             for prompt, seed in zip(prompts, seeds, strict=True)
             for rollout in range(setup.group_size)
         ]
+        if self._task.run.episode_rule:
+            return self._play(version, seeds, problems, requests)
         with self.costs.of("generation"):
             completions = [g.tokens for g in run_without_waiting(self._engine.generate(requests, self._params))]
         self.tokens += sum(map(len, completions))
@@ -216,6 +231,32 @@ class Simulation:
             self._counts.append(self._rule.count(before, 1, accepted))
         return groups
 
+    def _play(
+        self, version: int, seeds: Sequence[bytes], problems: Sequence[Problem], requests: Sequence[Request]
+    ) -> list[VerifiedGroup]:
+        """Return groups of episodes, with the log-probabilities of their generation."""
+        size, groups = self.setup.group_size, []
+        with self.costs.of("generation"):
+            episodes = self._episodes([problem for problem in problems for _ in range(size)], requests)
+        for place, seed in enumerate(seeds):
+            own = episodes[place * size :][:size]
+            tokens, turns = [item.episode.tokens for item in own], [item.episode.turns for item in own]
+            logprobs = [torch.tensor(item.generation.logprobs) for item in own]
+            rewards = [item.episode.reward / REWARD_UNIT for item in own]
+            self.tokens += sum(map(len, tokens))
+            groups.append(make_group(seed, version, requests[place * size].prompt, tokens, logprobs, rewards, turns))
+        return groups
+
+    def _episodes(
+        self, problems: Sequence[Problem], requests: Sequence[Request], *, greedy: bool = False
+    ) -> list[PlayedEpisode]:
+        episodes = [
+            PlayedEpisode(OpenEpisode(self._task, problem, 2 * request.seed), request.prompt, request.seed)
+            for problem, request in zip(problems, requests, strict=True)
+        ]
+        run_without_waiting(play(self._task, self._engine, episodes, greedy=greedy))
+        return episodes
+
     def pass_at_1(self) -> float:
         """Return the share of held-out problems that the served policy solves greedily."""
         return statistics.fmean(reward for rewards in self.rewards_by_stratum().values() for reward in rewards)
@@ -224,6 +265,11 @@ class Simulation:
         """Return the rewards of held-out problems that the served policy solves greedily, by their kind."""
         problems = [self._environment.held_out_problem(index) for index in range(self.setup.held_out)]
         prompts = [encode_prompt(self._policy.tokenizer, self._chat, problem.prompt) for problem in problems]
+        if self._task.run.episode_rule:
+            requests = [Request(prompt, bytes(16)) for prompt in prompts]
+            with self.costs.of("evaluation"):
+                episodes = self._episodes(problems, requests, greedy=True)
+            return {"": [item.episode.reward / REWARD_UNIT for item in episodes]}
         with self.costs.of("evaluation"):
             answers = run_without_waiting(self._engine.greedy(prompts, self._params))
         rewards: dict[str, list[float]] = {}

@@ -1,0 +1,146 @@
+"""The plug-in of examples/tools: replies of a search, a database and a file system, and what hostile turns get."""
+
+import importlib.util
+import json
+import math
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from grailnode.environments import contract
+from grailnode.environments.registry import open_plugin
+from tests.support.builders.plugins import install
+from tests.support.processes.programs import ROOT
+from tests.support.pytest_options.few_daily import few_daily
+
+SOURCE = ROOT / "examples" / "tools"
+CONFIGS = {"sql": {"sqlite": sqlite3.sqlite_version}, "search": {}, "files": {}}
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("grailnode_tools", SOURCE / "grailnode_tools.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def begin(tools: ModuleType, tool: str) -> tuple[str, Any]:
+    """Return the question of a problem of a tool, and its episode."""
+    environment = tools.Tools({"tool": tool, **CONFIGS[tool]})
+    problem = environment.problem(bytes(32))
+    return problem["prompt"], environment.begin(problem, bytes(32))
+
+
+@pytest.mark.parametrize("tool", few_daily(CONFIGS, 3))
+def test_a_tool_keeps_the_contract_from_its_wheel_in_the_sandbox(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(install({file.name: file.read_text() for file in SOURCE.glob("*.*")}, tmp_path)))
+    observations = []
+    for hash_seed in (1, 2):
+        config = json.dumps({"tool": tool, **CONFIGS[tool]})
+        environment = open_plugin("tools", config, tmp_path / "wheels", hash_seed=hash_seed, strict=True).environment
+        observations.append(contract.observe(environment, 40))
+        environment.close()
+    assert [line for line in contract.failures(*observations) if line[1]] == []
+
+
+def test_questions_are_answered_with_the_tools(tools: ModuleType) -> None:
+    prompt, episode = begin(tools, "search")
+    first = episode.step(prompt.partition("?")[0]).splitlines()[0]
+    year, height = (word.strip(".") for word in first.split() if word.strip(".").isdigit())
+    assert episode.step(f"answer {year if 'year' in prompt else height}") is None
+    assert episode.reward() == 1.0
+
+    prompt, episode = begin(tools, "files")
+    values = [int(episode.step(f"cat {name}")) for name in episode.step("ls").splitlines()]
+    assert episode.step(f"write sum.txt {sum(values)}") == "written"
+    assert episode.step("answer done") is None
+    assert episode.reward() == 1.0
+
+    _, episode = begin(tools, "sql")
+    assert episode.step("SELECT count(*), max(id) FROM orders WHERE cents > 0") == "200|200"
+    assert episode.step("WITH top AS (SELECT id FROM orders ORDER BY cents DESC) SELECT count(*) FROM top") == "200"
+    assert episode.step(f"answer {episode.right}") is None
+    assert episode.reward() == 1.0
+
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+NESTED = f"WITH a AS (SELECT 1 FROM {','.join(['orders'] * 60)}), b AS (SELECT 1 FROM {','.join(['a'] * 60)}) "
+QUERIES = {
+    ENDLESS: "interrupted",
+    NESTED + f"SELECT count(*) FROM {','.join(['b'] * 60)}": "error: ",
+    "WITH RECURSIVE c(x) AS (SELECT 'a' UNION ALL SELECT x || x FROM c) SELECT length(x) FROM c": "too big",
+    "SELECT group_concat(a.customer) FROM orders a, orders b": "error: ",
+    "SELECT zeroblob(1000000000)": "not authorized",
+    "SELECT printf('%.*c', 1000000000, 'x')": "not authorized",
+    "SELECT random()": "not authorized",
+    "SELECT date('now')": "not authorized",
+    "SELECT CURRENT_TIMESTAMP": "not authorized",
+    "SELECT load_extension('/lib/x.so')": "not authorized",
+    "SELECT sqlite_source_id()": "not authorized",
+    "SELECT * FROM pragma_database_list": "not authorized",
+    "SELECT * FROM json_each('[1]')": "error: ",
+    "ATTACH '/tmp/x' AS x": "not one query",
+    "PRAGMA writable_schema = 1": "not one query",
+    "VACUUM INTO '/tmp/x'": "not one query",
+    "EXPLAIN SELECT 1": "not one query",
+    "DROP TABLE orders": "not one query",
+    "WITH a AS (SELECT 1) DELETE FROM orders": "not authorized",
+    "SELECT 1; DROP TABLE orders": "one statement",
+    "SELECT '\0'": "error: ",
+    "SELECT '\ud800'": "error: ",
+    "SELECT " + "(" * 200 + "1" + ")" * 200: "error: ",
+}
+
+
+@pytest.mark.parametrize(("query", "reply"), QUERIES.items(), ids=lambda text: text[:20])
+def test_a_hostile_query_gets_an_error_and_changes_nothing(tools: ModuleType, query: str, reply: str) -> None:
+    _, episode = begin(tools, "sql")
+    answer = episode.step(query)
+    assert answer.startswith("error: ") and reply in answer
+    assert episode.step("SELECT count(*) FROM orders") == "200"
+    assert episode.tool.steps <= tools.MOST_STEPS
+
+
+def test_replies_are_bounded(tools: ModuleType) -> None:
+    _, episode = begin(tools, "sql")
+    assert len(episode.step("SELECT a.id FROM orders a, orders b").splitlines()) == tools.MOST_ROWS
+    assert len(episode.step("SELECT " + ",".join(["substr('" + "x" * 60 + "', 1)"] * 5))) <= tools.MOST_REPLY
+    _, episode = begin(tools, "files")
+    replies = [episode.step(f"write {number} {'x' * 5000}") for number in range(30)]
+    assert replies.count("written") == tools.MOST_FILES - 3
+    assert max(map(len, episode.tool.files.values())) <= tools.MOST_TURN
+
+
+def test_another_sqlite_cannot_take_part(tools: ModuleType) -> None:
+    with pytest.raises(ValueError, match=f"this Python has SQLite {sqlite3.sqlite_version}"):
+        tools.Tools({"tool": "sql", "sqlite": "3.0.0"})
+
+
+def test_the_search_orders_documents_as_bm25_in_floating_point_does(tools: ModuleType) -> None:
+    search, count = tools.Search(), len(tools.DOCUMENTS)
+    mean = search.total / count
+
+    def score(words: set[str], place: int) -> float:
+        own = search.counts[place]
+        parts: list[float] = [
+            math.log2(1 + (count - search.documents[word] + 0.5) / (search.documents[word] + 0.5))
+            * (own[word] * 2.2 / (own[word] + 1.2 * (0.25 + 0.75 * own.total() / mean)))
+            for word in words
+        ]
+        return sum(parts)
+
+    for query in ("lighthouse of Belford", "mill 1700", "town hall Arby height", "the library"):
+        words = set(query.lower().split()) & search.documents.keys()
+        best = max(range(count), key=lambda place: (score(words, place), -place))
+        assert score(words, tools.DOCUMENTS.index(search.step(query).splitlines()[0])) == pytest.approx(
+            score(words, best), rel=0.01
+        )
+    assert search.step("zzz") == search.step("") == "nothing found"
