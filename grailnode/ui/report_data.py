@@ -86,12 +86,13 @@ def reference_digest(digests: Mapping[str, str]) -> str | None:
 
 
 def judgement_text(state: NetworkState, findings: Findings) -> str:
-    """Say in a sentence whether verification told cheaters from honest miners, or that no window was judged; empty if
+    """Say in a sentence whether verification told cheaters from honest miners, or that nothing was judged; empty if
     nobody knows who cheats.
     """
-    if not state.windows:
-        return "No window was judged in time: this machine is slow or busy; run more windows."
-    if not any(miner.kind == "cheating" for miner in state.miners) or not findings.groups.judged:
+    is_known = any(miner.kind == "cheating" for miner in state.miners)
+    if not state.windows or (is_known and not findings.groups.judged):
+        return "No group was judged in time: let the machine do nothing else meanwhile, or take more --windows."
+    if not is_known:
         return ""
     if not findings.false_rejections and not findings.false_acceptances:
         return "Every judged group of a cheating miner was rejected, and no group of an honest one."
