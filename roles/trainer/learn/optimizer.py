@@ -14,7 +14,7 @@ as tensors by name, because checkpoints are files of some tensors each.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -47,6 +47,11 @@ class MasterOptimizer:
         self._settings = settings
         self._add_over_ranks = add_over_ranks
         self.masters = masters
+        # On a CPU `fused` rounds the last elements of a tensor otherwise: ranks with parts of it would not agree with
+        # one process that has all of it.
+        self._constants: dict[str, Any] = dict.fromkeys(("foreach", "fused", "amsgrad", "maximize"), False)
+        self._constants |= {"beta1": settings.beta1, "beta2": settings.beta2, "eps": settings.epsilon}
+        self._constants |= {"weight_decay": settings.weight_decay}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._states: dict[str, dict[str, Tensor]] = {}
         for name, master in masters.items():
@@ -88,38 +93,18 @@ class MasterOptimizer:
 
     def _step(self, name: str, gradient: Tensor, rate: float, scale: float) -> None:
         master, gradient, optimizer = self.masters[name], gradient.contiguous(), self._optimizers.get(name)
-        if optimizer is None:
-            self._adamw_step(master, gradient, *self._states[name].values(), rate=rate, scale=scale)
+        if optimizer is not None:
+            optimizer.param_groups[0]["lr"] = rate
+            master.grad = gradient.to(torch.float32).mul_(scale)
+            optimizer.step()
+            master.grad = None
             return
-        optimizer.param_groups[0]["lr"] = rate
-        master.grad = gradient.to(torch.float32).mul_(scale)
-        optimizer.step()
-        master.grad = None
-
-    def _adamw_step(self, *tensors: Tensor, rate: float, scale: float) -> None:
-        """Update a master with its gradient, the mean of its gradients and that of their squares, in this order."""
-        settings = self._settings
+        tensors = (master, gradient, *self._states[name].values())
         vectors = (tensor.view(-1).split(_BLOCK) for tensor in tensors)  # type: ignore[no-untyped-call]
-        for master, gradient, average, square in zip(*vectors, strict=True):
-            adamw(
-                [master],
-                [gradient.to(torch.float32).mul_(scale)],
-                [average],
-                [square],
-                [],
-                [torch.tensor(float(self.steps - 1))],  # steps before this one
-                # On a CPU `fused` rounds the last elements of a tensor otherwise: ranks with parts of it would not
-                # agree with one process that has all of it.
-                foreach=False,
-                fused=False,
-                amsgrad=False,
-                beta1=settings.beta1,
-                beta2=settings.beta2,
-                lr=rate,
-                weight_decay=settings.weight_decay,
-                eps=settings.epsilon,
-                maximize=False,
-            )
+        for block, part, average, square in zip(*vectors, strict=True):
+            steps = torch.tensor(float(self.steps - 1))  # before this one: `adamw` counts it
+            lists = [block], [part.to(torch.float32).mul_(scale)], [average], [square], [], [steps]
+            adamw(*lists, lr=rate, **self._constants)
 
     def set_steps(self, steps: int) -> None:
         """Set the number of optimizer steps taken, as after a state was taken over."""
@@ -171,8 +156,8 @@ def _optimizer(name: str, master: Tensor, settings: OptimizerSettings) -> torch.
         return None
     from bitsandbytes.optim import AdamW8bit  # noqa: PLC0415 - the package of an extra
 
-    betas = (settings.beta1, settings.beta2)
-    optimizer: torch.optim.Optimizer = AdamW8bit([master], betas=betas, eps=settings.epsilon, weight_decay=decay)
+    betas, epsilon = (settings.beta1, settings.beta2), settings.epsilon
+    optimizer: torch.optim.Optimizer = AdamW8bit([master], betas=betas, eps=epsilon, weight_decay=decay)
     return optimizer
 
 
