@@ -5,7 +5,7 @@ needed to widen them. A step smaller than half a BF16 unit in the last place sta
 changes only when enough of them have added up. The sparsity of patches comes from this (PULSE, section A.2).
 
 AdamW is the function of torch and not its class: the first `torch.optim.Optimizer` of a process imports the compiler
-`torch._dynamo`, which takes longer than importing the rest of torch. The function also takes a tensor block by block,
+`torch._dynamo`, which takes a second and 150 MB. The function also takes a tensor block by block,
 which saves temporary tensors as large as the largest one.
 
 What is written out here: the norm of the gradients, which ranks with parts of them have to compute alike, and the state
@@ -103,8 +103,8 @@ class MasterOptimizer:
         vectors = (tensor.view(-1).split(_BLOCK) for tensor in tensors)  # type: ignore[no-untyped-call]
         for block, part, average, square in zip(*vectors, strict=True):
             steps = torch.tensor(float(self.steps - 1))  # before this one: `adamw` counts it
-            lists = [block], [part.to(torch.float32).mul_(scale)], [average], [square], [], [steps]
-            adamw(*lists, lr=rate, **self._constants)
+            widened = part.to(torch.float32).mul_(scale)
+            adamw([block], [widened], [average], [square], [], [steps], lr=rate, **self._constants)
 
     def set_steps(self, steps: int) -> None:
         """Set the number of optimizer steps taken, as after a state was taken over."""
