@@ -357,7 +357,8 @@ def _explain(model: type[Settings], source: str, error: ValidationError) -> str:
         return f"{source}: {place}: a list is needed: write [ ] around it"
     if first["type"] == "model_type":
         return f"{source}: {place}: is a section: write [{place}], and its keys below it"
-    return f"{source}: {place}: {first['msg'].lower()} (it is {first['input']!r})"
+    message = first["msg"]
+    return f"{source}: {place}: {message[0].lower()}{message[1:]} (it is {first['input']!r})"
 
 
 def section_of(annotation: Any) -> type[Settings] | None:

@@ -60,6 +60,7 @@ def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
         ("[store.meeting]\npth = 'x'\n", "unknown key store.meeting.pth; known here: addressing, attempts"),
         ("[trainer.canary_store.meeting]\npth = 'x'\n", "canary_store.meeting.pth; known here: addressing, attempts"),
         ("[trainer.canary_store]\npth = 'x'\n", "canary_store.pth; known here: addressing, attempts"),
+        ("[store]\nprefix = '/a'\n", "store.prefix: string should match pattern '^([A-Za-z0-9_~-]"),
         ("[trainer.outer]\nstep = 1\n", "unknown key trainer.outer.step; known here: chosen, delay, fraction"),
         ("[trainer.outer]\nmethod = 'dipaco'\n", "trainer.outer.method: input should be 'pulseloco'"),
         ("[trainer]\ncanaries = 1\n[trainer.outer]\n", "canaries need a trainer that collects groups itself"),

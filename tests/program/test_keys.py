@@ -89,7 +89,7 @@ def publish(run: Path, number: int) -> Authority:
     draft = str(run / f"revision-{number}.draft")
     assert f"{draft}: 2 signatures" in succeed("keys", "sign", draft, str(run.parent / "stick" / "root-2.key"))
     output = succeed("keys", "publish", draft, "--run", str(run))
-    assert output == f"revision {number} is published; every node obeys it at its next poll\n"
+    assert output == f"revision {number} is published; every node obeys it within two minutes\n"
     return read_draft(Path(draft)).revision.authority
 
 
@@ -165,7 +165,7 @@ def test_a_miner_is_admitted_as_the_run_demands(run: Path, tmp_path: Path):
         succeed("init", str(tmp_path / policy), "--admission", policy)
     output = succeed("admit", key, "--run", str(tmp_path / "allowlist"))
     assert f"allowed: {key[:16]}" in output
-    assert output.endswith("revision 1 is published; every node obeys it at its next poll\n")
+    assert output.endswith("revision 1 is published; every node obeys it within two minutes\n")
     invitation = run_command("admit", key, "--run", str(tmp_path / "invite"), "--days", "3")
     assert invitation.stderr == "for 3 days; on the miner's machine it goes into keys/NAME.invite\n"
     assert bytes.fromhex(invitation.stdout)

@@ -56,7 +56,7 @@ class RunPage:
         blank = [] if is_low else [Text("")]
         parts: list[RenderableType] = [sections.heading(self.title, state, width)]
         parts += sections.alarms(state.alarms, width, _MOST_ALARMS if self.is_live else _ALL)
-        parts += [*blank, *_head(state)]
+        parts += [*blank, *_head(state, aged=not self.is_live)]
         if state.windows:
             parts.append(sections.trends(state, width))
         if state.windows and not self.is_live:
@@ -101,13 +101,13 @@ class LiveView:
         self._live.update(self._last, refresh=True)
 
 
-def _head(state: NetworkState) -> list[Text]:
+def _head(state: NetworkState, *, aged: bool) -> list[Text]:
     """Write a line on the newest version, one on who is silent, and one on the anchor from which newcomers start."""
     silent = [Text(f"silent  {', '.join(state.silent)}", style="red")] if state.silent else []
     if not state.versions:
         return [line(("no version has been published yet", "dim")), *silent]
     newest = state.versions[-1]
-    age = "" if state.head_age is None else f", renewed {duration_words(state.head_age)} ago"
+    age = "" if state.head_age is None or not aged else f", renewed {duration_words(state.head_age)} ago"
     parts = [f"head    v{newest.version}{age}, optimizer step {newest.optimizer_step}"]
     if newest.patch_bytes is not None and newest.sparsity is not None:
         parts.append(f"patch {byte_part_text(newest.patch_bytes, state.full_bytes)}")
