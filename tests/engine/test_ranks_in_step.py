@@ -145,17 +145,19 @@ def cancel_and_fail(
     words = model.layers["layers_03_weight"].view(torch.int32)
     words[0, 0] ^= rank
     outcomes["damaged weights"] = [end_of(begin_patch(served))]
+    outcomes["verification"] = [error_of(partial(served.verify, 0, digest_weights(WEIGHTS)))]
     words[0, 0] ^= rank
+    served.verify(0, digest_weights(WEIGHTS))
 
     staged = staged_by(begin_patch(served))
-    outcomes["commit that is not staged"] = [commit_of(served, None if rank else staged)]
+    outcomes["commit that is not staged"] = [error_of(partial(served.commit, None if rank else staged))]
     served.verify(0, digest_weights(WEIGHTS))
-    outcomes["commit"] = [commit_of(served, spoiled(staged_by(begin_patch(served)), rank))]
+    outcomes["commit"] = [error_of(partial(served.commit, spoiled(staged_by(begin_patch(served)), rank)))]
     served.verify(0, digest_weights(WEIGHTS))
     served.commit(staged_by(begin_patch(served)))
     served.verify(1, digest_weights(TARGET))
     dense = staged_by(begin_weights(served, 2, directory / "dense", DENSE))
-    outcomes["commit of whole tensors"] = [commit_of(served, spoiled(dense, rank))]
+    outcomes["commit of whole tensors"] = [error_of(partial(served.commit, spoiled(dense, rank)))]
     assert served.version is None
     return outcomes
 
@@ -175,10 +177,10 @@ def spoiled(staged: StagedVersion, rank: int) -> StagedVersion:
     return staged
 
 
-def commit_of(served: ServedWeights, staged: StagedVersion | None) -> str:
-    """Commit a version, and return what was raised; empty if nothing was."""
+def error_of(work: Callable[[], None]) -> str:
+    """Return what some work raises; empty if nothing."""
     try:
-        served.commit(staged)
+        work()
     except ServedWeightsError as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -275,6 +277,13 @@ def test_what_fails_on_one_rank_ends_both(outcomes: Outcomes, kind: str, line: s
     first, second = outcomes[kind]
     assert second[0].startswith(line)
     assert first == ["ServedWeightsError: another rank of this server failed, and its error says why"]
+
+
+def test_damage_on_one_rank_is_found_by_the_verification_of_both(outcomes: Outcomes) -> None:
+    """A rank that went on with other tensors, such as the adapters of a damaged base, would wait for ever."""
+    for (answer,) in outcomes["verification"]:
+        assert answer.startswith("DifferentWeightsError: ")
+        assert answer.endswith("differ from version 0 in 1 tensors: layers.03.weight")
 
 
 def test_whole_tensors_that_one_rank_could_not_write_poison_those_that_wrote_them(outcomes: Outcomes) -> None:

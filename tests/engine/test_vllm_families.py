@@ -134,6 +134,7 @@ async def test_a_kernel_that_reads_experts_in_another_order_is_refused(restarted
             await (engine.generate([Request((5,), bytes(16))], PARAMS) if restarted else serve(engine, weights))
         with pytest.raises(EngineError, match=r"in another layout|no policy has been committed"):
             await engine.generate([Request((5,), bytes(16))], PARAMS)
+        assert restarted or not list((tmp_path / "engine").iterdir())  # or each attempt would leave a checkpoint
     finally:
         await engine.close()
         server.end()

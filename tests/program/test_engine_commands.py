@@ -1,9 +1,11 @@
 """`grailnode engine`: what it installs and refuses, and what `engine verify` says of a node."""
 
+import json
 import re
 import shlex
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,7 @@ from grailnode.engine.vllm.installation import (
     find_python,
 )
 from grailnode.engine.vllm.server_supervisor import SUPPORTED
-from grailnode.engine.vllm.verify_requests import Verification, serve_verifications
+from grailnode.engine.vllm.verify_requests import NoAnswerError, Verification, request_verification, serve_verifications
 from grailnode.node.role_checks import check_engine
 from roles.ports import EngineError
 from tests.support.processes.command_line import CommandResult, fail, run_command, succeed
@@ -326,3 +328,22 @@ def test_a_node_that_does_not_run_is_named(run: Path) -> None:
 )
 def test_a_wrong_command_line_is_refused(options: str, message: str) -> None:
     assert message in fail("engine", "verify", *options.split(), code=2)
+
+
+async def test_a_long_answer_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """What listens in the node's place may answer without end."""
+
+    async def answer(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(b" " * (17 << 20) + json.dumps({"version": 7}).encode())
+        await stream.aclose()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "verify"))
+        listener.listen()
+        async with trio.open_nursery() as nursery:
+            stream = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+            nursery.start_soon(trio.serve_listeners, answer, [stream])
+            with pytest.raises(NoAnswerError, match="or it is no node"):
+                await request_verification(tmp_path)
+            nursery.cancel_scope.cancel()

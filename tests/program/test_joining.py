@@ -45,7 +45,7 @@ def host() -> Iterator[Host]:
 
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()
-    url, scope, token = started.get(timeout=30)
+    url, scope, token = started.get(timeout=600)
     yield Host(files, replies, url)
     token.run_sync_soon(scope.cancel)
     thread.join(30)

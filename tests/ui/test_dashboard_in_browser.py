@@ -32,7 +32,7 @@ def server(source: Source) -> Iterator[tuple[str, Callable[[], None]]]:
 
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()
-    address, token, scope = ready.get(timeout=60)
+    address, token, scope = ready.get(timeout=600)
 
     def stop() -> None:
         if thread.is_alive():

@@ -104,9 +104,9 @@ class EngineWeights:
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
         """Implements Engine.stage_patch; the patch is decoded inside of vLLM, beside the serving."""
-        if self.version is None:
-            raise EngineError("a patch needs a version that serves")
         async with self._control:
+            if self.version is None:
+                raise EngineError("a patch needs a version that serves")
             write = partial(self._checkpoints.write_patch, version, patch)
             await self._stage(lambda: self._new_step("patch", version, manifest.weights, write))
 
@@ -141,8 +141,7 @@ class EngineWeights:
         try:
             await self._swap(client, step)
         except RefusedCommandError as error:
-            # The engine undid the change, or is poisoned and must load its weights again. Either way the old version
-            # serves.
+            # The engine undid the change, or is poisoned and must load its weights again. The old version serves.
             self._checkpoints.drop_staged()
             if error.poisoned:
                 await self._server.restart(client, error)
@@ -160,7 +159,7 @@ class EngineWeights:
                 await self._server.repeat(partial(self._check_layout, step=step))
             except EngineError:
                 # What was brought into the engine may not serve, and nothing else can.
-                self._checkpoints.steps.clear()
+                self._checkpoints.steps.pop().path.unlink(missing_ok=True)
                 raise
         # Each commit checks what it changes; reading everything back finds what somebody else changed in memory.
         if self._commits % self._limits.verify_interval == 0:
@@ -169,8 +168,7 @@ class EngineWeights:
     async def _swap(self, client: VllmClient, step: RecoveryStep) -> None:
         """Commit a staged version between two requests."""
         start = perf_counter()
-        # vLLM finishes the requests under way. If they take too long they are aborted, and the node asks for them
-        # again.
+        # vLLM finishes the requests under way. If they take too long, they are aborted, and asked for again.
         try:
             with trio.fail_after(self._limits.drain):
                 await client.post("/pause", mode="wait")
@@ -252,9 +250,8 @@ class EngineWeights:
 
     async def _weights_step(self, version: int, weights: Weights) -> RecoveryStep:
         digest = await self._run_sync(digest_weights, weights)
-        return await self._new_step(
-            "weights", version, digest, lambda: self._checkpoints.write_weights(version, weights)
-        )
+        write = partial(self._checkpoints.write_weights, version, weights)
+        return await self._new_step("weights", version, digest, write)
 
     async def _new_step(
         self, kind: Literal["weights", "patch"], version: int, digest: bytes, write: Callable[[], Path]

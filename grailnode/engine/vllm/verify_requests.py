@@ -24,6 +24,7 @@ from roles.ports import EngineError
 _SOCKET: Final = "verify"
 _MAX_ADDRESS_BYTES: Final = 103  # of a path, on the systems that allow least
 _MAX_NAMES: Final = 20  # of tensors in a line
+_MAX_ANSWER_BYTES: Final = 16 << 20  # with the names of all tensors
 
 
 class NoAnswerError(UserError):
@@ -97,12 +98,14 @@ async def request_verification(directory: Path) -> Verification:
     try:
         with _address(directory) as address:
             async with await trio.open_unix_socket(address) as stream:
-                line = b"".join([data async for data in stream])
+                line = bytearray()
+                while len(line) <= _MAX_ANSWER_BYTES and (data := await stream.receive_some()):
+                    line += data
         return _line.validate_json(line)
     except (OSError, trio.BrokenResourceError) as error:
         raise NoAnswerError(f"{directory}: {error}") from error
     except ValueError as error:
-        raise NoAnswerError(f"{directory}: the node ended before it answered") from error
+        raise NoAnswerError(f"{directory}: the node ended before it answered, or it is no node") from error
 
 
 async def _answer(verify: Callable[[], Awaitable[Verification]], stream: trio.SocketStream) -> None:

@@ -2,8 +2,8 @@
 
 Importing vLLM takes most of a server's start, three times over: in the server, in its engine core and in the worker. So
 this process imports it once, and forks a server for each line that it reads: the flags, a JSON array. It answers with
-the id of the server's process, which leads a session of its own, and with another line when that has ended. A server
-that crashed is replaced by one that has nothing to import. It shares this process's memory until it changes it.
+the id of the server's process, which leads a session of its own, and waits for its end. A server that crashed is
+replaced by one that has nothing to import. It shares this process's memory until it changes it.
 
 It asks for the death signal before anything else, because importing vLLM takes seconds.
 """

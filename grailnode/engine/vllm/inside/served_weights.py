@@ -105,7 +105,7 @@ class ServedWeights:
             buffer: where to read it; None for new memory, which takes twice the time.
 
         Raises:
-            ServedWeightsError: an element on this rank is no BF16 number; the other ranks have this one's part.
+            ServedWeightsError: an element on this rank is no BF16 number; the other ranks read NaNs.
         """
         placement = self.placements[name]
         buffer = np.empty(placement.elements, np.int16) if buffer is None else buffer[: placement.elements]
@@ -116,11 +116,12 @@ class ServedWeights:
         for piece in placement.pieces:
             upper = piece.view
             if upper.dtype != torch.int16:
-                # BF16 is the upper half of float32. A lower half that is not 0 was changed by something other than a
-                # version.
+                # BF16 is the upper half of float32. No version changes the lower half, which is 0.
                 lower, upper = piece.halves
                 is_exact = is_exact and not lower.count_nonzero()
             piece.source_view(bits).copy_(upper)
+        if not is_exact:
+            bits.fill_(-1)  # the largest bytes, so that no rank finds the signed weights
         if self._gather is not None:
             self._gather(bits)
         if not is_exact:

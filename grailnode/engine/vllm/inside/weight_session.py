@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
+import vllm
 
 from grailnode.engine.vllm.inside import hidden_taps
 from grailnode.engine.vllm.inside.adapters import adapter_loader, scale_adapters
@@ -55,8 +56,6 @@ class WeightSession:
 
     def describe(self) -> Values:
         """Return what the node checks at start: version, device, dtype, and tokens drawn by this process's kernel."""
-        import vllm  # noqa: PLC0415 - the tests of this module run without vLLM
-
         config = self._worker.vllm_config
         device = next(self._runner.get_model().parameters()).device
         return {
