@@ -1,9 +1,9 @@
 """Check tasks of reasoning-gym by the contract of environments: `python -m bench.reasoning_gym [TASK ...]`.
 
 Without a task it checks all that the plug-in of examples/reasoning_gym does not refuse. For each it prints the number
-of seeds, the seconds of its slowest reward, the most that an answer without merit earned, and what part of the contract
-failed. It exits with 1 if one did. Tasks that search a second for each problem have fewer seeds. It needs
-`pip install '.[code]' ./examples/reasoning_gym`; on two idle cores a task takes from 10 seconds to a minute.
+of seeds, the most that an answer without merit earned, and what part of the contract failed. It exits with 1 if one
+did. Tasks that search a second for each problem have fewer seeds. It needs `pip install '.[code]'
+./examples/reasoning_gym`; on two idle cores a task takes from 10 seconds to a minute.
 """
 
 import argparse
@@ -67,8 +67,7 @@ def check(task: str, folders: Sequence[Path], problems: int) -> str:
         return f"{task:<26} {problems:>3} seeds  {error}"
     failed = [f"{part}: {failure}" for part, failure in contract.failures(first, second) if failure]
     earned = max(reward for answer, _, reward in first.plays if answer == "junk" and isinstance(reward, float))
-    slowest = max(first.slowest, second.slowest)
-    return f"{task:<26} {problems:>3} seeds  slowest {slowest:5.2f} s  junk {earned:.2f}  {'; '.join(failed) or 'ok'}"
+    return f"{task:<26} {problems:>3} seeds  junk {earned:.2f}  {'; '.join(failed) or 'ok'}"
 
 
 def _observe(config: bytes, folders: Sequence[Path], problems: int, hash_seed: int) -> contract.Observations:

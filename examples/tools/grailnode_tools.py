@@ -7,14 +7,16 @@ The configuration may have `tool` and `turns`. A turn that begins with `answer `
 any other one. What the tools read is in this module, so the digest of its wheel pins it.
 
 - `search`: the documents that fit some words best, by Okapi BM25 in integers.
-- `sql`: a query of SQLite, as `{"tool": "sql", "sqlite": "3.40.1"}`. Another version of SQLite may order rows or count
-  steps otherwise, so a node whose Python has another one cannot take part.
+- `sql`: a query of SQLite, as `{"tool": "sql", "sqlite": "3.40.1-ab12cd34"}`. Another version, or one that was built
+  otherwise, may order rows, count steps or round numbers otherwise, so a node whose Python has another one cannot take
+  part. The error of a wrong value says the right one.
 - `files`: a file system in memory, with `ls`, `cat NAME`, `write NAME TEXT` and `rm NAME`.
 
 Each limit counts steps, bytes or rows, and no reply depends on time, chance or the machine.
 """
 
 import hashlib
+import platform
 import random
 import re
 import sqlite3
@@ -81,6 +83,7 @@ MOST_STEPS = 100_000  # of SQLite's virtual machine, for a query
 MOST_ROWS = 20
 MOST_QUERY = 500  # characters
 MOST_SELECTS = 3  # a query that names another one many times, which does so with a third, takes long to compile
+MOST_COLUMNS = 25  # of a table or result; `SELECT *` of joins in joins multiplies them while a query is compiled
 MOST_VALUE = 1000  # bytes, of a value while a query is computed: one step of the machine may read all of it
 FUNCTIONS = frozenset(
     {"abs", "avg", "coalesce", "count", "group_concat", "ifnull", "length", "like", "lower"}
@@ -90,10 +93,19 @@ _selects = re.compile(r"select|values", re.IGNORECASE)
 _query = re.compile(r"\s*(select|with|values)\b", re.IGNORECASE)
 
 
+def sqlite_build() -> str:
+    """Return the version of SQLite and a digest of how it was built, on which its replies depend."""
+    database = sqlite3.connect(":memory:")
+    rows = database.execute("SELECT sqlite_source_id() UNION ALL SELECT * FROM pragma_compile_options").fetchall()
+    digest = hashlib.sha256(repr((platform.machine(), sorted(rows))).encode()).hexdigest()
+    return f"{sqlite3.sqlite_version}-{digest[:8]}"
+
+
 class Database:
     """A table in memory that can be read. Steps are counted by SQLite's progress handler."""
 
     def __init__(self) -> None:
+        self.steps = 0
         self.database = sqlite3.connect(":memory:", isolation_level=None)
         self.database.execute("PRAGMA temp_store = MEMORY")
         self.database.execute(
@@ -101,6 +113,7 @@ class Database:
         )
         self.database.executemany("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", ORDERS)
         self.database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE)
+        self.database.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, MOST_COLUMNS)
         self.database.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 50)
         self.database.set_authorizer(_authorize)
         self.database.set_progress_handler(self._count, 1000)
@@ -145,7 +158,7 @@ class Files:
         command, name, *rest = [*text.split(maxsplit=2), "", ""]
         if command == "ls":
             return "\n".join(sorted(self.files)) or "no files"
-        if command == "write" and (name in self.files or len(self.files) < MOST_FILES):
+        if command == "write" and name and (name in self.files or len(self.files) < MOST_FILES):
             self.files[name] = rest[0]
             return "written"
         if command in ("cat", "rm") and name in self.files:
@@ -201,8 +214,8 @@ class Tools:
         self.tool, self.turns = config.get("tool", "search"), config.get("turns", 6)
         if self.tool not in _QUESTIONS:
             raise ValueError(f"tool {self.tool!r}: none of {', '.join(_QUESTIONS)}")
-        if self.tool == "sql" and config.get("sqlite") != sqlite3.sqlite_version:
-            raise ValueError(f'this Python has SQLite {sqlite3.sqlite_version}, which the run must name as "sqlite"')
+        if self.tool == "sql" and config.get("sqlite") != (build := sqlite_build()):
+            raise ValueError(f'this Python has SQLite {build}, which the run must name as "sqlite"')
         self.search = Search()
 
     def problem(self, seed: bytes) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from typing import Any, Final
 
 from grailnode.environments.wheels import PluginError
 from grailnode.sandbox import BubblewrapSandbox
-from grailnode.sandbox.plugin_sandbox import CallError, PluginSandbox, Session
+from grailnode.sandbox.plugin_sandbox import CallError, PluginLimits, PluginSandbox, Session
 from protocol import limits
 from protocol.environments import Problem
 from protocol.environments.base import SandboxError
 
 _MAX_HELD_OUT: Final = 1 << 31
+_STRICT_LIMITS: Final = PluginLimits(call_seconds=300.0, cpu_seconds=5)
+"""Processor time, which other programs do not change; a sixth of the time that stops a node."""
 
 
 class PluginEnvironment:
@@ -51,7 +53,8 @@ class PluginEnvironment:
         strict: bool = False,
     ) -> "PluginEnvironment":
         """Load the environment in a process of the sandbox."""
-        return cls(name, PluginSandbox(base, folders, name, config, hash_seed=hash_seed), strict=strict)
+        limits = _STRICT_LIMITS if strict else PluginLimits()
+        return cls(name, PluginSandbox(base, folders, name, config, limits, hash_seed), strict=strict)
 
     def problem(self, seed: bytes) -> Problem:
         return self._problem("problem", seed.hex())

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import select
+import signal
 import socket
 import subprocess
 import threading
@@ -29,7 +30,7 @@ from protocol import bounded_json
 from protocol.environments.base import SandboxError, SandboxLimitError
 from protocol.errors import MalformedError
 
-_ENDLESS: Final = 1 << 30  # CPU seconds of the process that forks, in all its life
+_ENDLESS: Final = 1 << 30  # CPU seconds
 _PROCESSES: Final = 256
 _FILES: Final = 64
 _TRIES: Final = 4  # of a call, before each of which the process that forks is started if it has ended
@@ -43,11 +44,13 @@ class PluginLimits:
     Attributes:
         load_seconds: elapsed time in which the environment loads.
         call_seconds: elapsed time of one call, or of all calls of an episode together.
+        cpu_seconds: processor time of the same.
     """
 
     load_seconds: float = 120.0
     call_seconds: float = 30.0
     memory_bytes: int = 2 << 30
+    cpu_seconds: int = _ENDLESS
 
 
 class CallError(Exception):
@@ -143,7 +146,8 @@ class _Host:
             memory_file(seccomp.build_filter(machine, "host")) as own_filter,
             memory_file(seccomp.build_filter(machine, "fork")) as fork_filter,
         ):
-            values = (inner.fileno(), fork_filter, _ENDLESS, limits.memory_bytes, 0, _FILES, _PROCESSES)
+            own_limits = (_ENDLESS, limits.memory_bytes, 0, _FILES, _PROCESSES)
+            values = (inner.fileno(), fork_filter, limits.cpu_seconds, *own_limits)
             arguments = (python, "-s", "-S", "-P", "-B", "-c", main, *map(str, values))
             self._process = _popen_for_good(
                 (*command, "--seccomp", str(own_filter), "--", *arguments),
@@ -288,9 +292,10 @@ class Session:
         self._close_channels()
         status = self._host.status(self._fork)
         if os.WIFSIGNALED(status):
-            signal = os.WTERMSIG(status)
+            number = os.WTERMSIG(status)
             return SandboxLimitError(
-                f"a process of the environment was ended by signal {signal}, so that nothing was judged"
+                f"a process of the environment was ended by signal {number} ({signal.strsignal(number)}), so that "
+                "nothing was judged"
             )
         return CallError("it ended its process")
 

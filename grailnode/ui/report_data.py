@@ -87,8 +87,10 @@ def reference_digest(digests: Mapping[str, str]) -> str | None:
 
 def judgement_text(state: NetworkState, findings: Findings) -> str:
     """Say in a sentence whether verification told cheaters from honest miners; empty if nobody knows who cheats."""
-    if not any(miner.kind == "cheating" for miner in state.miners) or not findings.groups.judged:
+    if not any(miner.kind == "cheating" for miner in state.miners):
         return ""
+    if not findings.groups.judged:
+        return "No group was judged in time: let the machine do nothing else meanwhile, or take more --windows."
     if not findings.false_rejections and not findings.false_acceptances:
         return "Every judged group of a cheating miner was rejected, and no group of an honest one."
     return (

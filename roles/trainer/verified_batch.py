@@ -137,6 +137,13 @@ class Intent(Record):
     outcomes: tuple[GroupOutcome, ...]  # to append to the outcome log
 
 
+class CollectorProgress(Record):
+    """How far the collector has come."""
+
+    kind: ClassVar[str] = "collector-progress"
+    oldest_window: Window  # for which verdicts may still come
+
+
 def whole_logprobs(data: bytes) -> np.ndarray | None:
     """Return recomputed log-probabilities (float32 little-endian) in millionths: int64 [N]; None if they cannot be
     right: they must be finite, and above 0 by rounding errors at most.

@@ -69,8 +69,6 @@ CONFIGS = {
 def test_games_keep_the_contract(games: str) -> None:
     for name, config in CONFIGS[games].items():
         first, second = (contract.observe_by_hash_seed(name, config, None, hash_seed) for hash_seed in (1, 2))
-        failures = dict(contract.failures(first, second))
-        del failures["every answer is judged fast"]  # which says little beside other tests
-        assert not any(failures.values()), (name, failures)
+        assert [line for line in contract.failures(first, second) if line[1]] == []
         if name == "cliff-walking":  # its prompt names the actions, so that words of it are moves
             assert any(len(set(replies)) > 2 for _, replies, _ in first.plays)

@@ -130,6 +130,14 @@ def test_a_limit_decides_no_reward(short: PluginEnvironment, completion: str, re
     assert short.reward(PROBLEM, "1") == 1.0
 
 
+@pytest.mark.slow
+def test_a_check_limits_processor_time_of_which_other_programs_take_none(base: BubblewrapSandbox, site: Path) -> None:
+    environment = PluginEnvironment.open(base, [site], "hostile", b"{}", strict=True)
+    with pytest.raises(SandboxLimitError, match="CPU time limit exceeded"):
+        environment.reward(PROBLEM, "9**9**9**9")
+    environment.close()
+
+
 BOUNDED = """
 import ctypes, platform, resource
 class Task:

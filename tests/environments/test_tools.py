@@ -18,7 +18,7 @@ from tests.support.processes.programs import ROOT
 from tests.support.pytest_options.few_daily import few_daily
 
 SOURCE = ROOT / "examples" / "tools"
-CONFIGS = {"sql": {"sqlite": sqlite3.sqlite_version}, "search": {}, "files": {}}
+TOOLS = ("sql", "search", "files")
 
 
 @pytest.fixture(scope="module")
@@ -30,21 +30,25 @@ def tools() -> Iterator[ModuleType]:
     return module
 
 
+def config_of(tools: ModuleType, tool: str) -> dict[str, str]:
+    return {"tool": tool, **({"sqlite": tools.sqlite_build()} if tool == "sql" else {})}
+
+
 def begin(tools: ModuleType, tool: str) -> tuple[str, Any]:
     """Return the question of a problem of a tool, and its episode."""
-    environment = tools.Tools({"tool": tool, **CONFIGS[tool]})
+    environment = tools.Tools(config_of(tools, tool))
     problem = environment.problem(bytes(32))
     return problem["prompt"], environment.begin(problem, bytes(32))
 
 
-@pytest.mark.parametrize("tool", few_daily(CONFIGS, 3))
+@pytest.mark.parametrize("tool", few_daily(TOOLS, 3))
 def test_a_tool_keeps_the_contract_from_its_wheel_in_the_sandbox(
-    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tools: ModuleType, tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(install({file.name: file.read_text() for file in SOURCE.glob("*.*")}, tmp_path)))
     observations = []
     for hash_seed in (1, 2):
-        config = json.dumps({"tool": tool, **CONFIGS[tool]})
+        config = json.dumps(config_of(tools, tool))
         environment = open_plugin("tools", config, tmp_path / "wheels", hash_seed=hash_seed, strict=True).environment
         observations.append(contract.observe(environment, 40))
         environment.close()
@@ -72,10 +76,12 @@ def test_questions_are_answered_with_the_tools(tools: ModuleType) -> None:
 
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
-NESTED = f"WITH a AS (SELECT 1 FROM {','.join(['orders'] * 60)}), b AS (SELECT 1 FROM {','.join(['a'] * 60)}) "
+NESTED = f"WITH a AS (SELECT 1 FROM {','.join(['orders'] * 25)}), b AS (SELECT 1 FROM {','.join(['a'] * 60)}) "
+JOINED = f"WITH a AS (SELECT * FROM {','.join(['orders'] * 20)}), b AS (SELECT * FROM {','.join(['a'] * 19)}) "
 QUERIES = {
     ENDLESS: "interrupted",
-    NESTED + f"SELECT count(*) FROM {','.join(['b'] * 60)}": "error: ",
+    NESTED + f"SELECT 1 FROM {','.join(['b'] * 50)}": "too many references",
+    JOINED + f"SELECT 1 FROM {','.join(['b'] * 60)}": "too many columns",
     "WITH RECURSIVE c(x) AS (SELECT 'a' UNION ALL SELECT x || x FROM c) SELECT length(x) FROM c": "too big",
     "SELECT group_concat(a.customer) FROM orders a, orders b": "error: ",
     "SELECT zeroblob(1000000000)": "not authorized",
@@ -105,8 +111,8 @@ def test_a_hostile_query_gets_an_error_and_changes_nothing(tools: ModuleType, qu
     _, episode = begin(tools, "sql")
     answer = episode.step(query)
     assert answer.startswith("error: ") and reply in answer
-    assert episode.step("SELECT count(*) FROM orders") == "200"
     assert episode.tool.steps <= tools.MOST_STEPS
+    assert episode.step("SELECT count(*) FROM orders") == "200"
 
 
 def test_replies_are_bounded(tools: ModuleType) -> None:
@@ -114,14 +120,16 @@ def test_replies_are_bounded(tools: ModuleType) -> None:
     assert len(episode.step("SELECT a.id FROM orders a, orders b").splitlines()) == tools.MOST_ROWS
     assert len(episode.step("SELECT " + ",".join(["substr('" + "x" * 60 + "', 1)"] * 5))) <= tools.MOST_REPLY
     _, episode = begin(tools, "files")
+    assert episode.step("write").startswith("error: ")
     replies = [episode.step(f"write {number} {'x' * 5000}") for number in range(30)]
     assert replies.count("written") == tools.MOST_FILES - 3
     assert max(map(len, episode.tool.files.values())) <= tools.MOST_TURN
 
 
-def test_another_sqlite_cannot_take_part(tools: ModuleType) -> None:
-    with pytest.raises(ValueError, match=f"this Python has SQLite {sqlite3.sqlite_version}"):
-        tools.Tools({"tool": "sql", "sqlite": "3.0.0"})
+@pytest.mark.parametrize("build", ["3.0.0", sqlite3.sqlite_version, f"{sqlite3.sqlite_version}-00000000"])
+def test_another_sqlite_or_another_build_of_it_cannot_take_part(tools: ModuleType, build: str) -> None:
+    with pytest.raises(ValueError, match=f"this Python has SQLite {sqlite3.sqlite_version}-"):
+        tools.Tools({"tool": "sql", "sqlite": build})
 
 
 def test_the_search_orders_documents_as_bm25_in_floating_point_does(tools: ModuleType) -> None:

@@ -26,7 +26,7 @@ from roles.trainer.outer.local_learner import masters
 from roles.trainer.spool import SnapshotName, put_snapshot
 from roles.trainer.tensor_shards import run_inline
 from tests.learning.groups import group
-from tests.learning.ranks import SETTINGS, assert_equal, assert_same_run, groups_of, read, run_ranks, train
+from tests.learning.ranks import SETTINGS, Tensors, assert_equal, assert_same_run, groups_of, read, run_ranks, train
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.simulation.learning import Setup, run
 from tests.support.simulation.virtual_clock import simulated
@@ -187,12 +187,25 @@ def test_two_ranks_publish_the_codes_of_one_process_bit_for_bit(policy: Path, pr
     assert_same_run(trained, train(learner_of(policy, precision, loss=settings.loss), None, 0, 3))
 
 
-def test_masters_that_no_scale_can_represent_are_refused(model: CausalModel) -> None:
-    weights = random_weights(model)
-    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 2.0**80
-    with pytest.raises(ValueError, match="no scale can represent"):
-        Learner(model, weights, SETTINGS, precision="fp8").view()
-    Learner(model, weights, SETTINGS).view()
+def refuse(learner: Learner) -> tuple[list[str], tuple[list[Tensors], Tensors]]:
+    """Give a learner masters that no scale can represent, in the rows of either rank; then take a step without them."""
+    errors, state, name = [], learner.state(), "master/model.layers.0.mlp.up_proj.weight"
+    for row in (0, -1):
+        large = state[name].clone()
+        large[row, 0] = 2.0**80
+        learner.restore(state | {name: large})
+        for attempt in (lambda: read(learner.view_source()), lambda: learner.gradients(groups_of(0))):
+            try:
+                attempt()
+            except ValueError as error:
+                errors.append(str(error))
+    return errors, train(learner, state, 0, 1)
+
+
+def test_masters_that_no_scale_can_represent_are_refused_by_one_process_and_by_ranks(policy: Path) -> None:
+    refusals = [refuse(learner_of(policy, "fp8")), run_ranks(2, policy, SETTINGS, refuse, precision="fp8")]
+    assert [errors for errors, _ in refusals] == [["a weight of 1.20893e+24, which no scale can represent"] * 4] * 2
+    assert_same_run(refusals[0][1], refusals[1][1])
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The training loop: each version is the policy of one step, although training goes on while it is written."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Barrier
 from typing import Any, get_args
 
@@ -26,6 +27,7 @@ from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettin
 from roles.trainer.spool import INBOX, SnapshotName, list_snapshots, put_snapshot
 from roles.trainer.tensor_shards import run_inline
 from tests.learning.groups import group
+from tests.learning.ranks import assert_equal
 from tests.support.builders.chains import equal
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
@@ -140,6 +142,23 @@ async def test_a_note_of_another_format_is_named_and_repaired():
     note = await newest_checkpoint(state)
     assert note is not None
     assert (note.version, note.step) == (1, 0)
+
+
+async def test_waiting_groups_in_another_format_are_named_and_repaired_without_the_loss_of_moments():
+    network, state, lines = Network(demo_rules()), MemoryStore(), list[str]()
+    learner = Learner(network.compute.model, network.weights, SETTINGS)
+    learner.step([group("a")])
+    await put_snapshot(state, SnapshotName(1, 1), learner.view_source(), run_inline)
+    await put_checkpoint(state, (1, 1), partial(learner.save, state, run_inline, 1 << 20), b"another format")
+    node = replace(network.node("trainer"), state=state)
+    restarted = Learner(network.compute.model, network.weights, SETTINGS)
+    training = Training(node, restarted, buffer_of(""), lambda: network.weights, TrainingSettings())
+    with pytest.raises(StateError, match=r"checkpoints/0+1-.*: not a saved replay buffer.*`grailnode repair`"):
+        await training.run()
+    await repair_checkpoint(state, lines.append, chain_is_rebuilt=False)
+    assert [line.partition("replay: ")[2] for line in lines] == ["cannot be read; the groups that waited are lost"]
+    await training._restore()
+    assert_equal(restarted.state(), learner.state())
 
 
 @simulated

@@ -59,6 +59,16 @@ async def test_a_site_keeps_only_its_newest_contributions_in_storage() -> None:
     equal_states(testbed, rounds - 1)
 
 
+async def test_a_site_remembers_used_groups_only_until_their_copies_are_too_stale() -> None:
+    testbed = OuterTestbed(2, round_rules(local_steps=3, quorum=2))
+    testbed.site_settings = replace(SITE_SETTINGS, max_staleness=1)
+    manifests = await testbed.run_rounds(8)
+    newest = {group for manifest in manifests[-5:] for item in manifest.counted for group in item.groups}
+    for handle in testbed.handles.values():
+        assert handle.site is not None and handle.site._pool._used <= newest
+    equal_states(testbed, 8)
+
+
 async def test_a_site_takes_no_more_steps_than_a_contribution_can_name_groups_for() -> None:
     testbed = OuterTestbed(1, round_rules(local_steps=3, quorum=1))
     testbed.site_settings = replace(SITE_SETTINGS, groups_per_step=MAX_ROUND_GROUPS // 2)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from grailnode.demo.demo_network import DemoSettings
+from grailnode.run import workspace
 from grailnode.ui.report import DemoReport
 from tests.support.processes import programs
 from tests.support.processes.deployment import follow_first_run, follow_page, make_deployment
@@ -40,6 +42,12 @@ def has_progress(report: DemoReport) -> bool:
         and min(accepted_groups["miner-1"], accepted_groups["miner-2"]) > 0
         and report.trainer_io_wait_fraction < 0.2
     )
+
+
+@pytest.mark.parametrize("environment", ["addition", "wordle", "calculator"])
+def test_the_packaged_thresholds_are_those_of_the_policy_of_each_task(environment: str, tmp_path: Path) -> None:
+    demo = DemoSettings(1, 0, tmp_path, keep=False, command="", environment=environment)
+    workspace.create(tmp_path / "run", demo.recipe, policy=demo.policy, proof=demo.proof, miners=("miner-1",))
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES, PUBLISHED_WEIGHTS, newest_weights, weights_folder
 from roles.trainer.tensor_shards import TensorSource, put_shards, read_tensors, run_inline
-from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup, verified_group
+from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, VerifiedGroup, verified_group
 from tests.support.attacked_nodes.follower import ROOTS
 from tests.support.attacked_nodes.trainer import (
     FIRST,
@@ -254,7 +254,7 @@ async def test_a_raised_quorum_holds_for_groups_that_are_not_decided_yet():
 @simulated
 async def test_after_a_long_absence_slow_verdicts_are_waited_for():
     testbed = await make_honest_testbed(1, FIRST, store=SlowStore(5.0, "/verdicts/"))
-    await testbed.state.put(COLLECTOR_PROGRESS, str(WINDOW).encode())
+    await testbed.state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=WINDOW).to_bytes())
     schedule = testbed.run.schedule
     await testbed.clock.sleep_until(
         testbed.run.beacon.round_time(schedule.verdict(WINDOW) + 3 * schedule.verdict_rounds)

@@ -120,6 +120,13 @@ def test_page_praises_verification_only_if_it_is_true():
     assert praise not in page(runs.report(replace(state, miners=(honest, *state.miners[1:]))))
 
 
+def test_a_demo_without_a_judged_group_says_what_to_do():
+    state = runs.network()
+    silent = tuple(replace(miner, accepted=0, rejected={}) for miner in state.miners)
+    assert "No group was judged in time" in page(runs.report(replace(state, miners=silent)))
+    assert "No group was judged in time" not in page(runs.report(state))
+
+
 def test_a_failed_write_does_not_damage_the_older_report(tmp_path: Path):
     (tmp_path / "report.json").mkdir()  # cannot be renamed over
     with pytest.raises(OSError, match=r"report\.json"):

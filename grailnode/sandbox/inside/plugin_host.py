@@ -2,8 +2,8 @@
 killed.
 
 It is process 1 of its name space, which no process in it can kill. Arguments: the control socket, the descriptors of
-the forks' filter, then the limits of `wire.limit`. Standard input is JSON: the environment's name, its configuration,
-the number of folders with wheels.
+the forks' filter, a fork's CPU seconds, then the limits of `wire.limit`. Standard input is JSON: the environment's
+name, its configuration, the number of folders with wheels.
 
 On the control socket it first reports the environment's facts, or why it did not load. Then it takes a letter and the
 number of a fork: 's', with two descriptors (calls, replies), starts one; 'k' ends it; 'e' ends it and is answered with
@@ -17,6 +17,7 @@ import json
 import numbers
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -43,7 +44,7 @@ class _Program(ctypes.Structure):
 
 def main() -> None:
     """Serve until the control socket is closed."""
-    control_descriptor, filter_descriptor, *limits = map(int, sys.argv[1:])
+    control_descriptor, filter_descriptor, cpu_seconds, *limits = map(int, sys.argv[1:])
     control = socket.socket(fileno=control_descriptor)
     with os.fdopen(filter_descriptor, "rb") as file:
         program = file.read()
@@ -64,7 +65,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # what is loaded stays shared with the forks
     forks: dict[int, int] = {}
-    while _serve_control(control, forks, environment, program):
+    while _serve_control(control, forks, environment, program, cpu_seconds):
         pass
 
 
@@ -73,7 +74,9 @@ def _load(name: str, config: dict[str, Any]) -> Any:
     return point.load()(config)
 
 
-def _serve_control(control: socket.socket, forks: dict[int, int], environment: Any, program: bytes) -> bool:
+def _serve_control(
+    control: socket.socket, forks: dict[int, int], environment: Any, program: bytes, cpu_seconds: int
+) -> bool:
     """Carry out a message, and return whether there was one."""
     message, descriptors, *_ = socket.recv_fds(control, 64, 2)
     if not message:
@@ -83,6 +86,7 @@ def _serve_control(control: socket.socket, forks: dict[int, int], environment: A
         process = forks[number] = os.fork()
         if not process:
             control.close()
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
             _serve_calls(environment, program, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)

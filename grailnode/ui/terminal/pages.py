@@ -171,7 +171,7 @@ class _Summary:
         if rows := state.miners:
             parts += [Text(""), miners(rows, inside)]
         if judgement := judgement_text(state, findings):
-            good = not findings.false_rejections and not findings.false_acceptances
+            good = findings.groups.judged and not findings.false_rejections and not findings.false_acceptances
             parts += [Text(""), Text(judgement, style="green" if good else "red")]
         length = f"{len(state.windows)} windows in {duration_words(state.seconds)}"
         title = line((f"{clean(state.run_name, 24)}: {length}", "not dim bold"))

@@ -18,6 +18,7 @@ from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, INTENTS, OUTCOMES
 from roles.trainer.verified_batch import (
     CANARY,
     USED,
+    CollectorProgress,
     GroupOutcome,
     Intent,
     VerifiedBatch,
@@ -54,7 +55,8 @@ class OutcomeLog:
     async def open(self) -> None:
         """Read which windows and miners have entries, and how far the collector has come."""
         with suppress(NotFoundError):
-            self.oldest_window = int(await self._state.get(COLLECTOR_PROGRESS, 32))
+            data = await self._state.get(COLLECTOR_PROGRESS, CollectorProgress.max_bytes)
+            self.oldest_window = CollectorProgress.from_bytes(data).oldest_window
         async for item in self._state.list(OUTCOMES):
             path = item.path.removeprefix(OUTCOMES)
             self._windows.setdefault(paths.window_of(path), {})[paths.key_at_end(path)] = None
@@ -82,7 +84,7 @@ class OutcomeLog:
     async def advance(self, oldest_window: int) -> None:
         """Remember the oldest window for which verdicts may still come."""
         self.oldest_window = oldest_window
-        await self._state.put(COLLECTOR_PROGRESS, str(oldest_window).encode())
+        await self._state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=oldest_window).to_bytes())
 
     def release(self, window: int) -> None:
         """Free the memory of a window's entries, which stay on disk."""

@@ -14,6 +14,7 @@ from roles.ports import LineReporter, NotFoundError, ObjectStore
 from roles.trainer.collect.logprob_bias import LOGPROB_BIAS
 from roles.trainer.collect.validator_monitor import DISTRUSTED
 from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, INTENTS, OUTCOMES
+from roles.trainer.verified_batch import CollectorProgress
 
 
 async def repair_collector(state: ObjectStore, lost_paths: Set[str], say: LineReporter) -> None:
@@ -30,7 +31,8 @@ async def repair_collector(state: ObjectStore, lost_paths: Set[str], say: LineRe
             say(f"{path}: log-probabilities that differ to one side are counted anew")
     # Windows before `oldest` are closed already; what is lost of them changes nothing.
     try:
-        oldest = int(await state.get(COLLECTOR_PROGRESS, 32))
+        data = await state.get(COLLECTOR_PROGRESS, CollectorProgress.max_bytes)
+        oldest = CollectorProgress.from_bytes(data).oldest_window
     except NotFoundError:
         oldest = 0
     # Without its outcome log it is not known which groups of a window were handed over; without its write-ahead log,
@@ -45,5 +47,5 @@ async def repair_collector(state: ObjectStore, lost_paths: Set[str], say: LineRe
             say(f"{COLLECTOR_PROGRESS}: nothing was collected; it begins with the windows that are open")
         return
     first = max(windows) + 1
-    await state.put(COLLECTOR_PROGRESS, str(first).encode())
+    await state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=first).to_bytes())
     say(f"{COLLECTOR_PROGRESS}: verdicts count from window {first} on, so that no group is trained on twice")

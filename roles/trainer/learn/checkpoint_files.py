@@ -25,7 +25,9 @@ from protocol.quantization import SCALE, dequantize, is_scale
 from roles.ports import LineReporter, NotFoundError, ObjectStore, StateError
 from roles.trainer.dithering import dither
 from roles.trainer.learn.optimizer import MASTER
+from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.state_rows import SavedRows, is_whole, part_folder
+from roles.trainer.learn.training_settings import ReplaySettings
 from roles.trainer.spool import newest_weights, weights_folder
 from roles.trainer.tensor_shards import (
     TensorSource,
@@ -129,7 +131,7 @@ async def repair_checkpoint(
     A checkpoint that is lost is made from the newest weights, and so is one that is older than these where the chain
     was rebuilt, because the state may be that of an old backup: the published weights are the rounding of the masters,
     the moments begin at zero, the warm-up starts again, and the replay buffer is empty. So is one of versions
-    that the roots took back.
+    that the roots took back. Where only the replay buffer cannot be read, it becomes empty.
     """
     newest = await newest_weights(state)
     note = await _whole_checkpoint(state)
@@ -146,19 +148,25 @@ async def repair_checkpoint(
 
         await put_checkpoint(state, (version, 0), save, b"")
         say(f"{NOTES}: made from version {version}; moments and waiting groups are lost, the warm-up starts again")
-    elif note.version > version + 1:
+        return
+    if note.version > version + 1:
         next_note = note.model_copy(update={"version": version + 1})
         await state.put(next_note.path, next_note.to_bytes())
         say(f"{note.path}: becomes version {version + 1}, since the versions before it are lost")
+    try:
+        if replay := await get_replay(state, note):
+            ReplayBuffer(ReplaySettings(), 0).restore(replay)
+    except (NotFoundError, ValueError):
+        await state.put(f"{note.folder}replay", b"")
+        say(f"{note.folder}replay: cannot be read; the groups that waited are lost")
 
 
 async def _whole_checkpoint(state: ObjectStore) -> CheckpointNote | None:
-    """Return the newest checkpoint if no file of it is lost, and its note can be read."""
+    """Return the newest checkpoint if no masters or moments of it are lost, and its note can be read."""
     with suppress(NotFoundError, StateError):
         note = await newest_checkpoint(state)
         if note is None:
             return None
-        await get_replay(state, note)
         if all([await is_whole(state, note.rows, part) for part in range(note.local_parts)]):
             return note
     return None

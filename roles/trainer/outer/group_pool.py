@@ -25,7 +25,7 @@ class GroupPool:
         self._run_id = run_id
         self._max_staleness = max_staleness
         self._groups: dict[bytes, VerifiedGroup] = {}
-        self._used: set[bytes] = set()
+        self._used = frozenset[bytes]()
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -40,10 +40,11 @@ class GroupPool:
         await self._inbox.keep(lambda digest, _: digest in self._groups)
 
     def use_up(self, digests: Iterable[bytes]) -> None:
-        """Remove groups that a manifest has named; a later copy of them is not added."""
-        for digest in digests:
-            self._used.add(digest)
-            self._groups.pop(digest, None)
+        """Set which groups manifests have named, without those that are too stale by now. They leave, and later copies
+        of them are not added.
+        """
+        self._used = frozenset(digests)
+        self._groups = {digest: group for digest, group in self._groups.items() if digest not in self._used}
 
     def dealt(
         self, turns: Collection[int], workers: Sequence[bytes], worker: bytes, without: Collection[bytes] = ()

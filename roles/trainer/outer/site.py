@@ -120,7 +120,6 @@ class Site:
             for item in signed.record.counted
             for group in item.groups
         )
-        self._pool.use_up(item.group for item in used)
         if self._record is not None:
             dealt_groups = {item.group for item in used}
             used += tuple(item for item in self._record.used if item.group not in dealt_groups)
@@ -144,6 +143,7 @@ class Site:
         recent = tuple(item for item in used if shared.step - item.step <= self._settings.max_staleness + 1)
         record = SiteRecord(number=number, trainer=opening.record.trainer, feedback=feedback, inner=inner, used=recent)
         await node.state.put(round_files.SITE, record.to_bytes())
+        self._pool.use_up(item.group for item in recent)
         self._record, self._opening, self.shared = record, opening, shared
 
     async def _clean_up(self) -> None:
@@ -306,7 +306,6 @@ class Site:
             return
         manifest, own = closing.record, closing.record.counted_digest(node.key.public)
         used = [UsedGroup(group=group, step=opening.state.step) for item in manifest.counted for group in item.groups]
-        self._pool.use_up(item.group for item in used)
         if shared is None:
             self._steps.drop()
             await self._adopt_state(manifest if await self._is_behind(manifest.number) else None)

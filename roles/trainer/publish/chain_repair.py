@@ -157,10 +157,10 @@ class ChainRepair:
             count = await count_shards(node.state, path)
             if await self._is_complete(head.version, count):
                 return count
-        folder = weights_folder(head.version)
+        folder, count = weights_folder(head.version), await rebuild_weights(node, head.version)
         for lost_path in sorted({path, *(name for name in self._lost_paths if name.startswith(folder))}):
             self._say(f"{lost_path}: rebuilt from storage")
-        return await rebuild_weights(node, head.version)
+        return count
 
     async def _is_complete(self, version: int, count: int) -> bool:
         """Return whether the state still has all files of a version's weights."""

@@ -16,7 +16,7 @@ from protocol.rollout.batch import Group, assemble, pack_tokens
 from roles.ports import NotFoundError, ObjectStore, StoreError
 from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, OUTCOMES
-from roles.trainer.verified_batch import VerifiedBatch, WindowOutcomes
+from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
 from tests.support.builders.proofs import proof_of
@@ -142,10 +142,10 @@ class AttackedTrainer:
     async def window_has_closed(self) -> bool:
         """Whether the collector has noted that no more verdicts on the window count."""
         try:
-            oldest_window = int(await self.state.get(COLLECTOR_PROGRESS, 32))
+            data = await self.state.get(COLLECTOR_PROGRESS, CollectorProgress.max_bytes)
         except NotFoundError:
             return False
-        return oldest_window > WINDOW
+        return CollectorProgress.from_bytes(data).oldest_window > WINDOW
 
     async def group_outcomes(self) -> dict[bytes, str]:
         """Return the statuses of the miner's judged groups by digest; none before the collector decides."""

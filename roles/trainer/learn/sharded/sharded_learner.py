@@ -20,7 +20,8 @@ import trio
 from torch import Tensor
 from torch import distributed as dist
 
-from protocol.quantization import SCALE, Precision, published_tensors
+from protocol.digest import Weights
+from protocol.quantization import SCALE, Precision, is_matrix, published_tensors, row_scales
 from roles.policy.causal_model import CausalModel
 from roles.ports import ObjectStore
 from roles.trainer.learn.checkpoint_files import delete_folders
@@ -83,6 +84,7 @@ class ShardedLearner(Learner):
     def gradients(self, groups: Sequence[VerifiedGroup]) -> Gradients:
         """Compute the gradients of these groups on all ranks; return this rank's rows."""
         self._tell(("gradients", tuple(groups)))
+        self._on_all_ranks(self._scales, self._group.steps)  # a pass that fails leaves weights gathered
         self._sharded.forget_gradients()
         figures = super().gradients(groups).figures
         return Gradients(self._sharded.gradients(), figures)
@@ -148,6 +150,11 @@ class ShardedLearner(Learner):
         )
         return [(loss, clipped_tokens, divergence, entropy)]
 
+    def _scales(self) -> dict[str, Tensor]:
+        """Return the scales of this rank's rows of quantized matrices; raise ValueError if a weight can have none."""
+        masters = self._optimizer.masters.items() if self._precision != "bf16" else ()
+        return {name: row_scales(rows, self._precision) for name, rows in masters if is_matrix(name, rows.shape)}
+
     def _published(self, names: Sequence[str]) -> dict[str, Tensor]:
         return dict(zip(names, self._read(names, view=True), strict=True))
 
@@ -158,11 +165,22 @@ class ShardedLearner(Learner):
             if group.rank == 0:
                 group.broadcast(group.reads, ("read", (names, view)))
             if view:
-                own = published_tensors(self._optimizer.masters, self._precision, names)
+                masters = self._optimizer.masters
+                own = self._on_all_ranks(partial(published_tensors, masters, self._precision, names), group.reads)
             else:
                 own = {name: self._optimizer.tensors[name].cpu().contiguous() for name in names}
             gathered = [group.gather(own[name], self._shape(name)[0]) for name in names]
         return [tensor for tensor in gathered if tensor is not None]
+
+    def _on_all_ranks(self, compute: Callable[[], Weights], channel: "dist.ProcessGroup") -> Weights:
+        """Return what this rank computes; raise a ValueError that any rank has on all of them."""
+        try:
+            own, error = compute(), ""
+        except ValueError as refusal:
+            own, error = {}, str(refusal)
+        for text in filter(None, self._group.exchange(error, channel)):
+            raise ValueError(text)
+        return own
 
     def _shape(self, name: str) -> torch.Size:
         """Return the shape of a whole tensor of the state; of scales, that of their matrix, with as many rows."""
@@ -209,25 +227,27 @@ class ShardedLearner(Learner):
         """
         gradients: Gradients | None = None  # that the next update uses; None after an update, or if there were none
         for method, argument in self._calls(self._group.steps):
-            with suppress(ValueError):
-                match method:
-                    case "gradients":
-                        gradients = None
+            match method:
+                case "gradients":
+                    gradients = None
+                    with suppress(ValueError):
                         gradients = self.gradients(argument)
-                    case "update":
-                        assert gradients is not None
+                case "update":
+                    assert gradients is not None
+                    with suppress(ValueError):
                         self.update(gradients)
-                    case "restore":
-                        self._take_over(argument, None)
-                    case "load":
-                        trio.from_thread.run(self.load, state, argument, trio.to_thread.run_sync)
+                case "restore":
+                    self._take_over(argument, None)
+                case "load":
+                    trio.from_thread.run(self.load, state, argument, trio.to_thread.run_sync)
 
     def _follow_reads(self, state: ObjectStore, sweeps: bool) -> None:
         """Take part in each call of the channel of reads."""
         for method, argument in self._calls(self._group.reads):
             if method == "read":
                 names, view = argument
-                self._read(names, view=view)
+                with suppress(ValueError):  # rank 0 raises it
+                    self._read(names, view=view)
                 continue
             if sweeps:
                 trio.from_thread.run(delete_folders, state, {*argument})
