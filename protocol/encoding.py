@@ -114,19 +114,23 @@ def _check_structure(data: bytes, max_items: int) -> None:
 
 
 _PLAIN: Final = frozenset((int, bool, bytes, type(None)))  # types whose values need no check
+_SHORT: Final = limits.MAX_STRING_BYTES // 4  # characters that are within the limit in every script
 
 
 def _sorted_maps(value: Any, depth: int) -> Any:
-    if type(value) in _PLAIN:
+    if type(value) in _PLAIN or (type(value) is str and len(value) <= _SHORT):
         return value
     if isinstance(value, dict | tuple | list):
         if depth == limits.MAX_DEPTH:
             raise LimitError(f"nested deeper than {limits.MAX_DEPTH}")
         if not isinstance(value, dict):
-            return [item if type(item) in _PLAIN else _sorted_maps(item, depth + 1) for item in value]
-        if not all(isinstance(key, str) for key in value):
-            raise MalformedError("a map key that is not a string")
-        return {_sorted_maps(key, depth): _sorted_maps(value[key], depth + 1) for key in sorted(value)}
+            return value if _PLAIN.issuperset(map(type, value)) else [_sorted_maps(item, depth + 1) for item in value]
+        for key in value:
+            if not isinstance(key, str):
+                raise MalformedError("a map key that is not a string")
+            if len(key) > _SHORT:
+                _sorted_maps(key, depth)
+        return {key: _sorted_maps(value[key], depth + 1) for key in sorted(value)}
     if isinstance(value, float) and value - value != 0.0:
         raise MalformedError("a float that is not finite")
     if isinstance(value, str) and len(value.encode()) > limits.MAX_STRING_BYTES:

@@ -91,6 +91,8 @@ def main() -> None:
     """Run the console script. Every failure that the operator can repair is one line on standard error."""
     try:
         cli.main(prog_name="grailnode", standalone_mode=False)
+    except SystemExit:  # completion has ended: shells wait for it, and what explains an error imports torch
+        raise
     except click.exceptions.Abort:
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:

@@ -41,8 +41,8 @@ _TRAINERS = ("training", "site")
 
 def main(launch: Launch, body: ProcessBody | None = None) -> None:
     """Run a node's process until it is stopped. A `body`, a module-level function, replaces that of its kind."""
-    if launch.kind in _TRAINERS:
-        import_module("torch._dynamo")  # torch's optimizers import it, and what is imported now is frozen below
+    if launch.kind in _TRAINERS and launch.config.trainer.optimizer != "adamw":
+        import_module("torch._dynamo")  # the optimizer imports it, and what is imported now is frozen below
     torch.set_num_threads(launch.config.engine.threads)
     return_large_blocks(FOLLOWER_BLOCK if launch.kind in _FOLLOWERS else TRAINER_BLOCK)
     run_process(f"{launch.name}/{launch.kind}", partial(_run, launch, body or BODIES[launch.kind]))

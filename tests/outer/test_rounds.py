@@ -9,12 +9,14 @@ import trio
 
 from protocol import paths
 from protocol.identity.signing import Signed, open_signed, sign
-from protocol.limits import MAX_ROUND_GROUPS
-from protocol.outer.round_records import RoundContribution
+from protocol.limits import MAX_ROUND_GROUPS, MAX_WORKERS
+from protocol.outer.comparing import PROJECTED
+from protocol.outer.round_records import RoundContribution, RoundManifest
 from roles.trainer.outer.coordinator import first_state
+from roles.trainer.outer.round_files import SentContribution, SentRoundRecord, SiteRecord, UsedGroup
 from roles.trainer.outer.round_reader import HEAD_START, KEPT_ROUNDS
 from tests.outer.methods import METHODS
-from tests.support.builders.samples import digest, round_rules
+from tests.support.builders.samples import TRAINER, counted, digest, round_manifest, round_rules
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
 from tests.support.measuring.store_listing import names_below
 from tests.support.simulation.network import key
@@ -76,6 +78,22 @@ async def test_a_site_takes_no_more_steps_than_a_contribution_can_name_groups_fo
         manifest = await testbed.until_round(1)
     assert [len(item.groups) for item in manifest.counted] == [MAX_ROUND_GROUPS]
     assert (await testbed.contribution("site-0", 1)).record.local_steps == 2
+
+
+@pytest.mark.slow
+def test_the_records_of_a_round_with_as_many_sites_and_groups_as_there_may_be_are_within_their_limits() -> None:
+    workers = tuple(sorted(digest(f"site {place}") for place in range(MAX_WORKERS)))
+    groups = [sorted(digest(f"{place} {number}") for number in range(MAX_ROUND_GROUPS)) for place in range(MAX_WORKERS)]
+    items = tuple(counted(worker, groups=tuple(own)) for worker, own in zip(workers, groups, strict=True))
+    manifest = round_manifest(1, counted=items, refused=(), workers=workers)
+    assert open_signed(sign(manifest, TRAINER), RoundManifest, [TRAINER.public]).record == manifest
+    numbers = bytes(4 * PROJECTED)
+    sent = [SentContribution(worker=worker, disagreeing=True, numbers=numbers) for worker in workers]
+    record = SentRoundRecord(stream=0, sent=tuple(sent))
+    assert SentRoundRecord.from_bytes(record.to_bytes()) == record
+    used = tuple(UsedGroup(group=group, step=(1 << 33) - 1) for own in groups for group in own)
+    site = SiteRecord(number=1, trainer=TRAINER.public, feedback=-1, inner=-1, used=used)
+    assert SiteRecord.from_bytes(site.to_bytes()) == site
 
 
 async def test_a_lost_site_is_named_and_its_groups_are_dealt_again() -> None:

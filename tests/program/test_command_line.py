@@ -189,11 +189,14 @@ def test_a_process_exits_with_the_code_and_the_line_of_its_command(command: str,
     assert "Traceback" not in result.stderr
 
 
-def test_the_list_of_commands_imports_no_torch():
-    code = "import sys; from grailnode.cli.main import main; sys.argv[1:] = ['--help']; main()"
+@pytest.mark.parametrize("completion", [{}, {"COMP_WORDS": "grailnode e", "COMP_CWORD": "1"}])
+def test_the_list_of_commands_imports_no_torch(completion: dict[str, str]):
+    code = "import sys; from grailnode.cli.main import main; sys.argv[:] = ['grailnode', '--help']; main()"
     check = f"import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules))); {code}"
-    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert "Commands:" in result.stdout
+    environment = os.environ | completion | ({"_GRAILNODE_COMPLETE": "bash_complete"} if completion else {})
+    command = [sys.executable, "-c", check]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ("plain,engine" if completion else "Commands:") in result.stdout
     modules = set(result.stdout.splitlines()[-1].split())
     assert "grailnode.cli.main" in modules
     assert "torch" not in modules

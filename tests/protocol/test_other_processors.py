@@ -30,7 +30,7 @@ from tests.support.processes.programs import ROOT
 LEDGERS, WINDOWS, MINERS, SITES = 100, 3, 40, 5
 SCORING = samples.SCORING.model_copy(update={"decay": 870_550_563})
 PROOF = samples.run_manifest().proof
-WEIGHED = "6fd2cefdf431497444343e82bd25625a1bcf22744dc8af53c3f5828b02c2bf07"  # SHA-256 of what sites are weighed by
+WEIGHED = "af3c9ad81f1df1b4f8f97c02a449fbde7bfad7fc3978faa804910fbc56e0e623"  # SHA-256 of what sites are weighed by
 KEYS = [samples.key(f"miner {number}") for number in range(MINERS)]
 
 

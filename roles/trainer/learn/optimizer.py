@@ -1,30 +1,33 @@
 """Optimizers of torch and of bitsandbytes over FP32 masters, of which the published weights are the rounding.
 
-`torch.optim.Optimizer` is their interface: there is one for each tensor, or each block of one, so that Muon may have
-the matrices and AdamW the rest, and no copy of all gradients is needed to widen them. A step smaller than half a BF16
-unit in the last place stays in the master, and its BF16 rounding changes only when enough of them have added up. The
-sparsity of patches comes from this (PULSE, section A.2).
+There is one for each tensor, so that Muon may have the matrices and AdamW the rest, and no copy of all gradients is
+needed to widen them. A step smaller than half a BF16 unit in the last place stays in the master, and its BF16 rounding
+changes only when enough of them have added up. The sparsity of patches comes from this (PULSE, section A.2).
+
+AdamW is the function of torch and not its class: the first `torch.optim.Optimizer` of a process imports the compiler
+`torch._dynamo`, which takes a second and 150 MB. The function also takes a tensor block by block,
+which saves temporary tensors as large as the largest one.
 
 What is written out here: the norm of the gradients, which ranks with parts of them have to compute alike, and the state
 as tensors by name, because checkpoints are files of some tensors each.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from protocol.quantization import is_matrix
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 
 MASTER: Final = "master/"
 STEPS: Final = "steps"
-_STEP: Final = "step"  # the count of steps in the state of an optimizer; Muon has none
+_STEP: Final = "step"  # the count of steps in the state of an optimizer
 _BLOCK: Final = 1 << 20
-"""Elements of a tensor that are computed at a time, so that no copy is as large as the largest tensor."""
+"""Elements of a tensor that are computed at a time."""
 
 
 class MasterOptimizer:
@@ -44,11 +47,21 @@ class MasterOptimizer:
         self._settings = settings
         self._add_over_ranks = add_over_ranks
         self.masters = masters
-        self._parts = {name: _parts(name, master, settings) for name, master in masters.items()}
+        # On a CPU `fused` rounds the last elements of a tensor otherwise: ranks with parts of it would not agree with
+        # one process that has all of it.
+        self._constants: dict[str, Any] = dict.fromkeys(("foreach", "fused", "amsgrad", "maximize"), False)
+        self._constants |= {"beta1": settings.beta1, "beta2": settings.beta2, "eps": settings.epsilon}
+        self._constants |= {"weight_decay": settings.weight_decay}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._states: dict[str, dict[str, Tensor]] = {}
-        for name, master in masters.items():  # a step of size 0 makes the state, which is zero
-            self._step(name, torch.zeros_like(master), 0.0, 1.0)
-            self._states[name] = _joined_state(master, self._parts[name])
+        for name, master in masters.items():
+            optimizer = _optimizer(name, master, settings)
+            if optimizer is None:
+                self._states[name] = {key: torch.zeros_like(master) for key in ("exp_avg", "exp_avg_sq")}
+                continue
+            self._optimizers[name] = optimizer
+            self._step(name, torch.zeros_like(master), 0.0, 1.0)  # a step of size 0 makes the state, which is zero
+            self._states[name] = {key: tensor for key, tensor in optimizer.state[master].items() if key != _STEP}
         self.set_steps(0)
 
     @property
@@ -79,22 +92,27 @@ class MasterOptimizer:
         return norm
 
     def _step(self, name: str, gradient: Tensor, rate: float, scale: float) -> None:
-        parts = self._parts[name]
-        whole = gradient.contiguous()
-        blocks = [whole] if len(parts) == 1 else whole.view(-1).split(_BLOCK)  # type: ignore[no-untyped-call]
-        for (part, optimizer), block in zip(parts, blocks, strict=True):
+        master, gradient, optimizer = self.masters[name], gradient.contiguous(), self._optimizers.get(name)
+        if optimizer is not None:
             optimizer.param_groups[0]["lr"] = rate
-            part.grad = block.to(torch.float32).mul_(scale).view(part.shape)
+            master.grad = gradient.to(torch.float32).mul_(scale)
             optimizer.step()
-            part.grad = None
+            master.grad = None
+            return
+        tensors = (master, gradient, *self._states[name].values())
+        vectors = (tensor.view(-1).split(_BLOCK) for tensor in tensors)  # type: ignore[no-untyped-call]
+        for block, part, average, square in zip(*vectors, strict=True):
+            steps = torch.tensor(float(self.steps - 1))  # before this one: `adamw` counts it
+            widened = part.to(torch.float32).mul_(scale)
+            adamw([block], [widened], [average], [square], [], [steps], lr=rate, **self._constants)
 
     def set_steps(self, steps: int) -> None:
         """Set the number of optimizer steps taken, as after a state was taken over."""
         self.steps = steps
-        for part, optimizer in itertools.chain.from_iterable(self._parts.values()):
-            state = optimizer.state[part]
-            if _STEP in state:  # a tensor in torch, an integer in bitsandbytes
-                state[_STEP] = state[_STEP] * 0 + steps
+        for name, optimizer in self._optimizers.items():
+            state = optimizer.state[self.masters[name]]
+            if _STEP in state:  # an integer; Muon has none
+                state[_STEP] = steps
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -129,48 +147,18 @@ def check_state(state: Mapping[str, Tensor], outline: Mapping[str, tuple[torch.S
         raise ValueError("a saved state of another model or optimizer")
 
 
-_Part = tuple[Tensor, torch.optim.Optimizer]
-"""A master, or a block of it as a vector, and its optimizer."""
-
-
-def _parts(name: str, master: Tensor, settings: OptimizerSettings) -> list[_Part]:
-    """Return the parts of a master, each with its optimizer. A step of AdamW makes temporary tensors as large as its
-    part, so parts are blocks; the other optimizers need the whole tensor.
-    """
-    whole = _optimizer(name, master, settings)
-    if not isinstance(whole, torch.optim.AdamW):
-        return [(master, whole)]
-    blocks: Sequence[Tensor] = master.view(-1).split(_BLOCK)  # type: ignore[no-untyped-call]
-    return [(block, _optimizer(name, block, settings)) for block in blocks]
-
-
-def _joined_state(master: Tensor, parts: Sequence[_Part]) -> dict[str, Tensor]:
-    """Return a master's state without the count of steps: whole tensors; the states of blocks are views of them."""
-    first, optimizer = parts[0]
-    keys = [key for key in optimizer.state[first] if key != _STEP]
-    if first is master:
-        return {key: optimizer.state[first][key] for key in keys}
-    joined = {key: torch.zeros_like(master) for key in keys}
-    for key, whole in joined.items():
-        for (part, own), block in zip(parts, whole.view(-1).split(_BLOCK), strict=True):  # type: ignore[no-untyped-call]
-            own.state[part][key] = block
-    return joined
-
-
-def _optimizer(name: str, master: Tensor, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Return the optimizer of a tensor. Muon has the matrices of layers, and AdamW the other tensors."""
+def _optimizer(name: str, master: Tensor, settings: OptimizerSettings) -> torch.optim.Optimizer | None:
+    """Return the optimizer of a tensor, or None for AdamW. Muon has the matrices of layers, and AdamW the others."""
     decay = settings.weight_decay
     if settings.optimizer == "muon" and is_matrix(name, master.shape):
         return torch.optim.Muon([master], weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-    betas, epsilon = (settings.beta1, settings.beta2), settings.epsilon
-    if settings.optimizer == "adamw-8bit":
-        from bitsandbytes.optim import AdamW8bit  # noqa: PLC0415 - the package of an extra
+    if settings.optimizer != "adamw-8bit":
+        return None
+    from bitsandbytes.optim import AdamW8bit  # noqa: PLC0415 - the package of an extra
 
-        optimizer: torch.optim.Optimizer = AdamW8bit([master], betas=betas, eps=epsilon, weight_decay=decay)
-        return optimizer
-    # On a CPU `fused` rounds the last elements of a tensor otherwise: ranks with parts of it would not agree with one
-    # process that has all of it.
-    return torch.optim.AdamW([master], betas=betas, eps=epsilon, weight_decay=decay, foreach=False)
+    betas, epsilon = (settings.beta1, settings.beta2), settings.epsilon
+    optimizer: torch.optim.Optimizer = AdamW8bit([master], betas=betas, eps=epsilon, weight_decay=decay)
+    return optimizer
 
 
 def _sum_of_squares(gradient: Tensor) -> Tensor:

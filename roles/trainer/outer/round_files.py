@@ -51,6 +51,7 @@ SENT = "outer/sent/"
 POINTER = "outer/pointer"
 
 _SHARD_BYTES = 64 * limits.MIB  # of a state on this node's disk
+_USED_GROUPS = 16 * limits.MAX_WORKERS * limits.MAX_ROUND_GROUPS  # that a site remembers: those of 16 full rounds
 
 
 class UsedGroup(Record):
@@ -65,6 +66,8 @@ class SiteRecord(Record):
     """Where a site stands."""
 
     kind: ClassVar[str] = "site"
+    max_bytes: ClassVar[int] = 64 * _USED_GROUPS
+    max_items: ClassVar[int] = 8 * _USED_GROUPS
     number: OuterNumber  # of the manifest that it applied last
     trainer: Key  # whose space that was in
     feedback: Annotated[int, Field(ge=-1, lt=1 << 33)]  # the number of the file that counts; -1 for none
