@@ -155,6 +155,11 @@ def test_consoles_without_unicode_get_ascii_of_the_same_shape():
         assert [cell_len(line) for line in plain] == [cell_len(line) for line in full]
 
 
+def test_the_summary_says_at_80_columns_why_the_trainer_waited():
+    report = runs.report().model_copy(update={"trainer_data_wait_fraction": 0.86})
+    assert "cores" in " ".join(render(render_summary(report), 80))
+
+
 def test_the_summary_of_a_run_whose_windows_nobody_judged_says_why():
     text = " ".join(render(render_summary(runs.report(runs.empty())), 100))
     assert "No group was judged in time" in text

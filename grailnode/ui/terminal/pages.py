@@ -188,7 +188,7 @@ def _figures(report: DemoReport, findings: Findings, width: int) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     label = min(_LABEL, max(width // 2, 4))
     grid.add_column(width=label, no_wrap=True)
-    grid.add_column(width=max(width - label - 2, 4), no_wrap=True)
+    grid.add_column(width=max(width - label - 2, 4), overflow="fold")
     room = min(width - label - 2 - _CHANGE - 2, _WIDEST_SPARK)
     for name, change, values, style in (
         ("held-out pass@1", findings.pass_at_1, [row.pass_at_1 for row in report.state.windows], "cyan"),
@@ -199,7 +199,7 @@ def _figures(report: DemoReport, findings: Findings, width: int) -> Table:
             words.append(sparkline(values, room), style=style)
         grid.add_row(line(name), words)
     for name, text in _lines(report, findings):
-        grid.add_row(line(name), line(text))
+        grid.add_row(line(name), Text(text))
     return grid
 
 
