@@ -15,7 +15,7 @@ from roles.trainer.learn.learner import LearnerSettings
 from roles.trainer.learn.loss.surrogates import surrogate_of
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.outer.coordinator import CoordinatorSettings
-from roles.trainer.outer.site_settings import SiteSettings
+from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
 
 _POLLS: Final = 40

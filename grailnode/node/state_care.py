@@ -37,7 +37,7 @@ from roles.node.identity import Node
 from roles.policy.follower import TRUST_PATH, Follower
 from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
 from roles.records import fetch_record
-from roles.trainer.collect.collector_repair import repair_collector
+from roles.trainer.collect.acceptance import repair_collector
 from roles.trainer.learn.checkpoint_files import repair_checkpoint
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from roles.trainer.publish.chain_repair import ChainRepair

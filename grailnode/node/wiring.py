@@ -30,17 +30,16 @@ from roles.policy.assignment import Task
 from roles.policy.follower import Follower
 from roles.ports import Engine
 from roles.trainer.collect.collector import Collector, CollectorSettings
-from roles.trainer.genesis import checked_genesis
 from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
 from roles.trainer.outer.local_learner import LocalLearner
+from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.outer.site import Site
-from roles.trainer.outer.site_settings import SiteSettings
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
-from roles.trainer.spool import newest_weights, weights_folder
+from roles.trainer.spool import checked_genesis, newest_weights, weights_folder
 from roles.trainer.tensor_shards import read_tensors
 from roles.validator.ledger_state import Ledger
 from roles.validator.published_ledger import wait_and_check_published

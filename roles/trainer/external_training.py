@@ -27,9 +27,15 @@ from protocol.identity.signing import Digest
 from protocol.quantization import quantize
 from roles.node.identity import Node
 from roles.ports import NotFoundError
-from roles.trainer.genesis import begin_versions
-from roles.trainer.inbox import Inbox, is_too_stale
-from roles.trainer.spool import ACKNOWLEDGED, SnapshotName, list_snapshots, put_snapshot
+from roles.trainer.spool import (
+    ACKNOWLEDGED,
+    Inbox,
+    SnapshotName,
+    begin_versions,
+    is_too_stale,
+    list_snapshots,
+    put_snapshot,
+)
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 

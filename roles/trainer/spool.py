@@ -18,11 +18,19 @@ are never copied: a note in outbox/ or chain/weights/ says that they are complet
 those of which no note was written, the publisher those of versions that it does not need any more.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from protocol.errors import MalformedError
+import trio
+
+from protocol.digest import Weights, digest_weights
+from protocol.errors import ChainError, MalformedError
+from protocol.quantization import quantize
+from protocol.run import RunManifest
+from roles.node.identity import Node
 from roles.ports import ObjectStore
 from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, TensorSource, delete_below, put_shards
+from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 
 CHAIN = "chain/"
 WEIGHTS = "weights/"
@@ -140,3 +148,70 @@ async def newest_weights(state: ObjectStore) -> tuple[int, int] | None:
     if version < 0:
         return None
     return version, await count_shards(state, f"{PUBLISHED_WEIGHTS}{version:010d}")
+
+
+def checked_genesis(run: RunManifest, genesis: Callable[[], Weights]) -> Weights:
+    """Return the weights of version 0 as they are published.
+
+    Raises:
+        ChainError: they are not those that the run manifest names.
+    """
+    weights = quantize(genesis(), run.precision)
+    if digest_weights(weights) != run.model.genesis:
+        raise ChainError("this policy is not the genesis that the run names; use the one it was founded with", "policy")
+    return weights
+
+
+async def begin_versions(node: Node, genesis: Callable[[], Weights], shard_bytes: int = SHARD_BYTES) -> int:
+    """Return the newest version that is published or in the outbox, and delete what a crash left of later ones.
+
+    If there is none, this puts version 0 into the outbox.
+    """
+    newest = await next_version(node.state) - 1
+    await delete_unnamed_weights(node.state, newest)
+    if newest >= 0:
+        return newest
+    weights = dict(await node.run_sync(checked_genesis, node.run, genesis))
+    await put_snapshot(node.state, SnapshotName(0, 0), TensorSource.of(weights), node.run_sync, shard_bytes)
+    await node.run_sync(weights.clear)  # on the event loop, giving back the memory takes long
+    return 0
+
+
+class Inbox:
+    """The batches that the collector delivers, until no group of them is needed. Tasks may share it.
+
+    After a restart every batch that is still there is read again, and a collector that was killed may deliver one
+    twice. So its reader remembers which groups it has.
+    """
+
+    def __init__(self, state: ObjectStore) -> None:
+        self._state = state
+        self._batches: dict[str, dict[bytes, int]] = {}  # by path, versions of the groups by digest
+        self._lock = trio.Lock()  # a batch that is deleted while the inbox is listed would be read again
+
+    async def read(self) -> list[VerifiedGroup]:
+        """Return the groups of the batches that have come since the last call."""
+        async with self._lock:
+            paths = {item.path async for item in self._state.list(INBOX)} - self._batches.keys()
+            files = [(path, await self._state.get(path, VerifiedBatch.max_bytes)) for path in sorted(paths)]
+            # from here on without a checkpoint: a caller that is cancelled has all groups, or none
+            batches = {path: VerifiedBatch.from_bytes(data).groups for path, data in files}
+            self._batches |= {path: {g.digest: g.version for g in groups} for path, groups in batches.items()}
+        return [group for groups in batches.values() for group in groups]
+
+    async def keep(self, is_needed: Callable[[bytes, int], bool]) -> None:
+        """Delete the batches that were read and have no group that is needed.
+
+        Args:
+            is_needed: tells it of a group's digest and version.
+        """
+        async with self._lock:
+            for path, groups in [*self._batches.items()]:
+                if not any(is_needed(digest, version) for digest, version in groups.items()):
+                    await self._state.delete(path)
+                    del self._batches[path]
+
+
+def is_too_stale(version: int, newest: int, max_staleness: int) -> bool:
+    """Return whether a group of a version is too old to be trained on, given the newest version."""
+    return newest - version > max_staleness

@@ -22,7 +22,7 @@ from protocol.judging.ledger import Seal, Summary
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.assignment import Task
 from roles.policy.difficulty_tables import watch_tables
-from roles.trainer.collect.table_writer import TableWriter
+from roles.trainer.collect.collector import TableWriter
 from tests.support.attacked_nodes.follower import AttackedFollower
 from tests.support.builders.chains import TRAINER, change_elements
 from tests.support.builders.recipes import demo_rules

@@ -18,7 +18,7 @@ from protocol.rollout.batch import Group
 from roles.authority_updates import refresh_authority
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.trainer.outer.coordinator import CoordinatorSettings
-from roles.trainer.outer.site_settings import SiteSettings
+from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from tests.support.builders.samples import round_rules
 from tests.support.faults.decorated_store import UnreachableStore

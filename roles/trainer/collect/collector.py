@@ -15,6 +15,7 @@ from math import inf
 import trio
 
 from protocol import paths
+from protocol.difficulty import Counts, DifficultyTable
 from protocol.identity.signing import sign
 from roles.node.identity import Node
 from roles.node.retries import Pause
@@ -22,9 +23,9 @@ from roles.ports import BeaconError, StoreError
 from roles.rosters import Rosters
 from roles.trainer.collect.acceptance import Acceptance, OutcomeLog
 from roles.trainer.collect.quorum import Decision, decide, refuse_improbable_window
-from roles.trainer.collect.table_writer import TableWriter
 from roles.trainer.collect.validator_monitor import Absences, ValidatorMonitor
 from roles.trainer.collect.verdict_reader import VerdictReader
+from roles.trainer.spool import DIFFICULTY
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,31 @@ class _Retry:
         soon = after_deadline and final_attempts < _FINAL_ATTEMPTS
         delay = _PAUSE.after(0.0 if soon else self.delay)
         return _Retry(now + delay, delay, final_attempts)
+
+
+class TableWriter:
+    """Writes the difficulty table of the newest window whose summaries suffice into the spool."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._window = -1
+
+    async def write(self, window: int, ledgers: Mapping[bytes, tuple[bytes, Counts]], *, is_complete: bool) -> None:
+        """Write the table of a window, if it is newer than the last one."""
+        node, rule = self._node, self._node.run.difficulty
+        if rule is None or window <= self._window or not is_complete:
+            return
+        counting = {
+            validator: item
+            for validator, item in ledgers.items()
+            if validator in node.authority.validators and len(item[1]) == len(rule.strata)
+        }
+        if len(counting) >= node.authority.quorum:
+            table = DifficultyTable.of(rule, window, counting)
+            await node.state.put(DIFFICULTY, table.to_bytes())
+            self._window = window
+            shares = ",".join(f"{item.name}={share}" for item, share in zip(rule.strata, table.shares, strict=True))
+            node.telemetry.event("difficulty", window=window, validators=len(counting), shares=shares)
 
 
 class Collector:

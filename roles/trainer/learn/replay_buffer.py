@@ -16,8 +16,8 @@ from protocol.encoding import Record, Version
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Digest
 from protocol.limits import MAX_SHARD_BYTES
-from roles.trainer.inbox import is_too_stale
 from roles.trainer.learn.training_settings import ReplaySettings
+from roles.trainer.spool import is_too_stale
 from roles.trainer.verified_batch import VerifiedGroup
 
 

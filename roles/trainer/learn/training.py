@@ -23,8 +23,6 @@ import trio
 from protocol.digest import Weights
 from roles.node.identity import Node
 from roles.ports import StateError
-from roles.trainer.genesis import begin_versions
-from roles.trainer.inbox import Inbox
 from roles.trainer.learn.checkpoint_files import (
     NOTES,
     CheckpointNote,
@@ -36,7 +34,7 @@ from roles.trainer.learn.checkpoint_files import (
 from roles.trainer.learn.learner import Learner, StepReport
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training_settings import TrainingSettings
-from roles.trainer.spool import SnapshotName, put_snapshot
+from roles.trainer.spool import Inbox, SnapshotName, begin_versions, put_snapshot
 from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource
 
 _LARGE: Final = 100_000_000  # parameters

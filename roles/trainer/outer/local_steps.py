@@ -4,7 +4,7 @@ The results of the steps become the payload of a contribution here. Nothing of i
 takes the steps of the present round again, from the shared weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,6 @@ from protocol.outer.round_checks import owner, turn_of
 from protocol.outer.round_records import RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.node.identity import Node
-from roles.trainer.outer.group_pool import GroupPool
 from roles.trainer.outer.local_learner import (
     LocalLearner,
     State,
@@ -27,7 +26,79 @@ from roles.trainer.outer.local_learner import (
     own_state,
     with_masters,
 )
-from roles.trainer.outer.site_settings import SiteSettings
+from roles.trainer.spool import Inbox, is_too_stale
+from roles.trainer.verified_batch import VerifiedGroup
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """What a site's operator sets."""
+
+    groups_per_step: int  # of one local step
+    max_staleness: int = 8  # versions behind the newest; older groups are not used
+    dynamic_filtering: bool = True  # whether groups whose rewards do not differ are not used
+    upload_seconds: float = 5.0  # how long before the round closes the site stops its local steps
+    threads: int = 1  # that apply the contributions of a round
+    poll_seconds: float = 0.5  # between two looks for groups and for the next round manifest
+
+
+class GroupPool:
+    """The verified groups, by digest, that a site has and no manifest has used up; some are dealt to it in a round.
+
+    It is in memory only. What is in it lies in the inbox until it is used up or too stale, so a site that starts again
+    reads it again.
+
+    Args:
+        max_staleness: versions behind the newest one; older groups leave.
+        dynamic_filtering: whether groups whose rewards do not differ are left out.
+    """
+
+    def __init__(self, inbox: Inbox, run_id: bytes, max_staleness: int, *, dynamic_filtering: bool = True) -> None:
+        self._inbox = inbox
+        self._dynamic_filtering = dynamic_filtering
+        self._run_id = run_id
+        self._max_staleness = max_staleness
+        self._groups: dict[bytes, VerifiedGroup] = {}
+        self._used = frozenset[bytes]()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    async def read_inbox(self, version: int) -> None:
+        """Add what has come, drop what is too stale for a version, and delete the batches of which no group remains."""
+        for group in await self._inbox.read():
+            if (group.informative or not self._dynamic_filtering) and group.digest not in self._used:
+                self._groups.setdefault(group.digest, group)
+        groups = self._groups.items()
+        self._groups = {d: g for d, g in groups if not is_too_stale(g.version, version, self._max_staleness)}
+        await self._inbox.keep(lambda digest, _: digest in self._groups)
+
+    def use_up(self, digests: Iterable[bytes]) -> None:
+        """Set which groups manifests have named, without those that are too stale by now. They leave, and later copies
+        of them are not added.
+        """
+        self._used = frozenset(digests)
+        self._groups = {digest: group for digest, group in self._groups.items() if digest not in self._used}
+
+    def dealt(
+        self, turns: Collection[int], workers: Sequence[bytes], worker: bytes, without: Collection[bytes] = ()
+    ) -> list[bytes]:
+        """Return the digests of the groups that belong to a worker in each of some turns, the newest versions first.
+
+        Args:
+            turns: of the rounds (`protocol.outer.round_checks.turn_of`).
+            without: digests of groups to leave out.
+        """
+        own = [
+            (-group.version, digest)
+            for digest, group in self._groups.items()
+            if digest not in without and all(owner(self._run_id, turn, digest, workers) == worker for turn in turns)
+        ]
+        return [digest for _, digest in sorted(own)]
+
+    def groups(self, digests: Iterable[bytes]) -> list[VerifiedGroup]:
+        """Return groups by their digests."""
+        return [self._groups[digest] for digest in digests]
 
 
 class LocalSteps:

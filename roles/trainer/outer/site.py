@@ -24,11 +24,9 @@ from roles.node.identity import Node
 from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
 from roles.records import open_record
-from roles.trainer.inbox import Inbox
 from roles.trainer.outer import round_files
-from roles.trainer.outer.group_pool import GroupPool
 from roles.trainer.outer.local_learner import LocalLearner, State, masters, without_masters
-from roles.trainer.outer.local_steps import LocalSteps, LocalWork, encode_work
+from roles.trainer.outer.local_steps import GroupPool, LocalSteps, LocalWork, SiteSettings, encode_work
 from roles.trainer.outer.round_files import SiteRecord, UsedGroup, numbered
 from roles.trainer.outer.round_reader import (
     delete_old_contributions,
@@ -38,7 +36,7 @@ from roles.trainer.outer.round_reader import (
     fetch_pointer,
     fetch_state,
 )
-from roles.trainer.outer.site_settings import SiteSettings
+from roles.trainer.spool import Inbox
 from roles.trainer.tensor_shards import delete_below
 
 _NO_FILE: Final = -1

@@ -21,8 +21,8 @@ from roles.ports import NotFoundError, ObjectStore
 from roles.records import fetch_record
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
 from roles.trainer.outer.local_learner import MASTER
+from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.outer.site import Site
-from roles.trainer.outer.site_settings import SiteSettings
 from roles.trainer.spool import INBOX
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 from tests.support.builders.chains import TRAINER, make_node, small_run
