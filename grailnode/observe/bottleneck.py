@@ -39,6 +39,7 @@ class TrainerTime:
 
     data: float
     hand_over: float
+    is_shared: bool = False  # whether other nodes have their logs on this machine, too
 
 
 def read_trainer_time(logs: Path) -> TrainerTime | None:
@@ -49,7 +50,9 @@ def read_trainer_time(logs: Path) -> TrainerTime | None:
     for event in tail_events(paths[-1]):
         data, hand_over = event.get("data_wait_fraction"), event.get("io_wait_fraction")
         if event.get("event") == "step" and isinstance(data, float | int) and isinstance(hand_over, float | int):
-            return TrainerTime(float(data), float(hand_over))
+            trainer = paths[-1].name.removesuffix("training.jsonl")
+            others = [path for path in logs.glob("*.jsonl") if not path.name.startswith(trainer)]
+            return TrainerTime(float(data), float(hand_over), bool(others))
     return None
 
 
@@ -66,6 +69,8 @@ def bottleneck(shares: TrainerTime, state: NetworkState, steps_per_version: int,
         submitted, judged = sum(miner.submitted for miner in miners), sum(miner.judged for miner in miners)
         if submitted and judged < _MOST_JUDGED * audit_share * submitted:
             what = f"validators judge {judged:,} of {submitted:,} groups: add validators, or faster ones"
+        elif shares.is_shared:
+            what = "trainer and miners share this machine's cores"
         else:
             what = "add miners, or let them deliver more groups"
         return f"waits {shares.data:.0%} of its time for verified groups; {what}"

@@ -130,6 +130,7 @@ def network(submitted: int, accepted: int, rejected: int, steps: tuple[int, ...]
         (TrainerTime(0.2, 0.0), network(9, 9, 0), "computes 80% of its time"),
         (TrainerTime(0.2, 0.0), network(9, 9, 0, (0, 3, 6)), "a version every 3.0 steps instead of 1"),
         (TrainerTime(0.1, 0.6), network(9, 9, 0), "storage is slower than steps; raise steps_per_version"),
+        (TrainerTime(0.86, 0.0, is_shared=True), network(100, 90, 10), "share this machine's cores"),
         (TrainerTime(0.1, 0.0), network(9, 9, 0, (0,)), "computes 90% of its time"),
     ],
 )
@@ -155,7 +156,10 @@ def test_the_newest_step_in_a_log_counts(tmp_path: Path) -> None:
     log.write_text("".join(json.dumps(step) + "\n" for step in steps) + '{"event": "st')
     assert read_trainer_time(tmp_path) == TrainerTime(0.25, 0.0)
     log.write_bytes(b"x" * (1 << 17) + log.read_bytes())
+    (tmp_path / "trainer-upload.jsonl").touch()
     assert read_trainer_time(tmp_path) == TrainerTime(0.25, 0.0)
+    (tmp_path / "miner-1.jsonl").touch()
+    assert read_trainer_time(tmp_path) == TrainerTime(0.25, 0.0, is_shared=True)
     log.write_bytes(b"\xff\n[]\n")
     assert read_trainer_time(tmp_path) is None
 
