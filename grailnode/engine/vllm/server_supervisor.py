@@ -147,32 +147,32 @@ class ServerSupervisor:
 
 def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
     """Raise EngineError if what a worker of a server says of itself does not fit."""
-    said = SimpleNamespace(**description)
-    numbers = said.vllm.split(".")[:2]
+    worker = SimpleNamespace(**description)
+    numbers = worker.vllm.split(".")[:2]
     version = tuple(int(number) if number.isdigit() else 0 for number in numbers)
     low, high, least = (".".join(map(str, bound)) for bound in (*SUPPORTED, INVARIANT_CAPABILITY))
     expected, probe = str(dtype).removeprefix("torch."), probe_draws(torch.device("cpu"))
-    sizes = dict(zip(PARALLELISM_REFUSALS, (said.pipeline_parallel, said.data_parallel), strict=True))
-    has_invariant_mode = tuple(said.capability or ()) >= INVARIANT_CAPABILITY
+    sizes = dict(zip(PARALLELISM_REFUSALS, (worker.pipeline_parallel, worker.data_parallel), strict=True))
+    has_invariant_mode = tuple(worker.capability or ()) >= INVARIANT_CAPABILITY
     faults = (
-        (not SUPPORTED[0] <= version < SUPPORTED[1], f"vLLM {said.vllm}; versions from {low} to below {high} fit"),
+        (not SUPPORTED[0] <= version < SUPPORTED[1], f"vLLM {worker.vllm}; versions from {low} to below {high} fit"),
         # Before the checks of the model: a stage of a pipeline has only a part of it.
         *((size > 1, f"{option} {size}: {PARALLELISM_REFUSALS[option]}") for option, size in sizes.items()),
-        (said.dtype != expected, f"it computes in {said.dtype}, and engine.dtype is {expected}"),
+        (worker.dtype != expected, f"it computes in {worker.dtype}, and engine.dtype is {expected}"),
         (
-            said.head != "float32",
-            f"it computes logits in {said.head}, and margins need float32: start it with "
+            worker.head != "float32",
+            f"it computes logits in {worker.head}, and margins need float32: start it with "
             """--hf-overrides '{"head_dtype": "float32"}'""",
         ),
-        (said.quantization, f"it serves {said.quantization}-quantized weights, which cannot be patched in place"),
-        (not said.processor, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
-        (said.speculative, "speculative decoding gives a request several rows a step, which is not supported"),
+        (worker.quantization, f"it serves {worker.quantization}-quantized weights, which cannot be patched in place"),
+        (not worker.processor, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
+        (worker.speculative, "speculative decoding gives a request several rows a step, which is not supported"),
         (
-            said.batch_invariant and not has_invariant_mode,
-            f"VLLM_BATCH_INVARIANT is set, and it computes on {said.device}: vLLM has that mode for GPUs of compute "
+            worker.batch_invariant and not has_invariant_mode,
+            f"VLLM_BATCH_INVARIANT is set, and it computes on {worker.device}: vLLM has that mode for GPUs of compute "
             f"capability {least} and more",
         ),
-        (said.probe != probe, f"its noise has other bits: it drew {said.probe} where {probe} is right"),
+        (worker.probe != probe, f"its noise has other bits: it drew {worker.probe} where {probe} is right"),
     )
     for is_found, fault in faults:
         if is_found:
