@@ -23,7 +23,7 @@ from roles.records import fetch_envelope
 
 POLL_SECONDS: Final = 5.0
 _LOOKS: Final = 4  # in a window: each asks a quarter of the places
-_RECHECKS: Final = 5  # looks, of which one asks again for the newest revision; prime to _LOOKS: all places are asked
+_RECHECKS: Final = 5  # looks, of which one asks for the newest revision again; no multiple of 2, so each place is asked
 _LONGEST_SECONDS: Final = 60.0  # until a revoked key is refused, if no place hangs
 _PATIENCE_SECONDS: Final = 30.0  # for all places where a revision may be
 _GRACE_SECONDS: Final = 2.0  # for the others, after one has answered with it

@@ -5,8 +5,8 @@ needed to widen them. A step smaller than half a BF16 unit in the last place sta
 changes only when enough of them have added up. The sparsity of patches comes from this (PULSE, section A.2).
 
 AdamW is the function of torch and not its class: the first `torch.optim.Optimizer` of a process imports the compiler
-`torch._dynamo`, which takes a second and 150 MB. The function also takes a tensor block by block,
-which saves temporary tensors as large as the largest one.
+`torch._dynamo`, which takes a second and 150 MB. The function also takes a tensor block by block, so that no temporary
+tensor is as large as the largest one.
 
 What is written out here: the norm of the gradients, which ranks with parts of them have to compute alike, and the state
 as tensors by name, because checkpoints are files of some tensors each.
