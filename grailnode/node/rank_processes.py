@@ -128,16 +128,15 @@ class Meeting:
         """Count this rank's beats in the store of rank 0, which also compares those of the others. End this process
         when one stops: its threads may wait for the other rank for ever.
         """
-        beats: list[int] = []
-        heard: list[float] = []
+        while self._store is None:
+            await trio.sleep(_BEAT_SECONDS)
+        watched = 1 if self._seat.rank else self._seat.count
+        beats, heard = [0] * watched, [trio.current_time()] * watched
         while True:
             with trio.move_on_after(_SILENCE_SECONDS), suppress(RuntimeError):  # of a store that is gone
                 before, beats = beats, await trio.to_thread.run_sync(self._beat, abandon_on_cancel=True)
-                now = trio.current_time()
-                if len(before) != len(beats):
-                    before, heard = [-1] * len(beats), [now] * len(beats)
-                for rank, (old, new) in enumerate(zip(before, beats, strict=True)):
-                    heard[rank] = now if new != old else heard[rank]
+                changed = [new != old for old, new in zip(before, beats, strict=True)]
+                heard = [trio.current_time() if new else then for new, then in zip(changed, heard, strict=True)]
             silent = [rank for rank, moment in enumerate(heard) if moment < trio.current_time() - _SILENCE_SECONDS]
             if silent:
                 error = f"no answer from another host for {_SILENCE_SECONDS:.0f} s (of rank {silent[0]}, or to it)"
@@ -146,10 +145,8 @@ class Meeting:
             await trio.sleep(_BEAT_SECONDS)
 
     def _beat(self) -> list[int]:
-        """Count a beat; return the counts of the ranks that this one watches, none before all have met."""
+        """Count a beat; return the counts of the ranks that this one watches."""
         store, seat = self._store, self._seat
-        if store is None:
-            return []
         own = store.add(f"beat/{seat.rank}", 1)
         return [own] if seat.rank else [store.add(f"beat/{rank}", 0) for rank in range(seat.count)]
 
