@@ -10,7 +10,8 @@ import torch
 
 from protocol import errors, pseudogradient
 from protocol.digest import digest_weights
-from protocol.pseudogradient import DILOCO, Coding, Kind, mean_of, parts_of
+from protocol.pseudogradient import DILOCO, Coding, Kind, parts_of
+from tests.vectors.pseudogradient.generate import mean_of
 
 FOLDER = Path(__file__).parent.parent / "vectors" / "pseudogradient"
 GOLDEN = json.loads((FOLDER / "golden.json").read_text())
