@@ -139,6 +139,8 @@ class OuterSection(Settings):
     """1: sites go on with their local steps while a round closes."""
     streams: int = Field(default=1, ge=1, le=MAX_STREAMS)
     """Into how many parts the tensors are divided; a round has one of them."""
+    spread: int = Field(default=0, ge=0, le=1)
+    """1: the sites compare the contributions of a round together, each a share of the tensors."""
     outer_rate: float | None = Field(default=None, gt=0, le=10)
     """Of the outer step. Default: the method's."""
     momentum: float | None = Field(default=None, ge=0, lt=1)

@@ -116,6 +116,7 @@ def _round_rules(section: OuterSection) -> RoundRules:
             "quorum": section.quorum,
             "delay": section.delay,
             "streams": section.streams,
+            "spread": section.spread,
         }
     )
 

@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.kernels.inner_products import Matrix, add_scaled, add_signed, dot, product
-from protocol.outer.round_records import RoundRules
+from protocol.outer.round_checks import RefusedContributionError, sender_digest
+from protocol.outer.round_records import RoundContribution, RoundRules
 from protocol.outer.shared_state import SharedState, ordered_map
 from protocol.pseudogradient import read_head
 from protocol.pseudogradient.arithmetic import Floats
@@ -196,6 +197,24 @@ def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes
         for values in rows:
             norms.append(math.sqrt(add_signed(numbers, values, bits)))
     return Projection(numbers, np.array(norms))
+
+
+def check_payload(
+    state: SharedState, rules: RoundRules, secret: bytes, contribution: RoundContribution, payload: bytes
+) -> Projection:
+    """Check a payload against its contribution, and return the projection of its values (`project`).
+
+    Raises:
+        ProtocolError: it is broken, or not the contribution's.
+    """
+    head = read_head(payload, state.stream_parts(rules))
+    if head.sender != sender_digest(contribution.opening, contribution.worker):
+        raise RefusedContributionError("a payload that another site made, or that was made for another round")
+    if head.coding != rules.coding:
+        raise RefusedContributionError("values of another kind than the round's rules say")
+    if head.squared_norm**0.5 != contribution.norm:
+        raise RefusedContributionError("another norm than the contribution states")
+    return project(state, rules, secret, payload)
 
 
 def part_products(

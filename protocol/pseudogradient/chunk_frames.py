@@ -115,7 +115,7 @@ def _encode_tensor(
 
 
 def decode_chunks(frame: memoryview, shapes: Sequence[Sequence[int]], chosen: int, out: Floats) -> None:
-    """Decode a part from hostile bytes, the inverse of `encode_chunks`, to float32 [n]: zeros where nothing was sent."""
+    """Decode a part from hostile bytes, the inverse of `encode_chunks`: float32 [n], zeros where nothing was sent."""
     out[:] = 0
     cursor, begin = Cursor(frame, _WHERE), 0
     for shape in shapes:

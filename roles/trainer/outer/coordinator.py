@@ -7,6 +7,7 @@ instruction publishes the same manifest again, and no round is decided twice.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import trio
@@ -16,9 +17,18 @@ from protocol.digest import Weights, content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
-from protocol.outer.comparing import NOTHING_SENT, REMEMBERED_ROUNDS, SentRound, SentRounds, compare
+from protocol.outer.comparing import (
+    NOTHING_SENT,
+    REMEMBERED_ROUNDS,
+    Comparison,
+    Projection,
+    SentRound,
+    SentRounds,
+    comparison_of,
+)
 from protocol.outer.robust import RobustSettings, Weighting, weigh_round
 from protocol.outer.round_records import (
+    AggregatedShare,
     CountedContribution,
     Refusal,
     RefusalReason,
@@ -26,6 +36,7 @@ from protocol.outer.round_records import (
     RoundPointer,
     RoundRules,
 )
+from protocol.outer.round_shares import order_aggregators, product_bounds
 from protocol.outer.shared_state import SharedState
 from roles.gather import gather
 from roles.node.identity import Node
@@ -34,12 +45,16 @@ from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
 from roles.trainer.dithering import dither
 from roles.trainer.outer import round_files
-from roles.trainer.outer.round_judging import PROJECTIONS, Attendance, fetch_payload
+from roles.trainer.outer.round_judging import Attendance, fetch_payload
 from roles.trainer.outer.round_repair import fetch_own_pointer
+from roles.trainer.outer.round_sharing import Products, collect_products, publish_plan
 from roles.trainer.spool import SnapshotName, next_version, put_snapshot
 from roles.trainer.tensor_shards import TensorSource
 
 _CHECKS_AT_ONCE = 4  # of payloads
+
+Checked = dict[bytes, tuple[bytes, Projection]]
+"""The payloads that were checked, by worker, and their projections."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,7 @@ class Coordinator:
         self._pointer: RoundPointer | None = None
         self._previous_shards: tuple[ObjectRef, ...] = ()
         self._sent = SentRounds()  # up to the newest manifest
+        self._checks = trio.Semaphore(max(_CHECKS_AT_ONCE, settings.threads))
 
     async def run(self) -> None:
         """Close rounds for ever."""
@@ -148,6 +164,7 @@ class Coordinator:
         version: int,
         counted: tuple[CountedContribution, ...],
         refused: tuple[Refusal, ...],
+        aggregated: tuple[AggregatedShare, ...] = (),
     ) -> RoundManifest:
         """Return the manifest that closes the present round and opens the next one."""
         node, newest = self._node, self._newest
@@ -168,6 +185,7 @@ class Coordinator:
             epoch=self._publisher.epoch(),
             counted=counted,
             refused=refused,
+            aggregated=aggregated,
             state=shared.digests,
             version=version,
             workers=workers,
@@ -258,7 +276,7 @@ class Coordinator:
         named_paths |= {paths.state_shard(key, ref.digest) for ref in (*self._pointer.shards, *self._previous_shards)}
         self._previous_shards = self._pointer.shards
         try:
-            for kind in ("payloads", "rounds", "states"):
+            for kind in ("payloads", "plans", "rounds", "states"):
                 items = node.store.list(paths.kind_prefix(key, kind))
                 for path in [item.path async for item in items if item.path not in named_paths]:
                     await node.store.delete(path)
@@ -273,19 +291,20 @@ class Coordinator:
         node, opening = self._node, self._newest
         attendance = Attendance(opening)
         await attendance.recall(node)
+        checked: Checked = {}
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, attendance)
+            nursery.start_soon(self._watch, attendance, checked)
             await node.time.wait_for_round(opening.record.closes)
             nursery.cancel_scope.cancel()
         await attendance.look(node, opening.record.workers, self._settings.payload_seconds)
         attendance.check(frozenset().union(*self._used.values()))
-        payloads = await self._payloads(attendance)
-        counted, sent = await self._counted(attendance, payloads)
+        await self._check_payloads(attendance, checked)
+        counted, sent, aggregated = await self._counted(attendance, checked)
         await self._look_for_late_ones(attendance)
         shared = self._shared
         if counted:
             factors = [item.factor for item in counted]
-            in_order, threads = [payloads[item.worker] for item in counted], self._settings.threads
+            in_order, threads = [checked[item.worker][0] for item in counted], self._settings.threads
             try:
                 shared = await node.run_sync(shared.after, in_order, factors, opening.record.rules, threads)
             except ProtocolError as error:  # each is finite, and their sum is not
@@ -297,50 +316,81 @@ class Coordinator:
             Refusal(worker=worker, reason=str(reason)) for worker, reason in sorted(attendance.refusals.items())
         )
         version = opening.record.version + (1 if counted else 0)
-        await self._record(await self._manifest(shared, version, counted, refused), shared, sent)
+        manifest = await self._manifest(shared, version, counted, refused, aggregated)
+        await self._record(manifest, shared, sent)
 
-    async def _watch(self, attendance: Attendance) -> None:
+    async def _watch(self, attendance: Attendance, checked: Checked) -> None:
+        """Look for contributions, and check what has come, so that little is left when the round is over."""
+        tried = set[bytes]()
         while True:
             await attendance.look(self._node, attendance.opening.record.workers, self._settings.payload_seconds)
+            workers = [worker for worker in attendance.sound() if worker not in tried]
+            tried.update(workers)
+            with trio.move_on_after(self._settings.payload_seconds):
+                await gather(partial(self._check_payload, attendance, checked), workers, len(workers))
             await trio.sleep(self._settings.poll_seconds)
 
-    async def _payloads(self, attendance: Attendance) -> dict[bytes, bytes]:
-        """Return the payloads of the sound contributions by worker; refuse the others."""
-        node, shared, rules = self._node, self._shared, attendance.opening.record.rules
-        payloads: dict[bytes, bytes] = {}
-        checks = trio.Semaphore(_CHECKS_AT_ONCE)
+    async def _check_payload(
+        self, attendance: Attendance, checked: Checked, worker: bytes
+    ) -> ProtocolError | StoreError | None:
+        """Fetch and check a payload; return what is wrong with it, or with storage."""
+        record, rules = attendance.contributions[worker].record, attendance.opening.record.rules
+        try:
+            checked[worker] = await fetch_payload(self._node, record, self._shared, rules, self._checks)
+        except (ProtocolError, StoreError) as error:
+            return error
+        return None
 
-        async def fetch(worker: bytes) -> None:
-            record = attendance.contributions[worker].record
-            while True:
-                try:
-                    payloads[worker] = await fetch_payload(node, record, shared, rules, checks)
-                except StoreError as error:
-                    node.telemetry.event("payload-unread", worker=worker.hex()[:16], error=str(error))
-                    await trio.sleep(self._settings.poll_seconds)
-                    continue
-                except ProtocolError as error:
-                    node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
-                    attendance.refusals[worker] = RefusalReason.MALFORMED
-                return
+    async def _check_payloads(self, attendance: Attendance, checked: Checked) -> None:
+        """Check the payloads of the sound contributions that are not checked yet; refuse those that fail."""
+        node = self._node
 
-        workers = attendance.sound()
+        async def check(worker: bytes) -> None:
+            while isinstance(error := await self._check_payload(attendance, checked, worker), StoreError):
+                node.telemetry.event("payload-unread", worker=worker.hex()[:16], error=str(error))
+                await trio.sleep(self._settings.poll_seconds)
+            if error is not None:
+                node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
+                attendance.refusals[worker] = RefusalReason.MALFORMED
+
+        workers = [worker for worker in attendance.sound() if worker not in checked]
         with trio.move_on_after(self._settings.payload_seconds):
-            await gather(fetch, workers, len(workers))  # one that withholds its payload takes nobody's place
+            await gather(check, workers, len(workers))  # one that withholds its payload takes nobody's place
         for worker in workers:
-            if worker not in payloads:
+            if worker not in checked:
                 attendance.refusals.setdefault(worker, RefusalReason.WITHHELD)
-        return payloads
+
+    async def _compare(
+        self, attendance: Attendance, checked: Checked
+    ) -> tuple[Comparison, tuple[AggregatedShare, ...]]:
+        """Compare the sound contributions, alone or with their sites."""
+        node, settings, opening, workers = self._node, self._settings, attendance.opening, attendance.sound()
+        payloads, projections = [checked[worker][0] for worker in workers], [checked[worker][1] for worker in workers]
+        records = [attendance.contributions[worker].record for worker in workers]
+        work = Products(opening.record.rules, self._shared, payloads, settings.threads)
+        aggregated: tuple[AggregatedShare, ...] = ()
+        if opening.record.rules.spread and (aggregators := order_aggregators(opening, workers)):
+            plan = await publish_plan(node, opening, records, aggregators)
+            bounds, seconds = product_bounds(projections), settings.payload_seconds
+            products, aggregated = await collect_products(node, plan, work, bounds, seconds, settings.poll_seconds)
+        else:
+            products = await work.compute(node)
+        return comparison_of(self._shared, payloads, work.rules, projections, products), aggregated
 
     async def _counted(
-        self, attendance: Attendance, payloads: dict[bytes, bytes]
-    ) -> tuple[tuple[CountedContribution, ...], SentRound]:
-        """Return the contributions that count, after copying their payloads to this node's space, and what all sent."""
-        node, rules, threads = self._node, attendance.opening.record.rules, self._settings.threads
-        workers = attendance.sound()
-        secret = node.key.derive(PROJECTIONS)
-        in_order = [payloads[worker] for worker in workers]
-        comparison = await node.run_sync(compare, self._shared, in_order, rules, secret, threads)
+        self, attendance: Attendance, checked: Checked
+    ) -> tuple[tuple[CountedContribution, ...], SentRound, tuple[AggregatedShare, ...]]:
+        """Return the contributions that count, after copying their payloads to this node's space, what all sent, and
+        who compared it.
+        """
+        node, rules, workers = self._node, attendance.opening.record.rules, attendance.sound()
+
+        async def copy(worker: bytes) -> None:
+            payload = attendance.contributions[worker].record.payload
+            await node.publish(paths.payload(node.key.public, payload.digest), checked[worker][0])
+
+        await gather(copy, workers, _CHECKS_AT_ONCE)
+        comparison, aggregated = await self._compare(attendance, checked)
         weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
         for worker, cosine, drift in zip(workers, weighting.cosines, weighting.drift_factors, strict=True):
@@ -359,11 +409,10 @@ class Coordinator:
         remaining = attendance.sound()
         if len(remaining) < rules.quorum:
             attendance.refusals.update(dict.fromkeys(remaining, RefusalReason.QUORUM))
-            return (), weighting.sent
+            return (), weighting.sent, aggregated
         counted = []
         for worker in remaining:
             signed = attendance.contributions[worker]
-            await node.publish(paths.payload(node.key.public, signed.record.payload.digest), payloads[worker])
             counted.append(
                 CountedContribution(
                     worker=worker,
@@ -373,7 +422,7 @@ class Coordinator:
                     factor=factors[worker],
                 )
             )
-        return tuple(counted), weighting.sent
+        return tuple(counted), weighting.sent, aggregated
 
     async def _look_for_late_ones(self, attendance: Attendance) -> None:
         """Say of each worker without a contribution whether one has come meanwhile."""

@@ -36,6 +36,7 @@ from roles.trainer.outer.round_reader import (
     fetch_pointer,
     fetch_state,
 )
+from roles.trainer.outer.round_sharing import compute_share
 from roles.trainer.spool import Inbox
 from roles.trainer.tensor_shards import delete_below
 
@@ -63,6 +64,7 @@ class Site:
         self._record: SiteRecord | None = None
         self._opening: Signed[RoundManifest]  # opens the present round; set by `_open`
         self.shared: SharedState | None = None  # with which it begins; None before the first
+        self._fetched: dict[bytes, bytes] = {}  # payloads of the present round, by digest
         self._may_have_signed = True  # for the present round, with a state that was lost or set back since
 
     async def run(self) -> None:
@@ -76,11 +78,15 @@ class Site:
                     tasks.start_soon(self._steps.go_ahead, self._opening.record, self._end, used)
                 if prepared is not None:
                     await self._publish(prepared)
+                    if self._opening.record.rules.spread:
+                        tasks.start_soon(self._compute_share)
                 closing = await self._closing_manifest()
                 shared = None if closing is None else await self._applied(closing.record)
                 tasks.cancel_scope.cancel()
             await self._settle(closing, shared)
-            await delete_old_contributions(self._node, self._opening.record.number)
+            self._fetched = {}
+            spread = bool(self._opening.record.rules.spread)
+            await delete_old_contributions(self._node, self._opening.record.number, has_products=spread)
 
     async def _open(self) -> None:
         """Go on from this site's own state, or from the state in storage if there is none."""
@@ -257,6 +263,13 @@ class Site:
 
     # The end of a round
 
+    async def _compute_share(self) -> None:
+        assert self.shared is not None
+        settings = self._settings
+        await compute_share(
+            self._node, self._opening, self.shared, self._fetched, settings.threads, settings.poll_seconds
+        )
+
     async def _closing_manifest(self) -> Signed[RoundManifest] | None:
         """Wait for the manifest that closes the present round; None if a whole state must be fetched instead."""
         node, opening = self._node, self._opening
@@ -334,7 +347,7 @@ class Site:
         node, rules = self._node, self._opening.record.rules
         while True:
             try:
-                payloads = await fetch_payloads(node, manifest.trainer, manifest.counted)
+                payloads = await fetch_payloads(node, manifest.trainer, manifest.counted, self._fetched)
                 factors = [item.factor for item in manifest.counted]
                 shared: SharedState = await node.run_sync(
                     self.shared.after, payloads, factors, rules, self._settings.threads
