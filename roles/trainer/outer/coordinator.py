@@ -25,6 +25,7 @@ from protocol.outer.comparing import (
     SentRound,
     SentRounds,
     comparison_of,
+    part_products,
 )
 from protocol.outer.robust import RobustSettings, Weighting, weigh_round
 from protocol.outer.round_records import (
@@ -47,7 +48,7 @@ from roles.trainer.dithering import dither
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import Attendance, fetch_payload
 from roles.trainer.outer.round_repair import fetch_own_pointer
-from roles.trainer.outer.round_sharing import Products, collect_products, publish_plan
+from roles.trainer.outer.round_sharing import collect_products, publish_plan
 from roles.trainer.spool import SnapshotName, next_version, put_snapshot
 from roles.trainer.tensor_shards import TensorSource
 
@@ -366,16 +367,17 @@ class Coordinator:
         """Compare the sound contributions, alone or with their sites."""
         node, settings, opening, workers = self._node, self._settings, attendance.opening, attendance.sound()
         payloads, projections = [checked[worker][0] for worker in workers], [checked[worker][1] for worker in workers]
-        records = [attendance.contributions[worker].record for worker in workers]
-        work = Products(opening.record.rules, self._shared, payloads, settings.threads)
+        rules, shared = opening.record.rules, self._shared
         aggregated: tuple[AggregatedShare, ...] = ()
-        if opening.record.rules.spread and (aggregators := order_aggregators(opening, workers)):
-            plan = await publish_plan(node, opening, records, aggregators)
-            bounds, seconds = product_bounds(projections), settings.payload_seconds
-            products, aggregated = await collect_products(node, plan, work, bounds, seconds, settings.poll_seconds)
+        compute = partial(node.run_sync, part_products, shared, payloads, rules, settings.threads)
+        if rules.spread and (aggregators := order_aggregators(opening, workers)):
+            records = [attendance.contributions[worker].record for worker in workers]
+            plan, bounds = await publish_plan(node, opening, records, aggregators), product_bounds(projections)
+            parts, times = shared.stream_parts(rules), (settings.payload_seconds, settings.poll_seconds)
+            products, aggregated = await collect_products(node, plan, parts, compute, bounds, *times)
         else:
-            products = await work.compute(node)
-        return comparison_of(self._shared, payloads, work.rules, projections, products), aggregated
+            products = await compute()
+        return comparison_of(shared, payloads, rules, projections, products), aggregated
 
     async def _counted(
         self, attendance: Attendance, checked: Checked

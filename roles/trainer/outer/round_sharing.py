@@ -3,8 +3,7 @@
 Who computes what, and what is believed, is in protocol/outer/round_shares.py.
 """
 
-from collections.abc import Awaitable, Callable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -22,10 +21,10 @@ from protocol.outer.round_records import (
     RoundManifest,
     RoundPlan,
     RoundProducts,
-    RoundRules,
 )
 from protocol.outer.round_shares import ShareCase, draw_parts, share_cases, shares_of
 from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import Part
 from roles.gather import STORAGE_ERRORS, first_success, gather
 from roles.node.identity import Node
 from roles.records import fetch_record, open_record
@@ -35,6 +34,8 @@ DRAWN: Final = "parts that are computed again"
 """What the secret of a node's draws is derived for."""
 
 Result = TypeVar("Result")
+Compute = Callable[[Sequence[int]], Awaitable[Matrix]]
+"""Computes the products of some parts, in ascending order: float64 [P, R]."""
 
 
 async def _until_read(read: Callable[[], Awaitable[Result]], poll_seconds: float) -> Result:
@@ -44,28 +45,6 @@ async def _until_read(read: Callable[[], Awaitable[Result]], poll_seconds: float
             return await read()
         except STORAGE_ERRORS:
             await trio.sleep(poll_seconds)
-
-
-@dataclass(frozen=True)
-class Products:
-    """The products of a round's contributions.
-
-    Attributes:
-        shared: with which the round began; rules: of the round.
-        payloads: of the contributions, which were checked.
-        threads: that compute.
-    """
-
-    rules: RoundRules
-    shared: SharedState
-    payloads: Sequence[bytes]
-    threads: int
-
-    async def compute(self, node: Node, places: Sequence[int] | None = None) -> Matrix:
-        """Return the products of some parts, by default all, in their order: float64 [P, R]."""
-        own = self.shared, self.payloads, self.rules, self.threads, places
-        products: Matrix = await node.run_sync(part_products, *own)
-        return products
 
 
 async def compute_share(
@@ -92,11 +71,12 @@ async def compute_share(
     if plan.opening != opening.digest or key not in plan.aggregators:
         return
     read = partial(fetch_payloads, node, plan.trainer, plan.contributions, fetched)
-    work = Products(rules, shared, await _until_read(read, poll_seconds), threads)
+    payloads = await _until_read(read, poll_seconds)
     shares, own = shares_of(shared.stream_parts(rules), len(plan.aggregators)), plan.aggregators.index(key)
 
     async def publish(subject: bytes, places: Sequence[int]) -> None:
-        numbers = (await work.compute(node, places)).astype("<f8").tobytes()
+        products: Matrix = await node.run_sync(part_products, shared, payloads, rules, threads, places)
+        numbers = products.astype("<f8").tobytes()
         record = RoundProducts(
             run=node.run_id, worker=key, number=number, subject=subject, parts=tuple(places), numbers=numbers
         )
@@ -128,17 +108,23 @@ async def publish_plan(
 
 
 async def collect_products(
-    node: Node, plan: Signed[RoundPlan], work: Products, bounds: Matrix, seconds: float, poll_seconds: float
+    node: Node,
+    plan: Signed[RoundPlan],
+    parts: Sequence[Part],
+    compute: Compute,
+    bounds: Matrix,
+    seconds: float,
+    poll_seconds: float,
 ) -> tuple[Matrix, tuple[AggregatedShare, ...]]:
     """Return the products of all parts, and what became of each share. What no site computed in time, or computed
     wrong, this node computes.
 
     Args:
-        bounds: of the products (`product_bounds`).
+        parts: of the contributions; bounds: of the products (`product_bounds`).
         seconds: of waiting for the sites.
     """
     number, secret = plan.record.number, node.key.derive(DRAWN)
-    cases = share_cases(plan.record, work.shared.stream_parts(work.rules))
+    cases = share_cases(plan.record, parts)
     largest = 16 * bounds.size + 64 * len(bounds) + 1024  # bytes of a record
 
     def fetch(worker: bytes, subject: bytes) -> Awaitable[Signed[RoundProducts]]:
@@ -150,27 +136,19 @@ async def collect_products(
 
     with trio.move_on_after(seconds):
         await gather(watch, cases, len(cases))
-    disputed = {place for case in cases for place in case.disputed(bounds, secret)}
-    known = await _rows(node, work, disputed)
-    shares = [case.decide(bounds, known) for case in cases]
-    missing = set(range(len(bounds))) - known.keys()
-    known |= await _rows(node, work, missing)
+    places = sorted({place for case in cases for place in case.disputed(bounds, secret)})
+    known = dict(zip(places, await compute(places), strict=True))
+    shares = tuple(case.decide(bounds, known) for case in cases)
+    missing = sorted(set(range(len(parts))) - known.keys())
+    known |= zip(missing, await compute(missing), strict=True)
     for share in shares:
         _report(node, number, share)
-    return np.array([known[place] for place in range(len(bounds))]), tuple(shares)
-
-
-async def _rows(node: Node, work: Products, places: Set[int]) -> dict[int, Matrix]:
-    """Return the products of some parts, by part."""
-    return dict(zip(sorted(places), await work.compute(node, sorted(places)) if places else (), strict=True))
+    return np.array([known[place] for place in range(len(parts))]), shares
 
 
 def _report(node: Node, number: int, share: AggregatedShare) -> None:
-    for worker, outcome, what in (
-        (share.worker, share.outcome, "products"),
-        (share.checker, share.check, "repeated products"),
-    ):
+    for worker, outcome in ((share.worker, share.outcome), (share.checker, share.check)):
         if outcome == "wrong":
-            node.alarm(f"worker {worker.hex()[:16]} computed wrong {what} in round {number}")
+            node.alarm(f"worker {worker.hex()[:16]} computed wrong products of round {number}")
         elif outcome == "lost":
-            node.telemetry.event("products-lost", number=number, worker=worker.hex()[:16], what=what)
+            node.telemetry.event("products-lost", number=number, worker=worker.hex()[:16])
