@@ -130,7 +130,7 @@ def projection(rounds: int, repeats: int, cores: int, shapes: dict[str, tuple[in
         pass
     count = elements(runs[0].shared.weights)
     columns = (
-        "method", "GB", "GB/s encode", "GB/s decode", "encode", "upload", "check", "weigh", "step", "fetch", "a round",
+        "method", "GB", "GB/s encode", "GB/s check", "encode", "upload", "check", "weigh", "step", "fetch", "a round",
         f"with {cores} cores", "the papers: payload, upload",
     )  # fmt: skip
     title = f"7.6e9 weights, {SITES} sites, 400 Mbit/s; from {count} weights, rate {RATE:g}, round {rounds}"

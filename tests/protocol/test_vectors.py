@@ -33,7 +33,14 @@ from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances,
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.outer.round_checks import check_next_manifest, owner, turn_of
-from protocol.outer.round_records import RoundContribution, RoundManifest, RoundPlan, RoundPointer, RoundProducts
+from protocol.outer.round_records import (
+    AggregatedShare,
+    RoundContribution,
+    RoundManifest,
+    RoundPlan,
+    RoundPointer,
+    RoundProducts,
+)
 from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
@@ -50,7 +57,7 @@ KINDS: tuple[type[Record], ...] = (
     *(Announcement, Commitment, Counts, Envelope, Group, Head, Judgement),
     *(Manifest, ValidatorReport, Rollout, LedgerRow, RunManifest, Seal, Summary, Trust, Verdict),
     *(Invite, ReauditVerdict, Revision, Thresholds, Witness, ProofOfWorkSolution),
-    *(RoundManifest, RoundContribution, RoundPointer, RoundPlan, RoundProducts),
+    *(RoundManifest, RoundContribution, RoundPointer, RoundPlan, RoundProducts, AggregatedShare),
 )
 
 

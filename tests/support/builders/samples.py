@@ -568,6 +568,7 @@ def every_record() -> list[Record]:
         round_pointer(),
         round_plan(),
         round_products(),
+        aggregated(),
         announcement(),
         Envelope(body=b"body", of="head", signatures=(Signature(key=MINER.public, value=bytes(64)),)),
         group(1, rollouts=(episode_rollout(),)),
