@@ -21,6 +21,7 @@ from roles.trainer.outer.round_judging import PROJECTIONS
 from tests.support.builders.samples import TRAINER, digest, round_products, round_rules
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key
+from tests.support.simulation.outer_crashes import SPREAD, kill, operations_of
 from tests.support.simulation.outer_sites import ROUND_SECONDS, OuterTestbed, equal_states, first_weights
 from tests.support.simulation.virtual_clock import running
 
@@ -211,6 +212,17 @@ async def test_few_sites_are_compared_by_the_coordinator_alone(sites: int) -> No
     await run_rounds(testbed)
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert not any(manifest.aggregated for manifest in manifests)
+
+
+@pytest.mark.parametrize("victim", ["site-0", "coordinator"])
+def test_a_process_may_be_killed_while_a_round_is_compared(victim: str) -> None:
+    operations = operations_of(victim, SPREAD)
+    kinds = ("/plans/", "/products/")
+    places = [place for place, (_, path) in enumerate(operations) if any(kind in path for kind in kinds)]
+    assert places
+    for place in places[:4]:
+        for after in (False, True):
+            kill(victim, place, after=after, rules=SPREAD)
 
 
 # A share of many parts, of which a second site computes some

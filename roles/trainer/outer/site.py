@@ -265,10 +265,13 @@ class Site:
 
     async def _compute_share(self) -> None:
         assert self.shared is not None
-        settings = self._settings
-        await compute_share(
-            self._node, self._opening, self.shared, self._fetched, settings.threads, settings.poll_seconds
-        )
+        node, settings = self._node, self._settings
+        try:
+            await compute_share(
+                node, self._opening, self.shared, self._fetched, settings.threads, settings.poll_seconds
+            )
+        except ProtocolError as error:  # of payloads that the coordinator found sound
+            node.telemetry.event("round-not-applied", number=self._opening.record.number + 1, error=str(error))
 
     async def _closing_manifest(self) -> Signed[RoundManifest] | None:
         """Wait for the manifest that closes the present round; None if a whole state must be fetched instead."""

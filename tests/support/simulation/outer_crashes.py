@@ -21,6 +21,7 @@ from tests.support.simulation.virtual_clock import running, simulate
 ROUNDS = 4
 RULES = round_rules(values="exact", fraction=0, local_steps=2, quorum=2)
 DELAYED = RULES.model_copy(update={"delay": 1})
+SPREAD = RULES.model_copy(update={"spread": 1})
 STREAMED = RULES.model_copy(update={"streams": 3})
 STREAMED_AND_DELAYED = DELAYED.model_copy(update={"streams": 3})
 
