@@ -17,7 +17,14 @@ import numpy as np
 from protocol.identity.signing import Signed
 from protocol.kernels.inner_products import Matrix
 from protocol.outer.comparing import Projection, length_factors
-from protocol.outer.round_records import AggregatedShare, RoundManifest, RoundPlan, RoundProducts
+from protocol.outer.round_records import (
+    AggregatedShare,
+    PlannedContribution,
+    RoundContribution,
+    RoundManifest,
+    RoundPlan,
+    RoundProducts,
+)
 from protocol.pseudogradient import Part
 
 _ORDER_DOMAIN: Final = b"grailnode/1 aggregators"
@@ -31,24 +38,30 @@ LEAST_SITES: Final = 3
 _SLACK: Final = 1 + 1e-6  # of a bound that is itself rounded
 
 
-def order_aggregators(opening: Signed[RoundManifest], workers: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Return the aggregators of a round in the order of their shares, which nobody knows before the round opens.
+def plan_round(opening: Signed[RoundManifest], contributions: Sequence[RoundContribution]) -> RoundPlan | None:
+    """Return who computes what when a round closes; None if the coordinator is better off alone.
 
-    A site that failed in the round before has no share, so that it delays every other round at most.
+    A site that failed in the round before has no share, so that it delays every other round at most. Nobody knows the
+    order of the others before the round opens.
 
     Args:
         opening: the round manifest that opened the round.
-        workers: with a sound contribution.
-
-    Returns:
-        Nobody if there are too few.
+        contributions: the sound ones, in the ascending order of their workers.
     """
-    failed = {share.worker for share in opening.record.aggregated if share.outcome != "sound"}
-    failed |= {share.checker for share in opening.record.aggregated if share.check != "sound" and share.products}
-    able = [worker for worker in workers if worker not in failed]
-    if len(workers) < LEAST_SITES or len(able) < 2:
-        return ()
-    return tuple(sorted(able, key=lambda worker: sha256(_ORDER_DOMAIN + opening.digest + worker).digest()))
+    manifest = opening.record
+    failed = {share.worker for share in manifest.aggregated if share.outcome != "sound"}
+    failed |= {share.checker for share in manifest.aggregated if share.check != "sound" and share.products}
+    able = [item.worker for item in contributions if item.worker not in failed]
+    if not manifest.rules.spread or len(contributions) < LEAST_SITES or len(able) < 2:
+        return None
+    return RoundPlan(
+        run=manifest.run,
+        trainer=manifest.trainer,
+        number=manifest.number + 1,
+        opening=opening.digest,
+        contributions=tuple(PlannedContribution(worker=item.worker, payload=item.payload) for item in contributions),
+        aggregators=tuple(sorted(able, key=lambda worker: sha256(_ORDER_DOMAIN + opening.digest + worker).digest())),
+    )
 
 
 def shares_of(parts: Sequence[Part], count: int) -> list[list[int]]:

@@ -17,12 +17,12 @@ from grailnode.run.base_files import lora_spec
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
 from protocol.lora import LoraSpec
+from protocol.outer.local_work import masters
 from protocol.quantization import Precision, dequantize, quantize
 from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.checkpoint_files import newest_checkpoint, repair_checkpoint
 from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.loss.loss_settings import LossSettings
-from roles.trainer.outer.local_learner import masters
 from roles.trainer.spool import SnapshotName, put_snapshot
 from roles.trainer.tensor_shards import run_inline
 from tests.learning.groups import group

@@ -15,14 +15,14 @@ from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.node.process_launch import Seat
 from grailnode.node.supervisor import ProcessSpec, Supervisor
+from protocol.outer.local_work import encode_work, masters, with_masters, without_masters
 from protocol.outer.shared_state import SharedState
 from roles.ports import StateError
 from roles.trainer.learn.checkpoint_files import checkpoint_folder
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.learn.state_rows import SavedRows
-from roles.trainer.outer.local_learner import LocalLearner, masters, with_masters, without_masters
-from roles.trainer.outer.local_steps import encode_work
+from roles.trainer.outer.local_learner import LocalLearner
 from tests.learning.groups import group
 from tests.learning.ranks import (
     SETTINGS,

@@ -11,12 +11,12 @@ from protocol import paths
 from protocol.identity.signing import Signed, open_signed, sign
 from protocol.kernels.inner_products import Matrix
 from protocol.outer.comparing import SentRounds, compare
+from protocol.outer.dithering import first_state
 from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.round_records import RoundManifest, RoundProducts
 from protocol.outer.round_shares import ShareCase, draw_parts, shares_of
 from protocol.pseudogradient import parts
 from roles.ports import ObjectStore
-from roles.trainer.outer.coordinator import first_state
 from roles.trainer.outer.round_judging import PROJECTIONS
 from tests.support.builders.samples import TRAINER, digest, round_products, round_rules
 from tests.support.faults.decorated_store import DecoratedStore

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from protocol.digest import dtypes
+from protocol.outer.dithering import dither
 from protocol.quantization import Precision, published_outline, published_tensors
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import log_probabilities
@@ -23,7 +24,6 @@ from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
 from roles.ports import ObjectStore
-from roles.trainer.dithering import dither
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, advantages, entropy, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
 import trio
 
 from protocol import limits, paths
@@ -27,6 +26,7 @@ from protocol.outer.comparing import (
     comparison_of,
     part_products,
 )
+from protocol.outer.dithering import first_state
 from protocol.outer.robust import RobustSettings, Weighting, weigh_round
 from protocol.outer.round_records import (
     AggregatedShare,
@@ -37,18 +37,17 @@ from protocol.outer.round_records import (
     RoundPointer,
     RoundRules,
 )
-from protocol.outer.round_shares import order_aggregators, product_bounds
+from protocol.outer.round_shares import plan_round, product_bounds
 from protocol.outer.shared_state import SharedState
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
-from roles.trainer.dithering import dither
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import Attendance, fetch_payload
 from roles.trainer.outer.round_repair import fetch_own_pointer
-from roles.trainer.outer.round_sharing import collect_products, publish_plan
+from roles.trainer.outer.round_sharing import collect_products
 from roles.trainer.spool import SnapshotName, next_version, put_snapshot
 from roles.trainer.tensor_shards import TensorSource
 
@@ -80,15 +79,6 @@ class PublisherLink:
     check_fence: Callable[[], Awaitable[None]]  # raises FencedError if another trainer publishes under this key
     epoch: Callable[[], int]  # returns the publisher's fencing epoch
     genesis: Callable[[], Awaitable[tuple[int, Weights]]]  # returns the newest version and its weights
-
-
-def first_state(weights: Weights, rules: RoundRules) -> SharedState:
-    """Return the state of manifest 0 from BF16 weights, dithered: the first rounds change the policy as later ones."""
-    floats = {
-        name: weight.detach().to("cpu", torch.float32, copy=True).contiguous() for name, weight in weights.items()
-    }
-    masters = {name: dither(name, master) for name, master in floats.items()}
-    return SharedState.begin(masters, has_momentum=rules.momentum > 0)
 
 
 class Coordinator:
@@ -370,10 +360,9 @@ class Coordinator:
         rules, shared = opening.record.rules, self._shared
         aggregated: tuple[AggregatedShare, ...] = ()
         compute = partial(node.run_sync, part_products, shared, payloads, rules, settings.threads)
-        if rules.spread and (aggregators := order_aggregators(opening, workers)):
-            records = [attendance.contributions[worker].record for worker in workers]
-            plan, bounds = await publish_plan(node, opening, records, aggregators), product_bounds(projections)
-            parts, times = shared.stream_parts(rules), (settings.payload_seconds, settings.poll_seconds)
+        if plan := plan_round(opening, [attendance.contributions[worker].record for worker in workers]):
+            bounds, times = product_bounds(projections), (settings.payload_seconds, settings.poll_seconds)
+            parts = shared.stream_parts(rules)
             products, aggregated = await collect_products(node, plan, parts, compute, bounds, *times)
         else:
             products = await compute()

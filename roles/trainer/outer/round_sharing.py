@@ -16,8 +16,6 @@ from protocol.kernels.inner_products import Matrix
 from protocol.outer.comparing import part_products
 from protocol.outer.round_records import (
     AggregatedShare,
-    PlannedContribution,
-    RoundContribution,
     RoundManifest,
     RoundPlan,
     RoundProducts,
@@ -90,48 +88,32 @@ async def compute_share(
         await publish(seen.digest, draw_parts(node.key.derive(DRAWN), seen.digest, shares[own - 1]))
 
 
-async def publish_plan(
-    node: Node, opening: Signed[RoundManifest], contributions: Sequence[RoundContribution], aggregators: Sequence[bytes]
-) -> Signed[RoundPlan]:
-    """Publish who computes what of some contributions, which are in the ascending order of their workers."""
-    plan = RoundPlan(
-        run=node.run_id,
-        trainer=node.key.public,
-        number=opening.record.number + 1,
-        opening=opening.digest,
-        contributions=tuple(PlannedContribution(worker=item.worker, payload=item.payload) for item in contributions),
-        aggregators=tuple(aggregators),
-    )
-    data = sign(plan, node.key)
-    await node.publish(plan.path, data)
-    return open_record(node, RoundPlan, plan.path, data)
-
-
 async def collect_products(
     node: Node,
-    plan: Signed[RoundPlan],
+    plan: RoundPlan,
     parts: Sequence[Part],
     compute: Compute,
     bounds: Matrix,
     seconds: float,
     poll_seconds: float,
 ) -> tuple[Matrix, tuple[AggregatedShare, ...]]:
-    """Return the products of all parts, and what became of each share. What no site computed in time, or computed
-    wrong, this node computes.
+    """Publish a plan, and return the products of all parts and what became of each share. What no site computed in
+    time, or computed wrong, this node computes.
 
     Args:
         parts: of the contributions; bounds: of the products (`product_bounds`).
         seconds: of waiting for the sites.
     """
-    number, secret = plan.record.number, node.key.derive(DRAWN)
-    cases = share_cases(plan.record, parts)
+    data, secret, cases = sign(plan, node.key), node.key.derive(DRAWN), share_cases(plan, parts)
+    await node.publish(plan.path, data)
+    digest = open_record(node, RoundPlan, plan.path, data).digest
     largest = 16 * bounds.size + 64 * len(bounds) + 1024  # bytes of a record
 
     def fetch(worker: bytes, subject: bytes) -> Awaitable[Signed[RoundProducts]]:
-        return fetch_record(node, RoundProducts, paths.products(worker, number, subject), largest)
+        return fetch_record(node, RoundProducts, paths.products(worker, plan.number, subject), largest)
 
     async def watch(case: ShareCase) -> None:
-        case.products = seen = await _until_read(lambda: fetch(case.worker, plan.digest), poll_seconds)
+        case.products = seen = await _until_read(lambda: fetch(case.worker, digest), poll_seconds)
         case.repeat = await _until_read(lambda: fetch(case.checker, seen.digest), poll_seconds)
 
     with trio.move_on_after(seconds):
@@ -142,7 +124,7 @@ async def collect_products(
     missing = sorted(set(range(len(parts))) - known.keys())
     known |= zip(missing, await compute(missing), strict=True)
     for share in shares:
-        _report(node, number, share)
+        _report(node, plan.number, share)
     return np.array([known[place] for place in range(len(parts))]), shares
 
 

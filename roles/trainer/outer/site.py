@@ -14,6 +14,7 @@ from protocol.digest import Weights, content_digest, digest_weights
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
+from protocol.outer.local_work import LocalWork, State, encode_work, masters, without_masters
 from protocol.outer.round_checks import check_next_manifest, sender_digest, turn_of
 from protocol.outer.round_records import Refusal, RefusalReason, RoundContribution, RoundManifest
 from protocol.outer.shared_state import SharedState
@@ -25,8 +26,8 @@ from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
 from roles.records import open_record
 from roles.trainer.outer import round_files
-from roles.trainer.outer.local_learner import LocalLearner, State, masters, without_masters
-from roles.trainer.outer.local_steps import GroupPool, LocalSteps, LocalWork, SiteSettings, encode_work
+from roles.trainer.outer.local_learner import LocalLearner
+from roles.trainer.outer.local_steps import GroupPool, LocalSteps, SiteSettings
 from roles.trainer.outer.round_files import SiteRecord, UsedGroup, numbered
 from roles.trainer.outer.round_reader import (
     delete_old_contributions,

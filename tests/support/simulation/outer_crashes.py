@@ -8,8 +8,8 @@ import torch
 import trio
 
 from protocol import pseudogradient
+from protocol.outer.dithering import first_state
 from protocol.outer.round_records import RoundRules
-from roles.trainer.outer.coordinator import first_state
 from roles.trainer.outer.round_files import FEEDBACK, SITE, SiteRecord, get_tensors, numbered
 from roles.trainer.spool import INBOX, list_snapshots
 from tests.support.builders.samples import round_rules
