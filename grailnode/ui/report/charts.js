@@ -77,6 +77,7 @@ function options({ unit, names, colours }, width) {
 }
 
 function drawPlots() {
+  sizes.disconnect(); // from the elements that were replaced
   for (const item of document.querySelectorAll("[data-plot]")) {
     const spec = JSON.parse(item.dataset.plot);
     const data = [spec.columns[0], ...spec.columns.slice(1).map(joined)];

@@ -71,13 +71,13 @@ def _curves(title: str, words: str, x: tuple[str, Sequence[int]], *curves: Curve
     measured.
     """
     (axis, places), size = x, max(1, -(-len(x[1]) // _MOST_POINTS))
-    parts = [slice(begin, begin + size) for begin in range(0, len(places), size)]
+    spans = [slice(begin, begin + size) for begin in range(0, len(places), size)]
     data = {
         "unit": unit,
         "colours": [curve.css for curve in curves],
         "names": [axis, *(curve.name for curve in curves)],
-        "columns": [[places[part][-1] for part in parts]]
-        + [[_digits(mean(curve.values[part])) for part in parts] for curve in curves],
+        "columns": [[places[span][-1] for span in spans]]
+        + [[_digits(mean(curve.values[span])) for span in spans] for curve in curves],
     }
     is_empty = not any(without_gaps(curve.values) for curve in curves if curve.css != "level")
     entries = [(curve.css, curve.name, curve.figure) for curve in curves]
