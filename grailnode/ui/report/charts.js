@@ -19,7 +19,8 @@ function bytes(value) {
 function shareRange(_, low, high) {
   if (low === null) return [0, 1];
   const ends = { min: { pad: 0.1, hard: low < 0 ? -Infinity : 0 }, max: { pad: 0.1, hard: high > 1 ? Infinity : 1 } };
-  return uPlot.rangeNum(low, high, ends);
+  const room = Math.max(0, 0.05 - (high - low)) / 2; // else a plot magnifies what hardly changes
+  return uPlot.rangeNum(low - room, high + room, ends);
 }
 
 function decades(_, __, low, high) {
@@ -37,14 +38,15 @@ const UNIT_OPTIONS = {
   },
 };
 
-// Some figures are measured every few windows: uPlot joins points over `undefined`, and leaves a gap at `null`.
+// Some figures are measured every few windows: uPlot joins points over `undefined`, and leaves a gap at `null`. Means of
+// windows shift a point by one place.
 function joined(values) {
   const places = [...values.keys()].filter((place) => values[place] !== null);
   const steps = places.slice(1).map((place, index) => place - places[index]);
   const usual = [...steps].sort((a, b) => a - b)[steps.length >> 1];
   const points = [...values];
   steps.forEach((step, index) => {
-    if (step <= usual) points.fill(undefined, places[index] + 1, places[index + 1]);
+    if (step <= usual + 1) points.fill(undefined, places[index] + 1, places[index + 1]);
   });
   return points;
 }
@@ -67,7 +69,7 @@ function options({ unit, names, colours }, width) {
         label: names[place + 1],
         stroke: colour(name === "level" ? "--ink" : `--${name}`),
         width: 2,
-        points: { size: 6, ...(name === "level" && { show: false }) },
+        points: { size: 6, fill: colour("--card"), ...(name === "level" && { show: false }) },
         value: (_, value) => (value == null ? "" : words(value)),
         ...LINES[name],
       })),
