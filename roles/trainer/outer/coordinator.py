@@ -311,42 +311,37 @@ class Coordinator:
         await self._record(manifest, shared, sent)
 
     async def _watch(self, attendance: Attendance, checked: Checked) -> None:
-        """Look for contributions, and check what has come, so that little is left when the round is over."""
+        """Look for contributions, and check each when it comes, so that little is left when the round is over."""
         tried = set[bytes]()
+        async with trio.open_nursery() as checks:
+            while True:
+                await attendance.look(self._node, attendance.opening.record.workers, self._settings.payload_seconds)
+                for worker in [worker for worker in attendance.sound() if worker not in tried]:
+                    tried.add(worker)
+                    checks.start_soon(self._check_payload, attendance, checked, worker)
+                await trio.sleep(self._settings.poll_seconds)
+
+    async def _check_payload(self, attendance: Attendance, checked: Checked, worker: bytes) -> None:
+        """Check the payload of a contribution, as soon as storage has it, and refuse it if it fails."""
+        node, record, rules = self._node, attendance.contributions[worker].record, attendance.opening.record.rules
         while True:
-            await attendance.look(self._node, attendance.opening.record.workers, self._settings.payload_seconds)
-            workers = [worker for worker in attendance.sound() if worker not in tried]
-            tried.update(workers)
-            with trio.move_on_after(self._settings.payload_seconds):
-                await gather(partial(self._check_payload, attendance, checked), workers, len(workers))
-            await trio.sleep(self._settings.poll_seconds)
-
-    async def _check_payload(
-        self, attendance: Attendance, checked: Checked, worker: bytes
-    ) -> ProtocolError | StoreError | None:
-        """Fetch and check a payload; return what is wrong with it, or with storage."""
-        record, rules = attendance.contributions[worker].record, attendance.opening.record.rules
-        try:
-            checked[worker] = await fetch_payload(self._node, record, self._shared, rules, self._checks)
-        except (ProtocolError, StoreError) as error:
-            return error
-        return None
-
-    async def _check_payloads(self, attendance: Attendance, checked: Checked) -> None:
-        """Check the payloads of the sound contributions that are not checked yet; refuse those that fail."""
-        node = self._node
-
-        async def check(worker: bytes) -> None:
-            while isinstance(error := await self._check_payload(attendance, checked, worker), StoreError):
+            try:
+                checked[worker] = await fetch_payload(node, record, self._shared, rules, self._checks)
+            except StoreError as error:
                 node.telemetry.event("payload-unread", worker=worker.hex()[:16], error=str(error))
                 await trio.sleep(self._settings.poll_seconds)
-            if error is not None:
+                continue
+            except ProtocolError as error:
                 node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
                 attendance.refusals[worker] = RefusalReason.MALFORMED
+            return
 
+    async def _check_payloads(self, attendance: Attendance, checked: Checked) -> None:
+        """Check the payloads that are not checked yet; refuse contributions without one."""
         workers = [worker for worker in attendance.sound() if worker not in checked]
         with trio.move_on_after(self._settings.payload_seconds):
-            await gather(check, workers, len(workers))  # one that withholds its payload takes nobody's place
+            # one that withholds its payload takes nobody's place
+            await gather(partial(self._check_payload, attendance, checked), workers, len(workers))
         for worker in workers:
             if worker not in checked:
                 attendance.refusals.setdefault(worker, RefusalReason.WITHHELD)

@@ -14,16 +14,11 @@ from protocol import paths
 from protocol.identity.signing import Signed, sign
 from protocol.kernels.inner_products import Matrix
 from protocol.outer.comparing import part_products
-from protocol.outer.round_records import (
-    AggregatedShare,
-    RoundManifest,
-    RoundPlan,
-    RoundProducts,
-)
+from protocol.outer.round_records import AggregatedShare, RoundManifest, RoundPlan, RoundProducts
 from protocol.outer.round_shares import ShareCase, draw_parts, share_cases, shares_of
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
-from roles.gather import STORAGE_ERRORS, first_success, gather
+from roles.gather import STORAGE_ERRORS, gather
 from roles.node.identity import Node
 from roles.records import fetch_record, open_record
 from roles.trainer.outer.round_reader import fetch_payloads
@@ -61,10 +56,8 @@ async def compute_share(
     """
     key, number, rules = node.key.public, opening.record.number + 1, opening.record.rules
 
-    def fetch_plan(trainer: bytes) -> Awaitable[Signed[RoundPlan]]:
-        return fetch_record(node, RoundPlan, paths.round_plan(trainer, number))
-
-    signed = await _until_read(lambda: first_success(fetch_plan, node.authority.trainers), poll_seconds)
+    path = paths.round_plan(opening.record.trainer, number)
+    signed = await _until_read(partial(fetch_record, node, RoundPlan, path), poll_seconds)
     plan = signed.record
     if plan.opening != opening.digest or key not in plan.aggregators:
         return
@@ -84,7 +77,7 @@ async def compute_share(
         await publish(signed.digest, shares[own])
     if shares[own - 1]:
         path = paths.products(plan.aggregators[own - 1], number, signed.digest)
-        seen = await _until_read(lambda: fetch_record(node, RoundProducts, path), poll_seconds)
+        seen = await _until_read(partial(fetch_record, node, RoundProducts, path), poll_seconds)
         await publish(seen.digest, draw_parts(node.key.derive(DRAWN), seen.digest, shares[own - 1]))
 
 
