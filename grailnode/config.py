@@ -156,7 +156,7 @@ class OuterSection(Settings):
     state_interval: Count = 8
     """Rounds between two states in storage, from which new sites begin."""
     payload_seconds: Positive = 30.0
-    """How long the coordinator waits for storage when a round is over: for contributions, and then for payloads."""
+    """How long the coordinator waits when a round is over: for contributions, for payloads, and for sites' shares."""
     upload_seconds: Positive = 5.0
     """So long before the end of a round a site stops its local steps."""
 

@@ -36,10 +36,10 @@ Projections = NDArray[np.float32]
 PROJECTED: Final = 1 << 14
 """Numbers in a projection."""
 
-_BLOCK: Final = 1 << 15
+_BLOCK: Final = 1 << 14
 """Elements of each contribution that are multiplied at a time, to fit in a cache."""
 
-_CHUNK: Final = 8 * _BLOCK
+_CHUNK: Final = 16 * _BLOCK
 """Elements of each contribution that one thread compares at a time, or a 64th of the part if that is more."""
 
 REMEMBERED_ROUNDS: Final = 96
@@ -237,7 +237,7 @@ def part_products(
     with ordered_map(threads) as each:
         for part, decoded in state.values_of(payloads, rules, each, len(payloads), places):
             rows = list(decoded)
-            size = max(_CHUNK, -(-part.elements // 64))
+            size = max(_CHUNK, -(-part.elements // (64 * _BLOCK)) * _BLOCK)
             chunks = pairwise([*range(0, part.elements, size), part.elements])
             products = np.zeros(len(payloads))
             for own in each(partial(_chunk_products, rows, factors), chunks):
