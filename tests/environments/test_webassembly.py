@@ -1,6 +1,5 @@
 """The plug-in of examples/webassembly: results of programs, and what hostile ones get."""
 
-import importlib
 import re
 from pathlib import Path
 from types import ModuleType
@@ -9,17 +8,14 @@ import pytest
 
 from grailnode.environments import contract
 from grailnode.environments.registry import open_plugin
-from tests.support.builders.plugins import install
-from tests.support.processes.programs import ROOT
+from tests.support.builders.plugins import example, install_example
 
 pytest.importorskip("wasmtime", reason="the plug-in needs wasmtime, which `pip install '.[test]'` brings")
-SOURCE = ROOT / "examples" / "webassembly"
 
 
-@pytest.fixture
-def plugin(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(SOURCE))
-    return importlib.import_module("grailnode_webassembly")
+@pytest.fixture(scope="module")
+def plugin() -> ModuleType:
+    return example("webassembly")
 
 
 def function(body: str, before: str = "") -> str:
@@ -29,7 +25,7 @@ def function(body: str, before: str = "") -> str:
 def test_it_keeps_the_contract_and_answers_from_its_wheels_in_the_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(install({file.name: file.read_text() for file in SOURCE.glob("*.*")}, tmp_path)))
+    monkeypatch.syspath_prepend(str(install_example("webassembly", tmp_path)))
     observations = []
     for hash_seed in (1, 2):
         plugin = open_plugin("webassembly", "{}", tmp_path / "wheels", hash_seed=hash_seed, strict=True)
