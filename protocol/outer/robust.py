@@ -117,7 +117,7 @@ def weigh_round(
 
 def _compared(lengths: Sequence[float], share: float) -> list[int]:
     """Return the contributions that are long enough to be compared with the others."""
-    bound = share * median_length(lengths) if lengths else 0.0
+    bound = share * median_length(lengths)
     return [place for place, length in enumerate(lengths) if length > 0 and length >= bound]
 
 

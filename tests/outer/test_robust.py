@@ -133,11 +133,12 @@ def test_two_sites_and_updates_of_zero() -> None:
     assert result([]).factors == ()
 
 
-def test_half_of_the_sites_cannot_have_the_others_refused_by_sending_nothing() -> None:
+def test_sites_that_send_nothing_have_no_say_in_the_median_length() -> None:
     own, empty = noise(1), np.zeros(SIZE)
     assert result([empty, own]).factors == (1.0, 1.0)
     assert result([empty, own, 2 * own, empty]).factors[1:3] == pytest.approx((1.0, 0.5))
-    assert result([empty, empty, own]).factors == (1.0, 1.0, 0.0)  # one site moves nothing against all others
+    assert result([empty, own, empty, 2 * own, empty]).factors[1:4:2] == pytest.approx((1.0, 0.5))
+    assert result([empty, empty, own]).factors == (1.0,) * 3
 
 
 @pytest.mark.parametrize("length", [0.0, 1e-3, 0.05])
