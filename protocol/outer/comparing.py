@@ -97,6 +97,15 @@ class SentRound:
         row: Matrix = self.projections[self.workers.index(worker)].astype(np.float64)
         return row
 
+    def relative_length(self, worker: bytes) -> float:
+        """Return the length of a site's contribution as a share of the longest one's."""
+        return self._lengths[self.workers.index(worker)] / max(self._lengths)
+
+    @cached_property
+    def _lengths(self) -> list[float]:
+        rows = self.projections.astype(np.float64)
+        return [math.sqrt(dot(row, row)) or 1.0 for row in rows]
+
     @cached_property
     def sums(self) -> "SiteSums":
         """The sums over all sites that agreed with the others."""
