@@ -30,7 +30,7 @@ from tests.support.processes.programs import ROOT
 LEDGERS, WINDOWS, MINERS, SITES = 100, 3, 40, 5
 SCORING = samples.SCORING.model_copy(update={"decay": 870_550_563})
 PROOF = samples.run_manifest().proof
-WEIGHED = "af3c9ad81f1df1b4f8f97c02a449fbde7bfad7fc3978faa804910fbc56e0e623"  # SHA-256 of what sites are weighed by
+WEIGHED = "0a079e50be44a2c8b2c700e034baf1e796788207caef659d549164452b758c57"  # SHA-256 of what sites are weighed by
 KEYS = [samples.key(f"miner {number}") for number in range(MINERS)]
 
 
