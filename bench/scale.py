@@ -1,0 +1,147 @@
+"""What each role needs in a run with thousands of miners: requests, bytes, CPU and memory of a simulated network.
+
+    python -m bench.scale --miners 1000,3000,10000
+
+Trainer, validators and one miner are those of the product, over a store in memory and on a virtual clock. The other
+miners are one task, which announces all of them and delivers a true group of each in every window. The policy has
+13,440 weights and stays at version 0. `--junk` adds announcements without a valid signature.
+"""
+
+import argparse
+import time
+from functools import partial
+
+import torch
+import trio
+import trio.testing
+
+from bench.requests import MeasuredNetwork, Usage
+from bench.tables import print_table
+from grailnode.engine.compute import make_engine
+from grailnode.node.wiring import run_collector, run_publisher, run_training
+from grailnode.store.memory import MemoryStore
+from protocol import paths
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import SigningKey, sign
+from protocol.rollout.batch import Group, assemble
+from roles.miner.produce import HonestProducer, MiningWindow
+from roles.trainer.spool import INBOX
+from tests.support.builders.recipes import demo_rules
+from tests.support.measuring.memory import resident
+from tests.support.simulation.network import BEACON_KEY, inline, key, randomness
+
+_SETTLE = 3
+"""Windows before those that are measured: as many as wait for verdicts at once."""
+
+_AT_ONCE = 500
+"""Miners whose groups are generated together."""
+
+
+class Crowd:
+    """Many miners in one task: each delivers one group in every window."""
+
+    def __init__(self, network: MeasuredNetwork, miners: int) -> None:
+        self._network = network
+        self._keys = [key(f"crowd {number}") for number in range(miners)]
+        engine = make_engine(network.compute, inline)
+        self._engine, self._producer = engine, HonestProducer(network.task(network.node("crowd")), engine)
+        self._paths: dict[int, list[str]] = {}  # by window, what was put
+
+    async def announce(self, junk: int) -> None:
+        """Announce all miners, and junk."""
+        network, run = self._network, self._network.run
+        fields = {"run": network.signed.digest, "role": "miner", "name": "", "space": "", "groups": 1, "version": 0}
+        fields |= {"arithmetic": self._engine.arithmetic, "expires_ms": 1 << 50, "credential": b""}
+        for own_key in self._keys:
+            data = sign(Announcement(key=own_key.public, **fields), own_key)
+            await network.store.put(paths.participant(own_key.public), data)
+        for number in range(junk):
+            public = run.beacon.genesis_ms.to_bytes(8, "big") * 3 + number.to_bytes(8, "big")
+            await network.store.put(paths.participant(public), sign(Announcement(key=public, **fields), self._keys[0]))
+
+    async def run(self, windows: int) -> None:
+        """Deliver the groups of some windows."""
+        await self._engine.stage(0, self._network.weights)
+        await self._engine.commit()
+        for window in range(windows):
+            await self._network.until_window(window)
+            for begin in range(0, len(self._keys), _AT_ONCE):
+                await self._deliver(window, self._keys[begin : begin + _AT_ONCE])
+            for path in self._paths.pop(window - 6, []):  # nobody reads it any more
+                await self._network.store.delete(path)
+            for item in [item async for item in self._network.states["trainer"].list(INBOX)]:
+                await self._network.states["trainer"].delete(item.path)  # no step is made
+
+    async def _deliver(self, window: int, keys: list[SigningKey]) -> None:
+        producer, opening = self._producer, randomness(self._network.run.schedule.opening(window))
+        windows = [MiningWindow(window, opening, 0, own_key.public) for own_key in keys]
+        assignments = [producer.assignments(item, [0])[0] for item in windows]
+        generations = await producer.generate(windows[0], assignments)
+        for own_key, item, assignment, own in zip(keys, windows, assignments, generations, strict=True):
+            group: Group = producer.group(item, assignment, await producer.rollouts(item, assignment, own))
+            batch, commitment = assemble([group], self._engine.arithmetic)
+            objects = {
+                paths.batch(own_key.public, window, commitment.batch): batch,
+                paths.commitment(own_key.public, window): sign(commitment, own_key),
+            }
+            for path, data in objects.items():
+                await self._network.store.put(path, data)
+            self._paths.setdefault(window, []).extend(objects)
+
+
+def of_crowd(miners: int, junk: int, windows: int, validators: int) -> list[list[str]]:
+    """Return a row for each role: figures of a window of 60 s."""
+    usage, lines = Usage(), []
+
+    async def scenario() -> None:
+        network = MeasuredNetwork(demo_rules(groups=1, group_size=2), validators=validators, quorum=1)
+        network.usage = usage
+        beacon = network.run.beacon
+        network.amend(beacon=BEACON_KEY.chain(60_000 // network.run.schedule.rounds, beacon.genesis_ms), head_ttl=3600)
+        settings = network.trainer_settings(groups_per_step=1 << 20)
+        crowd = Crowd(network, miners)
+        await crowd.announce(junk)
+        async with trio.open_nursery() as nursery:
+            training = partial(
+                run_training, network.node("trainer", "/training"), lambda: network.weights, network.compute, settings
+            )
+            nursery.start_soon(network.run_beacon)
+            nursery.start_soon(training)
+            nursery.start_soon(run_publisher, network.node("trainer", "/upload"), settings.publisher)
+            nursery.start_soon(run_collector, network.node("trainer", "/download"), settings.collector)
+            nursery.start_soon(network.run_miner, "miner-1", 1)
+            for name in network.validators:
+                nursery.start_soon(network.run_validator, name, 1.0)
+            nursery.start_soon(crowd.run, _SETTLE + windows + 1)
+            await network.until_window(_SETTLE)
+            usage.clear()
+            start = time.time()
+            await network.until_window(_SETTLE + windows)
+            used = [event["used"] for event in network.events("trainer/download", "collected")]
+            lines.append(f"{sum(used)} groups used, {(time.time() - start) / windows:.1f} s a window")
+            nursery.cancel_scope.cancel()
+
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[usage])
+    print(f"{miners} miners, {junk} junk: {lines[0]}, {resident('VmHWM') / 2**20:.0f} MiB at most", flush=True)
+    return usage.rows(windows)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--miners", default="1000", help="numbers of miners, one run each")
+    parser.add_argument("--junk", type=int, default=0, help="announcements that nobody may have made")
+    parser.add_argument("--windows", type=int, default=4, help="windows that are measured")
+    parser.add_argument("--validators", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = (
+        [str(count), *row]
+        for count in map(int, options.miners.split(","))
+        for row in of_crowd(count, options.junk, options.windows, options.validators)
+    )
+    print_table("figures of a window of 60 s", ("miners", "role", "get", "list", "put", "KB", "CPU ms"), rows)
+
+
+if __name__ == "__main__":
+    main()
