@@ -19,7 +19,6 @@ from bench.requests import MeasuredNetwork, Usage
 from bench.tables import print_table
 from grailnode.engine.compute import make_engine
 from grailnode.node.wiring import run_collector, run_publisher, run_training
-from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import SigningKey, sign
