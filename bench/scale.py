@@ -20,7 +20,6 @@ from bench.tables import print_table
 from grailnode.engine.compute import make_engine
 from grailnode.node.wiring import run_collector, run_publisher, run_training
 from protocol import paths
-from protocol.identity.participant import Announcement
 from protocol.identity.signing import SigningKey, sign
 from protocol.rollout.batch import Group, assemble
 from roles.miner.produce import HonestProducer, MiningWindow
@@ -49,14 +48,14 @@ class Crowd:
     async def announce(self, junk: int) -> None:
         """Announce all miners, and junk."""
         network, run = self._network, self._network.run
-        fields = {"run": network.signed.digest, "role": "miner", "name": "", "space": "", "groups": 1, "version": 0}
-        fields |= {"arithmetic": self._engine.arithmetic, "expires_ms": 1 << 50, "credential": b""}
+        template = await network.node("crowd").announcement("miner", 1 << 40, 1, 0, self._engine.arithmetic)
         for own_key in self._keys:
-            data = sign(Announcement(key=own_key.public, **fields), own_key)
+            data = sign(template.model_copy(update={"key": own_key.public}), own_key)
             await network.store.put(paths.participant(own_key.public), data)
         for number in range(junk):
             public = run.beacon.genesis_ms.to_bytes(8, "big") * 3 + number.to_bytes(8, "big")
-            await network.store.put(paths.participant(public), sign(Announcement(key=public, **fields), self._keys[0]))
+            data = sign(template.model_copy(update={"key": public}), self._keys[0])
+            await network.store.put(paths.participant(public), data)
 
     async def run(self, windows: int) -> None:
         """Deliver the groups of some windows."""

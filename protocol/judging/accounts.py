@@ -92,7 +92,8 @@ class _Window:
     def is_unaudited(self) -> NDArray[np.bool_]:
         """Of each row, whether groups count that were not audited."""
         _, _, dealt, audited, _, rejected = self.groups
-        return (rejected == 0) & (audited > 0) & (audited < dealt) & (self.amendments[0] == 0)
+        result: NDArray[np.bool_] = (rejected == 0) & (audited > 0) & (audited < dealt) & (self.amendments[0] == 0)
+        return result
 
 
 class Accounts:
