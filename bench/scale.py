@@ -1,13 +1,17 @@
 """What each role needs in a run with thousands of miners: requests, bytes, CPU and memory of a simulated network.
 
     python -m bench.scale --miners 1000,3000,10000
+    python -m bench.scale --parts 1000,10000,100000
 
 Trainer, validators and one miner are those of the product, over a store in memory and on a virtual clock. The other
 miners are one task, which announces all of them and delivers a true group of each in every window. The policy has
-13,440 weights and stays at version 0. `--junk` adds announcements without a valid signature.
+13,440 weights and stays at version 0. `--junk` adds announcements without a valid signature. `--parts` measures alone,
+by the number of announced miners, a validator's looks at their announcements and its accounts of 100 windows, each with
+as many of them as a window may have.
 """
 
 import argparse
+import random
 import time
 
 import torch
@@ -19,17 +23,17 @@ from bench.tables import print_table
 from grailnode.engine.compute import make_engine
 from grailnode.node.settings import TrainerSettings
 from grailnode.node.wiring import run_collector, run_publisher, run_training
-from protocol import paths
+from protocol import limits, paths
 from protocol.identity.signing import SigningKey, sign
+from protocol.judging.accounts import Accounts
 from protocol.rollout.batch import Group, assemble
 from roles.miner.produce import HonestProducer, MiningWindow
+from roles.participants import find_participants
 from roles.trainer.spool import INBOX
+from tests.support.builders import samples
 from tests.support.builders.recipes import demo_rules
 from tests.support.measuring.memory import resident
 from tests.support.simulation.network import BEACON_KEY, inline, key, randomness
-
-_SETTLE = 3
-"""Windows before those that are measured: as many as wait for verdicts at once."""
 
 _AT_ONCE = 500
 """Miners whose groups are generated together."""
@@ -94,7 +98,7 @@ async def _publish_first_version(network: MeasuredNetwork, settings: TrainerSett
         await run_training(node, lambda: network.weights, network.compute, settings)
 
 
-def of_crowd(miners: int, junk: int, windows: int, validators: int) -> list[list[str]]:
+def of_crowd(miners: int, junk: int, settle: int, windows: int, validators: int) -> list[list[str]]:
     """Return a row for each role: figures of a window of 60 s."""
     usage, lines = Usage(), []
 
@@ -114,11 +118,11 @@ def of_crowd(miners: int, junk: int, windows: int, validators: int) -> list[list
             nursery.start_soon(network.run_miner, "miner-1", 1)
             for name in network.validators:
                 nursery.start_soon(network.run_validator, name, 1.0)
-            nursery.start_soon(crowd.run, _SETTLE + windows + 1)
-            await network.until_window(_SETTLE)
+            nursery.start_soon(crowd.run, settle + windows + 1)
+            await network.until_window(settle)
             usage.clear()
             start = time.time()
-            await network.until_window(_SETTLE + windows)
+            await network.until_window(settle + windows)
             used = [event["used"] for event in network.events("trainer/download", "collected")]
             lines.append(f"{sum(used)} groups used, {(time.time() - start) / windows:.1f} s a window")
             nursery.cancel_scope.cancel()
@@ -128,19 +132,71 @@ def of_crowd(miners: int, junk: int, windows: int, validators: int) -> list[list
     return usage.rows(windows)
 
 
+async def _look(miners: int, junk: int) -> list[str]:
+    """Return the figures of looks at announcements: CPU seconds and requests of the first and of a later one."""
+    network = MeasuredNetwork(demo_rules())
+    network.usage = Usage()
+    crowd = Crowd(network, miners)
+    await crowd.announce(junk)
+    node, meter = network.node("validator-0"), network.usage.meters["validator"]
+    cells: list[str] = []
+    found = -1
+    while (count := len(await find_participants(node, "miner"))) > found:  # until it knows all for which it has places
+        found = count
+    for _ in range(2):
+        meter.tallies.clear()
+        await trio.sleep(60.0)
+        begin = time.process_time()
+        found = len(await find_participants(node, "miner"))
+        cells = [str(found), str(sum(tally.count for tally in meter.tallies.values()))]
+        cells.append(f"{time.process_time() - begin:.2f}")
+    return cells
+
+
+def of_parts(miners: int, junk: int) -> list[str]:
+    """Return the figures of the parts of a validator that know all miners."""
+    look = trio.run(_look, miners, junk, clock=trio.testing.MockClock(autojump_threshold=0))
+    rng, keys = random.Random(0), [random.Random(number).randbytes(32) for number in range(miners)]
+    run = samples.run_manifest()
+    accounts, rows = Accounts(run.scoring, run.proof), min(miners, limits.MAX_WINDOW_MINERS)
+    resident_before, seconds = resident("VmRSS"), 0.0
+    for window in range(run.scoring.windows):
+        present = sorted(rng.sample(keys, rows))
+        template = samples.row(samples.MINER)
+        summary = samples.summary(window=window).model_copy(
+            update={"rows": tuple(template.model_copy(update={"miner": miner}) for miner in present)}
+        )
+        begin = time.process_time()
+        accounts.add(summary)
+        scores, known = accounts.scores(), accounts.clean_windows()
+        evidence = [accounts.evidence_of(miner, template.arithmetic) for miner in present]
+        seconds = time.process_time() - begin
+        del summary
+    assert len(evidence) == rows and len(known) <= miners
+    memory = (resident("VmRSS") - resident_before) / 2**20
+    return [str(miners), *look, str(rows), str(len(scores)), f"{seconds:.2f}", f"{memory:.0f}"]
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--miners", default="1000", help="numbers of miners, one run each")
+    parser.add_argument("--parts", default="", help="numbers of miners for the parts of a validator alone")
     parser.add_argument("--junk", type=int, default=0, help="announcements that nobody may have made")
+    parser.add_argument("--settle", type=int, default=3, help="windows before those that are measured")
     parser.add_argument("--windows", type=int, default=4, help="windows that are measured")
     parser.add_argument("--validators", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.parts:
+        parts = (of_parts(int(count), options.junk) for count in options.parts.split(","))
+        header = ("announced", "found", "requests", "CPU s", "rows", "scores", "CPU s", "MiB of 100 windows")
+        print_table("a look at announcements, and the accounts of a window", header, parts)
+        return
     rows = (
         [str(count), *row]
         for count in map(int, options.miners.split(","))
-        for row in of_crowd(count, options.junk, options.windows, options.validators)
+        for row in of_crowd(count, options.junk, options.settle, options.windows, options.validators)
     )
     print_table("figures of a window of 60 s", ("miners", "role", "get", "list", "put", "KB", "CPU ms"), rows)
 
