@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.judging.ledger import Summary, evidence_of, scores
+from protocol.judging.accounts import Accounts
+from protocol.judging.ledger import Summary
 from protocol.outer.comparing import PROJECTED, SentRounds, compare
 from protocol.outer.drift import settled_contributions
 from protocol.outer.robust import RobustSettings, weigh_round
@@ -52,8 +53,8 @@ def _groups(draw: random.Random) -> dict[str, Any]:
 def _judged(seed: int) -> list[Any]:
     """Return the scores of a ledger, and the evidence against its first miner."""
     ledger = _ledger(seed)
-    shares = [[miner.hex(), score] for miner, score in scores(ledger, SCORING, PROOF)]
-    evidence = evidence_of(ledger, PROOF, KEYS[0].public, "torch-float32")
+    shares = [[miner.hex(), score] for miner, score in Accounts.of(ledger, SCORING, PROOF).scores()]
+    evidence = Accounts.of(ledger, SCORING, PROOF).evidence_of(KEYS[0].public, "torch-float32")
     return [shares, {name: list(values) for name, values in evidence.items()}]
 
 
