@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import error_context
 from protocol.judging.evidence import Evidence
 from protocol.judging.ledger import LedgerRow, Summary, clean_windows, evidence_of, scores

@@ -12,7 +12,8 @@ import torch
 import trio
 
 from protocol import limits, paths
-from protocol.digest import Weights, content_digest
+from protocol.digest import Weights
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef

@@ -10,7 +10,8 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.digest import Weights, content_digest, digest_weights
+from protocol.digest import Weights, digest_weights
+from protocol.encoding import content_digest
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
