@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from grailnode import UserError
 from protocol import bounded_json
-from protocol.digest import content_digest
-from protocol.encoding import Line, pack
+from protocol.encoding import Line, content_digest, pack
 from protocol.environments.record import MixtureSpec
 from protocol.errors import MalformedError
 from protocol.lora import LoraSpec

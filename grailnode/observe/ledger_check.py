@@ -5,7 +5,7 @@ from collections.abc import Container, Sequence
 from contextlib import suppress
 
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import GapError, ProtocolError, error_context
 from protocol.judging.accounts import Accounts
 from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary

@@ -13,8 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits, paths
 from protocol.difficulty import Counts as StratumCounts
-from protocol.digest import content_digest
-from protocol.encoding import OPTIONAL, Line, Record, Version, Window
+from protocol.encoding import OPTIONAL, Line, Record, Version, Window, content_digest
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import NO_COUNTS, Counts, Tally
 from protocol.judging.roster import Roster

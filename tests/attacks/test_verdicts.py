@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from protocol import limits, paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.signing import sign
 from protocol.judging.evidence import Counts, Tally
 from protocol.rollout.batch import assemble

@@ -13,8 +13,8 @@ from protocol import errors
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier, Trust
 from protocol.difficulty import DifficultySpec, DifficultyTable
-from protocol.digest import content_digest, digest_weights, dtypes, tensor_digest
-from protocol.encoding import Record, pack, unpack
+from protocol.digest import digest_weights, dtypes, tensor_digest
+from protocol.encoding import Record, content_digest, pack, unpack
 from protocol.identity.admission import Invite, ProofOfWorkSolution, leading_zero_bits, work_digest
 from protocol.identity.authority import Authority, Revision, Revisions
 from protocol.identity.participant import Announcement

@@ -13,8 +13,8 @@ import torch
 
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import Trust
-from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_name
-from protocol.encoding import REWARD_UNIT, pack, unpack
+from protocol.digest import digest_weights, raw_bytes, tensor_digest, type_name
+from protocol.encoding import REWARD_UNIT, content_digest, pack, unpack
 from protocol.identity.signing import Envelope, Signature, sign
 from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import (
