@@ -17,10 +17,18 @@ from protocol.difficulty import Counts as StratumCounts
 from protocol.digest import content_digest
 from protocol.encoding import OPTIONAL, Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, Counts, Evidence, Tally, advance
+from protocol.judging.evidence import LUCK_UNIT, NO_COUNTS, NO_EVIDENCE, Counts, Evidence, advance
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
-from protocol.proof import RATE_UNIT, Arithmetic, OptionalArithmetic, ProofSpec, StatisticName, Thresholds
+from protocol.proof import (
+    RATE_UNIT,
+    STATISTICS,
+    Arithmetic,
+    OptionalArithmetic,
+    ProofSpec,
+    StatisticName,
+    Thresholds,
+)
 from protocol.run import ScoringSpec
 
 GROUP: Final = 1_000_000
@@ -321,25 +329,25 @@ def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) 
             result[row.miner] = result.get(row.miner, 0) + value * decays[age] // SHARE
             if row.accepted:
                 thresholds = proof.row(row.arithmetic, summary.arithmetic)
-                for statistic in _PRICED:
+                for statistic in STATISTICS:
                     excess = excess_misses(row, thresholds, statistic) * scale[0] // scale[1]
                     key = row.miner, row.arithmetic, statistic
                     excesses[key] = excesses.get(key, 0) + excess * decays[age] // SHARE
     for (miner, _, statistic), excess in excesses.items():
-        result[miner] -= scoring.miss_price * max(0, excess) // (GROUP * _PRICED[statistic][2])
+        unit = GROUP * _LUCK_DISCOUNT if statistic == "luck" else GROUP
+        result[miner] -= scoring.miss_price * max(0, excess) // unit
     return result
 
 
-_PRICED: Final[dict[StatisticName, tuple[int, int, int]]] = {
-    "sketch": (1000, 100, 1), "margin": (1000, 100, 1), "stop": (1, 100, 1), "luck": (1, 76, 20)
-}  # fmt: skip
-"""For each statistic (x, y, z): a miss is a trial that reaches the first step with a rate of at most 1 / x, y percent
-of what honest work may have are free, and z divides the price.
+_MOST_PRICED_RATES: Final[dict[StatisticName, int]] = {"sketch": 1000, "margin": 1000, "stop": 1}
+"""A miss is a trial that reaches the first step with a rate of at most one in so many. A rollout has many tokens, so
+that its stops may be missed more often.
+"""
 
-A rollout has many tokens, so that its stops may be missed more often. The odds of luck are 5 / 4 by default, so that
-evidence refuses no honest work whose misses know a little of rewards. The price has no such headroom, and begins at 95%
-of odds of 1: a miner that knows its evidence could add what chance takes off the luck of honest misses. That costs
-honest work a little, too. As luck saves no work, a small price suffices.
+_LUCK_FREE, _LUCK_DISCOUNT = 95, 20
+"""Luck begins to cost at so many percent of the bad luck, and a reward of it costs a miss's price divided by the other
+number. A miner that knows its evidence could add as much luck as chance took off, if the price began at 100%. That
+costs honest work a little, too. As luck saves no work, a small price suffices.
 """
 
 
@@ -354,20 +362,26 @@ def _decays(scoring: ScoringSpec) -> list[int]:
 def priced_step(thresholds: Thresholds, statistic: StatisticName) -> int:
     """Return the first step that honest work reaches rarely enough for a price; the last one if there is none."""
     rates = thresholds.table(statistic).rates
-    return next((step for step, rate in enumerate(rates) if rate * _PRICED[statistic][0] <= RATE_UNIT), len(rates) - 1)
+    return next(
+        (step for step, rate in enumerate(rates) if rate * _MOST_PRICED_RATES[statistic] <= RATE_UNIT), len(rates) - 1
+    )
 
 
 def excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticName) -> int:
     """Return how many more misses a window with accepted groups has than are free, in millionths; fewer are negative.
-    A miss is a trial that reaches the priced step.
+    A miss is a trial that reaches the priced step; of luck, a reward more than the validator's own.
 
     The audited groups stand for all that were dealt and count.
     """
-    tally: Tally = getattr(row.counts, statistic)
-    first = priced_step(thresholds, statistic)
-    expected = tally.trials * thresholds.table(statistic).rates[first]
-    allowed = expected * _PRICED[statistic][1] // (100 * RATE_UNIT // GROUP)
-    return row.counting * (sum(tally.steps[first:]) * GROUP - allowed) // row.accepted
+    tally = row.counts.tally(statistic)
+    if statistic == "luck":
+        less, more = tally.steps or (0, 0)
+        excess = (100 * more - _LUCK_FREE * less) * (GROUP // LUCK_UNIT) // 100
+    else:
+        first = priced_step(thresholds, statistic)
+        expected = tally.trials * thresholds.table(statistic).rates[first]
+        excess = sum(tally.steps[first:]) * GROUP - expected // (RATE_UNIT // GROUP)
+    return row.counting * excess // row.accepted
 
 
 def _value(row: LedgerRow, scale: tuple[int, int], amendment: tuple[int, int] | None, scoring: ScoringSpec) -> int:
