@@ -1,4 +1,4 @@
-"""How long a stranger waits: the commands of docs/guide/deploy.md on this machine, and when each stage is reached.
+"""How long a stranger waits for each stage of docs/guide/{founder,validator,miner}.md, carried out on this machine.
 
     python -m bench.first_hour
 
@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.processes.deployment import follow_page, make_deployment
+from tests.support.processes.deployment import follow_pages, make_deployment
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     print("| stage | seconds since the first command |\n|---|---:|")
     with tempfile.TemporaryDirectory() as directory, make_deployment(Path(directory)) as deployment:
         start = time.monotonic()
-        follow_page(deployment, lambda stage: print(f"| {stage} | {time.monotonic() - start:.1f} |", flush=True))
+        follow_pages(deployment, lambda stage: print(f"| {stage} | {time.monotonic() - start:.1f} |", flush=True))
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ def _draw_sizes(path: Path, runs: Mapping[str, Record]) -> None:
         "log2 of |update| / unit in the last place", "share of the weights",
     )  # fmt: skip
     most = max(share for item in lines for _, share in item.points)
-    y = linear_axis(0, most * 1.1, 0.05, vertical=True, percent=True)
-    write_figure(path, labels, lines, linear_axis(BINS[0], BINS[-1], 2, vertical=False), y)
+    y = linear_axis(0, most * 1.1, 0.05, percent=True)
+    write_figure(path, labels, lines, linear_axis(BINS[0], BINS[-1], 2), y)
 
 
 def _draw_cosines(path: Path, runs: Mapping[str, Record]) -> None:
@@ -60,8 +60,8 @@ def _draw_cosines(path: Path, runs: Mapping[str, Record]) -> None:
         "Cosine between the change of the BF16 view over k steps and that of the masters",
         "At 1 the view moves in the direction of the masters.", "k, steps", "cosine",
     )  # fmt: skip
-    x = log_axis(1, DISTANCES[-1], vertical=False, marks={k: str(k) for k in DISTANCES})
-    write_figure(path, labels, lines, x, linear_axis(0, 1, 0.2, vertical=True))
+    x = log_axis(1, DISTANCES[-1], marks={k: str(k) for k in DISTANCES})
+    write_figure(path, labels, lines, x, linear_axis(0, 1, 0.2))
 
 
 def _print_sizes(runs: Mapping[str, Record]) -> None:

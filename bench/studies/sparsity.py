@@ -56,8 +56,8 @@ def study_optimizer(records: Records, figures: Path) -> None:
                 ]
         title = f"BF16 values of the {workload} that differ from those k steps before, by step and beta2"
         labels = Labels(title, "The rate grows over the first 20 steps.", "optimizer step", "share that differs")
-        x = linear_axis(0, STEPS, 20, vertical=False)
-        write_figure(figures / f"age-{workload}.svg", labels, lines, x, log_axis(1e-4, 1, vertical=True))
+        x = linear_axis(0, STEPS, 20)
+        write_figure(figures / f"age-{workload}.svg", labels, lines, x, log_axis(1e-4, 1))
     header = ["workload", "optimizer", "step 1", "step 10", "most", *(f"k = {k}, from step 40" for k in AGES)]
     print_table("BF16 values that change, by the age of the optimizer, at a learning rate of 3e-6", header, rows)
 
@@ -79,5 +79,5 @@ def _print_distances(workload: Workload, runs: Mapping[float, Record]) -> None:
 
 def _draw_by_rate(path: Path, title: str, lines: list[Line]) -> None:
     labels = Labels(title, "Both axes are logarithmic.", "learning rate", "share that differs")
-    x = log_axis(RATES[0], RATES[-1], vertical=False, marks={rate: rate_text(rate) for rate in RATES})
-    write_figure(path, labels, lines, x, log_axis(1e-5, 1, vertical=True))
+    x = log_axis(RATES[0], RATES[-1], marks={rate: rate_text(rate) for rate in RATES})
+    write_figure(path, labels, lines, x, log_axis(1e-5, 1))

@@ -95,14 +95,14 @@ def study_staleness(name: str, figures: Path, results: Path | None, seeds: int) 
 
 
 def _draw(figures: Path, name: str, by_delay: dict[int, list[Outcome]]) -> None:
-    x = linear_axis(0, DELAYS[-1], 4, vertical=False)
+    x = linear_axis(0, DELAYS[-1], 4)
     lines = [Line(f"k = {k}", [(delay, _changed(trials, k)) for delay, trials in by_delay.items()]) for k in DISTANCES]
     labels = Labels(
         f"BF16 values of the {name} policy that differ between versions k steps apart, by the age of the rollouts",
         "Means over seeds.", "steps by which rollouts are old", "share that differs",
     )  # fmt: skip
-    write_figure(figures / f"staleness-{name}.svg", labels, lines, x, log_axis(0.01, 1, vertical=True))
-    x = linear_axis(0, STEPS, 16, vertical=False)
+    write_figure(figures / f"staleness-{name}.svg", labels, lines, x, log_axis(0.01, 1))
+    x = linear_axis(0, STEPS, 16)
     lines = []
     for delay, trials in by_delay.items():
         means = [fmean(values) for values in zip(*(item.curve for item in trials), strict=True)]
@@ -113,7 +113,7 @@ def _draw(figures: Path, name: str, by_delay: dict[int, list[Outcome]]) -> None:
         "optimizer step",
         "pass@1",
     )
-    write_figure(figures / f"learning-{name}.svg", labels, lines, x, linear_axis(0.2, 1, 0.2, vertical=True))
+    write_figure(figures / f"learning-{name}.svg", labels, lines, x, linear_axis(0.2, 1, 0.2))
 
 
 def _changed(trials: list[Outcome], distance: int) -> float:

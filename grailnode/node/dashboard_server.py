@@ -18,7 +18,7 @@ from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.observe.state import NetworkState
 from grailnode.ui.report import templates
 from grailnode.ui.report.dashboard_sections import Choice, dashboard, rollout_list, sections_of
-from grailnode.ui.report.templates import asset
+from grailnode.ui.report.templates import ASSETS, asset
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _STREAM_SECONDS: Final = 600.0  # then a browser asks again
@@ -30,7 +30,7 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 _HTML: Final = "text/html; charset=utf-8"
-_ASSETS: Final = {"/style.css": "text/css; charset=utf-8", "/dashboard.js": "text/javascript; charset=utf-8"}
+_ASSET_TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Dashboard:
         streams: int = 400,
     ) -> None:
         templates.load()
-        for path in _ASSETS:
-            asset(path[1:])  # later this process may have no free file descriptor
+        for name in ASSETS:
+            asset(name)  # later this process may have no free file descriptor
         self._run_name = run_name
         self._read = read
         self._pace = pace
@@ -108,8 +108,8 @@ class Dashboard:
             return _text(page, _HTML, packed)
         if request.path == "/rollouts":
             return _text(self._list(Choice.of(request.query)), _HTML, packed)
-        if request.path in _ASSETS:
-            return _text(asset(request.path[1:]), _ASSETS[request.path], packed)
+        if (name := request.path[1:]) in ASSETS:
+            return _text(asset(name), _ASSET_TYPES[name.rpartition(".")[2]], packed)
         if request.path == "/events":
             since = request.headers.get("last-event-id") or request.query.removeprefix("since=")
             number = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else 0

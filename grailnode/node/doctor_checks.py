@@ -242,7 +242,7 @@ def _check_other_keys(config: Config, checks: RoleChecks) -> str:
     if trio.run(write):
         raise AdviceError(
             "this node's credentials may write below other keys, too: whoever steals them can do more than this node; "
-            "give it those of bucket/policy.json (docs/guide/deploy.md)"
+            "give it those of bucket/policy.json (docs/guide/founder.md)"
         )
     return "storage refuses this node's credentials below other keys"
 
@@ -259,7 +259,7 @@ def _check_browsers(checks: RoleChecks) -> str:
     if "access-control-allow-origin" not in response.headers:
         raise AdviceError(
             f"store.url {url}: pages in browsers may not read it (no CORS header): apply bucket/cors.json, or cors.xml "
-            "(docs/guide/deploy.md)"
+            "(docs/guide/founder.md)"
         )
     return f"pages in browsers may read {url}"
 

@@ -11,7 +11,7 @@ from grailnode.demo.demo_network import DemoSettings
 from grailnode.run import workspace
 from grailnode.ui.report import DemoReport
 from tests.support.processes import programs
-from tests.support.processes.deployment import follow_first_run, follow_page, make_deployment
+from tests.support.processes.deployment import follow_first_run, follow_pages, make_deployment
 from tests.support.processes.programs import Program, eventually, members, run_program
 
 NODES = {"trainer", "validator", "miner-1", "miner-2", "cheat"}
@@ -91,7 +91,7 @@ def test_ctrl_c_stops_everything(tmp_path: Path, temporary: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["first-run.md", "deploy.md"])
+@pytest.mark.parametrize("page", ["first-run.md", "founder.md to miner.md"])
 def test_the_commands_of_a_page_lead_to_a_verified_window(
     page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,5 +106,5 @@ def test_the_commands_of_a_page_lead_to_a_verified_window(
         follow_first_run(tmp_path, note)
     else:
         with make_deployment(tmp_path) as deployment:
-            follow_page(deployment, note)
+            follow_pages(deployment, note)
     assert "first verified window" in stages[:-1]

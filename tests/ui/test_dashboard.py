@@ -13,6 +13,7 @@ from grailnode.node.dashboard_server import Dashboard
 from grailnode.node.http_server import Request
 from grailnode.observe.state import STORAGE_ALARM
 from grailnode.ui.report.dashboard_sections import SECTIONS, Choice, sections_of
+from grailnode.ui.report.templates import ASSETS
 from tests.support.builders.observed_runs import observed_run
 from tests.support.simulation.virtual_clock import simulated
 from tests.ui import runs
@@ -40,8 +41,8 @@ async def test_the_page_has_every_part_and_may_run_nothing_but_its_own_script():
         assert answer.headers["content-encoding"] == "gzip"
         tags = Tags(answer.text)
         assert tags.open == []
-        assert [value for key, value in tags.attributes if key in ("src", "href")] == ["style.css", "dashboard.js"]
-        for name in ("style.css", "dashboard.js"):
+        assert [value for key, value in tags.attributes if key in ("src", "href")] == list(ASSETS)
+        for name in ASSETS:
             assert len((await client.get(address + name)).text) > 1000
         assert (await client.get(f"{address}../pyproject.toml")).status_code == 404
         assert (await client.post(address)).status_code == 405
@@ -145,7 +146,7 @@ async def test_fifty_hostile_strings_stay_text():
     for html in (page, listing, *filtered, *sections.values()):
         tags = Tags(html)
         assert tags.open == []
-        assert tags.names.count("script") == html.count('<script src="dashboard.js" defer></script>')
+        assert tags.names.count("script") == sum(html.count(f'<script src="{name}" defer></script>') for name in ASSETS)
         assert not {"iframe", "img", "object", "base", "template", "style", "a"} & set(tags.names)
         assert not [key for key, _ in tags.attributes if key.startswith("on") or key in ("srcdoc", "style")]
         assert not set(html) & {"\x00", "\x1b", "\x07", "\N{RIGHT-TO-LEFT OVERRIDE}", "\N{LINE SEPARATOR}"}

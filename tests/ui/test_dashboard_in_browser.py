@@ -11,7 +11,10 @@ import pytest
 import trio
 
 from grailnode.observe.state import STORAGE_ALARM
+from grailnode.ui.report.page import page as report_page
+from grailnode.ui.report.templates import ASSETS
 from tests.support.builders.observed_runs import observed_run
+from tests.ui import runs
 from tests.ui.dashboards import HOSTILE, Source, serving, usual
 
 pytestmark = pytest.mark.browser
@@ -98,6 +101,45 @@ def test_it_loads_and_keeps_itself_new(new_page):
         source.change(alarms=("a second history",))
         page.get_by_text("a second history").wait_for()
         page.get_by_text("1 min 42 s ago").wait_for()
+
+
+def last_window(page) -> int:
+    """Return the newest window of the plot of learning, of which a page has one, drawn on a canvas."""
+    assert page.locator("#learning canvas").count() == 1
+    window: int = page.evaluate("plots.get('learning').data[0].at(-1)")
+    return window
+
+
+def test_its_curves_grow_and_leave_a_reader_the_windows_that_he_looks_at(new_page):
+    source = usual()
+    rows = source.view.state.windows
+    source.change(windows=tuple(replace(row, pass_at_1=None) if 9 < row.window < 20 else row for row in rows))
+    with server(source) as (address, _):
+        page = new_page(address)
+        assert last_window(page) == 59
+        gaps = page.evaluate("plots.get('learning').data[1].map((value, at) => value === null && at).filter(Boolean)")
+        assert gaps == [*range(10, 21), 58, 59]  # it is measured every third window, and joined over the two between
+        source.change(windows=observed_run(windows=90).state.windows)
+        wait_until(page, lambda: last_window(page) == 89)
+        assert page.evaluate("plots.get('learning').scales.x.max") == 89
+        page.evaluate("plots.get('learning').setScale('x', {min: 10, max: 20})")
+        source.change(windows=observed_run(windows=700).state.windows)
+        wait_until(page, lambda: last_window(page) == 699)
+        assert not page.evaluate("plots.get('learning').data[1].slice(0, -3).includes(null)")  # of means of two windows
+        assert page.evaluate("plots.get('learning').scales.x.max") == 20
+
+
+@pytest.mark.parametrize("has_script", [True, False])
+def test_the_report_draws_its_curves_from_one_file_and_has_tables_without_a_script(new_page, tmp_path, has_script):
+    file = tmp_path / "report.html"
+    file.write_text(report_page(runs.report(runs.hostile())))
+    page = new_page(file.as_uri(), java_script_enabled=has_script, viewport={"width": 390, "height": 800})
+    assert page.locator(".plot canvas").count() == (3 if has_script else 0)
+    assert page.get_by_text("Held-out pass@1 over windows: 0.43 → 0.54").count() == (0 if has_script else 1)
+    page.get_by_text("By window (12)").click()
+    assert page.locator("details[open] tbody tr").count() == 12
+    if has_script:
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_a_page_that_was_opened_before_the_first_reading_lists_the_rollouts_that_come(new_page):
@@ -191,4 +233,4 @@ def test_fifty_hostile_strings_do_nothing(new_page):
         page.fill("[name=miner]", HOSTILE[2])
         wait_until(page, lambda: len(names(page)) == 1)
         assert page.evaluate("window.acted") is None
-        assert page.locator("script, iframe, img, object, #rollouts a").count() == 1
+        assert page.locator("script, iframe, img, object, #rollouts a").count() == len(ASSETS) - 2

@@ -160,6 +160,15 @@ def test_the_summary_says_at_80_columns_why_the_trainer_waited():
     assert "cores" in " ".join(render(render_summary(report), 80))
 
 
+def test_the_summary_cuts_no_reason_at_80_columns():
+    reasons = {"wrong-sampling": 15, "wrong-sketch": 13, "copied": 9, "wrong-reward": 8}
+    miner = MinerRow("a3" * 32, "cheat", "cheating", 720, 0, reasons, 0.0)
+    text = "\n".join(render(render_summary(runs.report(replace(runs.network(), miners=(miner,)))), 80))
+    assert not [word for word in ("45 675 not", *reasons, "judged") if word not in text]
+    assert "…" not in text
+    assert "+" not in text.partition("rejected")[2]
+
+
 def test_the_summary_of_a_run_whose_windows_nobody_judged_says_why():
     text = " ".join(render(render_summary(runs.report(runs.empty())), 100))
     assert "No group was judged in time" in text
@@ -177,15 +186,21 @@ def plain_lines(*states: NetworkState) -> list[str]:
 def test_plain_view_prints_each_window_once():
     lines = plain_lines(*(runs.network(windows) for windows in (0, 1, 1, 2, 2, 2, 5, 5, 6)))
     assert len(lines) == 1 + 6
-    assert [f"window {n}/30" in line for n, line in enumerate(lines[1:])] == [True] * 6
+    assert [f"window {n} ({n + 1}/30)" in line for n, line in enumerate(lines[1:])] == [True] * 6
+
+
+def test_plain_view_counts_no_window_beyond_the_plan():
+    text = "\n".join(plain_lines(runs.network(windows=5, planned=3)))
+    assert "window 2 (3/3)" in text
+    assert "window 4 (after the 3 planned)" in text
 
 
 def test_plain_view_prints_a_window_after_a_later_one_exists():
     file = io.StringIO()
     view = PlainView("demo", Console(file=file, width=80))
     view.update(runs.network(3))
-    assert "window 1/30" in file.getvalue()
-    assert "window 2/30" not in file.getvalue()
+    assert "window 1 (2/30)" in file.getvalue()
+    assert "window 2 (3/30)" not in file.getvalue()
 
 
 def test_plain_lines_are_one_line_of_ascii_each():
@@ -203,6 +218,21 @@ def test_plain_view_is_not_flooded_by_alarms():
 def test_without_a_terminal_the_view_is_plain(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert isinstance(open_view("demo", Console(file=io.StringIO())), PlainView)
+
+
+@pytest.mark.parametrize("height", [9, 24, 40, 99])
+def test_a_live_view_says_how_many_rows_it_has_no_room_for(height: int):
+    file = io.StringIO()
+    console = Console(file=file, width=80, height=height, force_terminal=True, color_system=None)
+    with LiveView("demo", console) as view:
+        view.update(STATES["crowded"])
+        shown = [line.rstrip() for line in file.getvalue().rpartition("\x1b[H")[2].split("\n")]
+    whole = render(screen(STATES["crowded"]), 80, height)
+    assert len(shown) == height
+    if height < len(whole):
+        assert shown[-1] == f"{len(whole) - height + 1} more rows"
+    else:
+        assert "more rows" not in "".join(shown)
 
 
 @pytest.mark.parametrize("is_interrupted", [True, False])

@@ -1,95 +1,92 @@
-"""The plots of report and dashboard, each a figure with its legend in words."""
+"""The charts of report and dashboard, each a figure with its legend in words. uPlot draws the curves in the browser."""
 
-from collections.abc import Callable, Sequence
-from typing import Final
+import json
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from grailnode.observe.state import MinerRow, NetworkState, WindowRow
+from grailnode.observe.state import MinerRow, NetworkState
 from grailnode.ui.formatting import byte_part_text, byte_text, clean, share_text
-from grailnode.ui.report import plot
-from grailnode.ui.report.plot import BOTTOM, HEIGHT, LEFT, RIGHT, TOP
 from grailnode.ui.report.templates import part
 from grailnode.ui.report_data import Findings
-from grailnode.ui.series import by_count, without_gaps
+from grailnode.ui.series import by_count, mean, without_gaps
 
 MOST_MINERS: Final = 12  # the rest are in the table
 COLOURS: Final = 7  # reasons with a colour of their own; the rarer ones share the last
-_NOT_MEASURED: Final = "nothing was measured"
-_EDGE: Final = 14.0
-_ROW: Final = 52.0
-_BAR: Final = 16.0
+_MOST_POINTS: Final = 400  # more are averaged: no screen shows them apart
+
+
+class Curve(NamedTuple):
+    """A curve: the class that gives its colour, its name, its figure in words, and its values, None where nothing was
+    measured.
+    """
+
+    css: str
+    name: str
+    figure: str
+    values: Sequence[float | None]
 
 
 def learning(state: NetworkState, findings: Findings) -> Markup:
     """Plot held-out pass@1 and reward over windows."""
-    values = without_gaps([value for row in state.windows for value in (row.pass_at_1, row.reward)])
-    x = plot.count_axis([row.window for row in state.windows], LEFT, RIGHT)
-    y = plot.share_axis(values, BOTTOM, TOP)
-
-    def series(name: str, css: str, value_of: Callable[[WindowRow], float | None]) -> Markup:
-        points = [(row.window, value_of(row)) for row in state.windows]
-        return plot.line(css, points, lambda at, value: f"window {at}: {name} {value:.3f}", x, y)
-
-    changes = [change.ends_text if change else _NOT_MEASURED for change in (findings.pass_at_1, findings.reward)]
-    reward = series("reward", "second", lambda row: row.reward)
-    body = [reward, series("held-out pass@1", "first", lambda row: row.pass_at_1)]
-    drawing = plot.drawing(
-        "learning",
-        "Held-out pass@1 and reward over windows",
-        f"Held-out pass@1 {changes[0]}. Mean reward of accepted rollouts {changes[1]}.",
-        plot.grid(x, y, "window"),
-        *(body if values else [plot.empty_message(_NOT_MEASURED)]),
+    held_out, reward = (
+        change.ends_text if change else "nothing was measured" for change in (findings.pass_at_1, findings.reward)
     )
-    return _figure("Learning", drawing, ("first", "held-out pass@1", changes[0]), ("second", "reward", changes[1]))
+    return _curves(
+        "Learning",
+        f"Held-out pass@1 over windows: {held_out}. Mean reward of accepted rollouts: {reward}.",
+        ("window", [row.window for row in state.windows]),
+        Curve("first", "held-out pass@1", held_out, [row.pass_at_1 for row in state.windows]),
+        Curve("second", "reward", reward, [row.reward for row in state.windows]),
+    )
 
 
 def patches(state: NetworkState, findings: Findings) -> Markup:
     """Plot the patch bytes of each version, on a logarithmic scale, against the full checkpoint."""
-    full = state.full_bytes
-    sizes = [row.patch_bytes for row in state.versions if row.patch_bytes is not None]
-    y = plot.byte_axis([*sizes, *([full] if full else [])], BOTTOM, TOP)
-    typical = "none was published"
-    if findings.patch_bytes is not None:
-        typical = f"median {byte_part_text(findings.patch_bytes, full)}"
-    drawing = plot.drawing(
-        "patches",
-        "Patch bytes of each policy version against the full checkpoint, logarithmic scale",
-        f"Patches: {typical}.",
-        *_versions(
-            [(row.version, row.patch_bytes) for row in state.versions],
-            y,
-            lambda size: byte_part_text(round(size), full),
-            "patch was published",
-        ),
-        *([plot.level(full, f"full checkpoint {byte_text(full)}", y)] if full else []),
-    )
-    return _figure("Patch size", drawing, ("first", "patch bytes, log scale", typical))
+    full, size = state.full_bytes, findings.patch_bytes
+    typical = "none was published" if size is None else f"median {byte_part_text(size, full)}"
+    curves = [Curve("first", "patch bytes, log scale", typical, [row.patch_bytes or None for row in state.versions])]
+    if full:
+        curves.append(Curve("level", "full checkpoint", byte_text(full), [full] * len(state.versions)))
+    words = f"Patch bytes of each policy version: {typical}."
+    return _curves("Patch size", words, _versions(state), *curves, unit="bytes")
 
 
 def sparsity(state: NetworkState, findings: Findings) -> Markup:
     """Plot the share of weights that a version does not change."""
-    points = [(row.version, row.sparsity) for row in state.versions]
-    y = plot.sparsity_axis(without_gaps([value for _, value in points]), BOTTOM, TOP)
-    mean = "none" if findings.sparsity is None else f"mean {share_text(findings.sparsity)}"
-    drawing = plot.drawing(
-        "sparsity",
-        "Share of weights that each version leaves unchanged, bit for bit",
-        f"Sparsity: {mean}.",
-        *_versions(points, y, lambda value: f"{share_text(value)} unchanged", "version changed anything yet"),
-    )
-    return _figure("Sparsity", drawing, ("first", "unchanged BF16 weights", mean))
+    typical = "none" if findings.sparsity is None else f"mean {share_text(findings.sparsity)}"
+    words = f"Share of weights that each version leaves unchanged, bit for bit: {typical}."
+    values = [row.sparsity for row in state.versions]
+    return _curves("Sparsity", words, _versions(state), Curve("first", "unchanged BF16 weights", typical, values))
 
 
-def _versions(
-    points: Sequence[tuple[int, float | None]], y: plot.Axis, words: Callable[[float], str], absent: str
-) -> tuple[Markup, Markup]:
-    """Return the grid over policy versions, and the line of some values; a message where there are none."""
-    x = plot.count_axis([version for version, _ in points], LEFT, RIGHT)
-    line = plot.line("first", points, lambda at, value: f"version {at}: {words(value)}", x, y)
-    return plot.grid(x, y, "policy version"), line if without_gaps(
-        [value for _, value in points]
-    ) else plot.empty_message(f"no {absent}")
+def _versions(state: NetworkState) -> tuple[str, list[int]]:
+    return "policy version", [row.version for row in state.versions]
+
+
+def _curves(title: str, words: str, x: tuple[str, Sequence[int]], *curves: Curve, unit: str = "share") -> Markup:
+    """Return curves over windows or versions, with their data as JSON for charts.js; only words if nothing was
+    measured.
+    """
+    (axis, places), size = x, max(1, -(-len(x[1]) // _MOST_POINTS))
+    spans = [slice(begin, begin + size) for begin in range(0, len(places), size)]
+    data = {
+        "unit": unit,
+        "colours": [curve.css for curve in curves],
+        "names": [axis, *(curve.name for curve in curves)],
+        "columns": [[places[span][-1] for span in spans]]
+        + [[_digits(mean(curve.values[span])) for span in spans] for curve in curves],
+    }
+    is_empty = not any(without_gaps(curve.values) for curve in curves if curve.css != "level")
+    entries = [(curve.css, curve.name, curve.figure) for curve in curves]
+    text = "" if is_empty else escape(json.dumps(data, separators=(",", ":")))
+    return part("charts.html", "curves", title.lower().replace(" ", "-"), title, words, entries, text)
+
+
+def _digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
 
 
 def groups(state: NetworkState, findings: Findings) -> Markup:
@@ -98,43 +95,29 @@ def groups(state: NetworkState, findings: Findings) -> Markup:
     largest, rest = ranked[:MOST_MINERS], ranked[MOST_MINERS:]
     reasons = by_count(findings.groups.reasons)
     css = {reason: f"r{min(place, COLOURS)}" for place, (reason, _) in enumerate(reasons)}
-    widest = max((_whole(miner) for miner in largest), default=0)
-    body = [_row(miner, place, widest, css) for place, miner in enumerate(largest)]
     entries = [("ok", "accepted", f"{findings.groups.accepted:,}")]
     entries += [(css[reason], clean(reason, 32), f"{count:,}") for reason, count in reasons[:COLOURS]]
     if rare := reasons[COLOURS:]:
         entries.append((f"r{COLOURS}", f"{len(rare)} other reasons", f"{sum(count for _, count in rare):,}"))
     if unjudged := sum(miner.unjudged for miner in state.miners):
         entries.append(("open", "not judged", f"{unjudged:,}"))
-    drawing = plot.drawing(
-        "groups",
-        "Groups accepted and rejected by reason, for each miner",
-        ". ".join(f"{clean(miner.name)}: {_counts(miner)}" for miner in largest) or "No miner took part.",
-        *(body or [plot.empty_message("no miner took part")]),
-        height=_EDGE + _ROW * len(largest) if largest else HEIGHT,
-    )
+    rows = [(miner, _counts(miner), _bars(miner, css)) for miner in largest]
+    widest = max(map(_whole, largest), default=0)
     note = f"and {len(rest)} smaller miners, in the table below" if rest else ""
-    return _figure("Verification", drawing, *entries, note=note)
+    return part("charts.html", "bars", "Verification", rows, widest, entries, note)
 
 
-def _figure(title: str, drawing: Markup, *entries: tuple[str, str, str], note: str = "") -> Markup:
-    """Return a plot under its title and its legend, which has entries of (colour class, words, figure)."""
-    return part("svg.html", "figure", title, drawing, entries, note)
-
-
-def _row(miner: MinerRow, place: int, widest: int, css: dict[str, str]) -> Markup:
-    scale = (RIGHT - _EDGE) / widest if widest else 0.0
+def _bars(miner: MinerRow, css: dict[str, str]) -> list[tuple[str, int, int, str]]:
+    """Return the bars of a miner, each with its class, its begin and its length in groups, and its tooltip."""
     parts = [("ok", "accepted", miner.accepted)]
     parts += [(css[reason], reason, count) for reason, count in by_count(miner.rejected)]
     parts.append(("open", "not judged", miner.unjudged))
-    bars, at = [], _EDGE
-    for name, words, count in parts:
-        if count:
-            width = max(count * scale, 1.5)
-            tooltip = f"{clean(miner.name)}: {count} {clean(words)}"
-            bars.append((name if width > 4 else f"{name} thin", at, width, _BAR, tooltip))
-        at += count * scale
-    return part("svg.html", "miner", miner, _counts(miner), bars, _EDGE + _ROW * place, _EDGE, RIGHT)
+    ends = accumulate(count for *_, count in parts)
+    return [
+        (name, end - count, count, f"{clean(miner.name)}: {count} {clean(words)}")
+        for (name, words, count), end in zip(parts, ends, strict=True)
+        if count
+    ]
 
 
 def _counts(miner: MinerRow) -> str:

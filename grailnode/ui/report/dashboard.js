@@ -29,6 +29,7 @@ function replace(id, html) {
   const box = byId(id);
   const places = [...box.querySelectorAll(".scroll")].map((item) => [item.scrollLeft, item.scrollTop]);
   box.innerHTML = html; // the server has escaped every text in it
+  if (id === "plots") drawPlots();
   box.querySelectorAll(".scroll").forEach((item, place) => item.scrollTo(...(places[place] || [0, 0])));
 }
 

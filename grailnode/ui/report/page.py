@@ -1,13 +1,16 @@
-"""The content of report.html, a single file that needs neither network nor scripts. Layout and style are in page.html,
-report.html and style.css.
+"""The content of report.html, a single file that needs no network. Layout and style are in page.html, report.html and
+style.css. Its scripts, which draw the charts, stand in it, and its policy allows no others.
 """
+
+from base64 import b64encode
+from hashlib import sha256
 
 from markupsafe import Markup
 
 from grailnode.observe.state import NetworkState
 from grailnode.ui.formatting import byte_text, clean, duration_words, part_text, rate_text, share_text
 from grailnode.ui.report.charts import groups, learning, patches, sparsity
-from grailnode.ui.report.templates import counted, render
+from grailnode.ui.report.templates import CHART_SCRIPTS, asset, counted, render
 from grailnode.ui.report_data import (
     DemoReport,
     Findings,
@@ -24,6 +27,7 @@ Tile = tuple[str, str, str]
 def page(report: DemoReport) -> str:
     """Return the whole page. The same report gives the same text."""
     state, findings = report.state, Findings.of(report.state, report.weights_digest)
+    scripts = [Markup(asset(name)) for name in CHART_SCRIPTS]  # noqa: S704 - files of this package
     return render(
         "report.html",
         name=run_title(state.run_name),
@@ -33,8 +37,15 @@ def page(report: DemoReport) -> str:
         waits=trainer_wait_text(report),
         tiles=_tiles(state, findings),
         figures=figures(state, findings),
+        scripts=scripts,
+        script_policy=Markup(" ").join(_policy_source(script) for script in scripts),
         reference=reference_digest(report.weights_digest),
     )
+
+
+def _policy_source(script: str) -> Markup:
+    """Return the source expression of a Content-Security-Policy that allows this script and no other."""
+    return Markup("'sha256-{}'").format(b64encode(sha256(script.encode()).digest()).decode())
 
 
 def figures(state: NetworkState, findings: Findings) -> Markup:

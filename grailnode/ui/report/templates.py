@@ -17,6 +17,9 @@ from grailnode.ui.series import by_count
 
 _LONGEST_TEXT: Final = 4096  # cells
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+CHART_SCRIPTS: Final = ("vendor/uPlot.iife.min.js", "charts.js")
+ASSETS: Final = ("vendor/uPlot.min.css", "style.css", *CHART_SCRIPTS, "dashboard.js")
+"""The files that the dashboard asks for, in the order in which they are loaded."""
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 _STRIP: Final = 16  # height of the bars of windows
 

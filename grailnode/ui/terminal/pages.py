@@ -1,12 +1,15 @@
 """The page of a run, which `grailnode status` prints and the demo keeps on the screen, and the summary of its end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final, Self
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
+from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -44,11 +47,16 @@ def render_status(state: NetworkState) -> RenderableType:
 
 @dataclass(frozen=True)
 class RunPage:
-    """The page of a run; a live view cuts long lines, and leaves out what a low terminal has no lines for."""
+    """The page of a run; a live view cuts long lines.
+
+    Attributes:
+        most_rows: if there are more, the last one says how many are left out; 0: all are shown.
+    """
 
     title: str
     state: NetworkState
     is_live: bool = False
+    most_rows: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state, width = self.state, min(options.max_width, _WIDEST_STATUS)
@@ -64,7 +72,7 @@ class RunPage:
             parts += [*blank, _windows(state, width), *_strata(state)]
         parts += [*blank, *sections.verification(state, room), *sections.check_rate(state), *_bottleneck(state)]
         if state.miners:
-            parts += [*blank, miners(state.miners, width, is_whole=not self.is_live)]
+            parts += [*blank, miners(state.miners, width, wraps=not self.is_live, keyed=not self.is_live)]
         if state.sites:
             parts += [*blank, *sections.rounds(state, width), sites(state.sites, width)]
         if state.nodes:
@@ -73,7 +81,11 @@ class RunPage:
             for part in parts:
                 if isinstance(part, Text):
                     part.no_wrap, part.overflow = False, "fold"
-        yield from console.render(Group(*parts), options.update(width=width, height=None))
+        rows = console.render_lines(Group(*parts), options.update(width=width, height=None), pad=False, new_lines=True)
+        hidden = len(rows) - self.most_rows + 1 if self.most_rows else 0
+        if hidden > 1:
+            rows[-hidden:] = [[Segment(f"{hidden:,} more rows", Style(dim=True))]]
+        yield from chain.from_iterable(rows)
 
 
 class LiveView:
@@ -102,8 +114,9 @@ class LiveView:
 
     def update(self, state: NetworkState) -> None:
         """Draw a newer state."""
-        self._last = AsciiFallback(RunPage(self._title, state, is_live=True))
-        self._live.update(self._last, refresh=True)
+        page = RunPage(self._title, state, is_live=True)
+        self._last = AsciiFallback(page)
+        self._live.update(AsciiFallback(replace(page, most_rows=self._console.height)), refresh=True)
 
 
 def _head(state: NetworkState, *, aged: bool) -> list[Text]:
@@ -174,7 +187,7 @@ class _Summary:
         inside = width - 4
         parts: list[RenderableType] = [_figures(self.report, findings, inside)]
         if rows := state.miners:
-            parts += [Text(""), miners(rows, inside)]
+            parts += [Text(""), miners(rows, inside, wraps=True)]
         if judgement := judgement_text(state, findings):
             good = findings.groups.judged and not findings.false_rejections and not findings.false_acceptances
             parts += [Text(""), Text(judgement, style="green" if good else "red")]

@@ -69,9 +69,12 @@ def _opening_line(title: str, state: NetworkState) -> str:
 
 
 def _window_line(row: WindowRow, state: NetworkState) -> str:
-    """'1:12  window 12  v11  pass@1 0.64  reward 0.61  sparsity 0.971  patch 19 KB (1/83)  groups 8 verified, ...'."""
-    planned = f"/{state.windows_planned}" if state.windows_planned else ""
-    parts = [f"{duration_text(state.seconds):>5}", f"window {row.window}{planned}", f"v{row.version}"]
+    """'1:12  window 12 (13/30)  v11  pass@1 0.64  reward 0.61  sparsity 0.971  patch 19 KB (1/83)  ...'."""
+    place, planned = "", state.windows_planned
+    if planned:
+        count = row.window + 1
+        place = f" ({count}/{planned})" if count <= planned else f" (after the {planned} planned)"
+    parts = [f"{duration_text(state.seconds):>5}", f"window {row.window}{place}", f"v{row.version}"]
     parts += [f"pass@1 {decimal_text(row.pass_at_1)}", f"reward {decimal_text(row.reward)}"]
     version = next((version for version in state.versions if version.version == row.version), None)
     if version is not None:

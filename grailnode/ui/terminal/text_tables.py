@@ -28,16 +28,16 @@ class Column:
     wraps: bool = False
 
 
-def miners(rows: Sequence[MinerRow], width: int, *, is_whole: bool = False) -> Table:
+def miners(rows: Sequence[MinerRow], width: int, *, keyed: bool = False, wraps: bool = False) -> Table:
     """Return one line for each miner: name, kind, submitted, accepted, rejected by reason, score.
 
     Tables of less than 72 cells have no kind (its colour stays on the name), of less than 58 no submitted groups and no
-    key, of less than 46 no bar for the score. With `is_whole` the first 8 digits of the key follow the name, and
-    reasons that do not fit wrap.
+    key, of less than 46 no bar for the score. With `keyed` the first 8 digits of the key follow the name; with `wraps`
+    reasons wrap that do not fit, down to 46 cells.
     """
     name = _name_cells(rows, 5)
     kind, submitted, barred = width >= 72, width >= 58, width >= 46
-    keyed = is_whole and submitted
+    keyed, wraps = keyed and submitted, wraps and barred
     bar_width = (12 if width >= 100 else 4) if barred else 0
     score = bar_width + 5 if barred else 5
     fixed = name + (8 if keyed else 0) + (8 if kind else 0) + (6 if submitted else 0) + 8 + score
@@ -50,10 +50,10 @@ def miners(rows: Sequence[MinerRow], width: int, *, is_whole: bool = False) -> T
             Column("kind", 8, right=False) if kind else None,
             Column("sent", 6) if submitted else None,
             Column("accepted", 8),
-            Column("rejected", why, right=False, wraps=keyed),
+            Column("rejected", why, right=False, wraps=wraps),
             Column("score", score, right=False),
         ],
-        [_miner(row, _ALL if keyed else why, has_kind=kind, bar_width=bar_width) for row in rows],
+        [_miner(row, _ALL if wraps else why, has_kind=kind, bar_width=bar_width) for row in rows],
     )
 
 

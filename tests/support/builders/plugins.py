@@ -11,13 +11,13 @@ from typing import Final
 
 from tests.support.processes.programs import ROOT
 
-PAGE: Final = ROOT / "docs" / "guide" / "own-task.md"
+PAGES: Final = [ROOT / "docs" / "guide" / name for name in ("own-task.md", "own-episode.md")]
 
 
 def files_of_page() -> dict[str, str]:
     """Return the files of the plug-in that the guide shows, by name."""
-    blocks = re.findall(r"^```\n# ([\w.]+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return dict(blocks)
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    return dict(re.findall(r"^```\n# ([\w.]+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
 def install(files: dict[str, str], directory: Path) -> Path:

@@ -1,6 +1,7 @@
-"""The commands of first-run.md and deploy.md in docs/guide, carried out by a shell word for word, in their order.
+"""The commands of docs/guide, carried out by a shell word for word, in their order.
 
-On deploy.md a founder, a validator, a miner and anybody else have a directory each, and buckets of a real S3 server.
+On the pages of `DEPLOYMENT` a founder, a validator, a miner and anybody else have a directory each, and buckets of a
+real S3 server.
 `Deployment.replaced` has all that differs from the page: addresses of buckets and of a USB stick, and the public
 beacon, which needs the internet, with its windows of a minute. `editor` writes credentials, as the reader does.
 """
@@ -30,12 +31,8 @@ STRANGERS_WINDOWS: Final = "--beacon own --window 5"
 
 INSTALLATION: Final = ("apt-get ", "git clone ", "python3 -m venv ", "export PATH=")
 DOCKER: Final = ("chown -R 10001:10001 run", "RUN=")
-NOT_CARRIED_OUT: Final = (
-    "grailnode engine install",
-    "grailnode calibrate --policy DIR --miner vllm-bfloat16 --validator vllm-bfloat16 --device cuda",
-    "grailnode engine flags POLICY",
-)
-"""Commands of deploy.md for a machine with a GPU."""
+DEPLOYMENT: Final = {"founder.md": "founder", "validator.md": "judge", "miner.md": "mine"}
+"""The pages from empty machines to a stranger's window, in the order in which they are followed, and who reads each."""
 SERVERS: Final = ("grailnode dashboard", "eval ")
 """Commands of first-run.md that serve a page until Ctrl-C, or change the reader's shell."""
 
@@ -139,16 +136,7 @@ def verified_group(home: Path, store: Path) -> str:
     return ""
 
 
-# docs/guide/deploy.md: a founder, a validator and a miner on machines of their own
-
-
-def party(section: str, line: str) -> str:
-    """Return who carries out a command of a section, as the page says."""
-    if line.startswith(("grailnode admit", "grailnode keys grant", "grailnode keys quorum")):
-        return "founder"
-    if line.startswith("grailnode keys new"):
-        return "judge"
-    return {"2": "founder", "3": "founder", "4": "judge", "5": "mine"}.get(section[0], "anybody")
+# docs/guide/{founder,validator,miner}.md: each on a machine of its own
 
 
 class Deployment:
@@ -201,25 +189,27 @@ def make_deployment(directory: Path) -> Iterator[Deployment]:
                 shell.end()
 
 
-def follow_page(site: Deployment, moments: Moments) -> None:
-    """Carry out deploy.md, up to a window of a stranger that is verified and checked."""
-    left_out = list(NOT_CARRIED_OUT)
-    for section, text in sections("deploy.md").items():
-        if section.startswith("6"):
-            eventually(lambda: bool(site.accepted()), "the validator accepts and reveals groups of the miner")
-            site.values["MINER/WINDOW/GROUP"] = site.accepted()
-            moments("first verified window")
-        for line in commands_of(text):
-            if line in left_out:
-                left_out.remove(line)
-            elif not line.startswith(INSTALLATION + DOCKER):
-                _carry_out(site, party(section, line), line, moments)
-    assert not left_out
+def follow_pages(site: Deployment, moments: Moments) -> None:
+    """Carry out the pages of `DEPLOYMENT`, up to a window of a stranger that is verified and checked."""
+    for page, reader in DEPLOYMENT.items():
+        for section, text in sections(page).items():
+            party = reader
+            if section == "The first window, verified":
+                eventually(lambda: bool(site.accepted()), "the validator accepts and reveals groups of the miner")
+                site.values["MINER/WINDOW/GROUP"], party = site.accepted(), "anybody"
+                moments("first verified window")
+            for line in commands_of(text):
+                if not line.startswith(INSTALLATION + DOCKER):
+                    _carry_out(site, party, line, moments)
     moments("a stranger has verified it")
 
 
 def _carry_out(site: Deployment, owner: str, line: str, moments: Moments) -> None:
-    """Carry out a command, and what the page says that follows it."""
+    """Carry out a command, and what the page says that follows it. Some commands of a page are of another party."""
+    if line.startswith(("grailnode admit", "grailnode keys grant", "grailnode keys quorum")):
+        owner = "founder"
+    elif line.startswith("grailnode keys new"):
+        owner = "judge"
     shell, home = site.shells[owner], site.home(owner)
     if line.startswith("grailnode --role"):
         shell.start(site.replaced(line))
@@ -241,6 +231,6 @@ def _carry_out(site: Deployment, owner: str, line: str, moments: Moments) -> Non
         site.values["PUBLICKEY"] = output.splitlines()[0].rpartition(" ")[2]
     elif line.startswith("grailnode admit"):
         (site.home("mine") / "keys" / "miner-1.invite").write_text(output)
-        for name in ("s3", "meeting"):  # "as in step 4"
+        for name in ("s3", "meeting"):  # "as a validator does"
             file = f"run/{name}.credentials"
             site.shells["mine"].run(f"install -m 600 /dev/null {file} && editor {file}")
