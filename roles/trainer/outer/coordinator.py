@@ -12,7 +12,8 @@ from functools import partial
 import trio
 
 from protocol import limits, paths
-from protocol.digest import Weights, content_digest
+from protocol.digest import Weights
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
@@ -39,6 +40,7 @@ from protocol.outer.round_records import (
 )
 from protocol.outer.round_shares import plan_round, product_bounds
 from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import parts_of
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
@@ -117,7 +119,7 @@ class Coordinator:
             self._remember(self._newest.record)
         assert self._newest is not None
         _, weights = await self._publisher.genesis()
-        parts = SharedState.begin(weights, has_momentum=False).parts
+        parts = parts_of({name: tensor.shape for name, tensor in weights.items()})
         self._shared = await round_files.get_state(node, self._newest.record, parts)
         sent = await round_files.get_sent(node.state, self._newest.record.number)
         self._sent = SentRounds(list(sent.values()))
@@ -189,7 +191,7 @@ class Coordinator:
         """Make a round's end durable here: what the sites sent and the state, and then the manifest."""
         node = self._node
         await round_files.put_sent(node.state, manifest.number, sent)
-        await round_files.put_state(node.state, manifest.number, shared)
+        await round_files.put_state(node, manifest.number, shared)
         signed = open_record(node, RoundManifest, manifest.path, sign(manifest, node.key))
         await round_files.put_manifest(node.state, signed)
         self._newest, self._shared, self._sent = signed, shared, self._sent.after(sent)
@@ -228,7 +230,7 @@ class Coordinator:
         node, manifest, pointer = self._node, self._newest.record, self._pointer
         if pointer is None or manifest.number - pointer.state_number >= self._settings.state_interval:
             refs = []
-            for shard in self._shared.shards(self._settings.shard_bytes):
+            async for _, shard in round_files.each_shard(node, self._shared, self._settings.shard_bytes):
                 ref = ObjectRef(digest=await node.run_sync(content_digest, shard), size=len(shard))
                 await node.publish(paths.state_shard(node.key.public, ref.digest), shard)
                 refs.append(ref)
@@ -302,7 +304,7 @@ class Coordinator:
                 node.telemetry.event("round-not-applied", number=attendance.number, error=str(error))
                 attendance.refusals.update({item.worker: RefusalReason.POISONED for item in counted})
                 counted = ()
-        shared = shared.with_momentum(self._settings.rules)
+        shared = await node.run_sync(shared.with_momentum, self._settings.rules)
         refused = tuple(
             Refusal(worker=worker, reason=str(reason)) for worker, reason in sorted(attendance.refusals.items())
         )
@@ -361,7 +363,8 @@ class Coordinator:
             products, aggregated = await collect_products(node, plan, parts, compute, bounds, *times)
         else:
             products = await compute()
-        return comparison_of(shared, payloads, rules, projections, products), aggregated
+        comparison: Comparison = await node.run_sync(comparison_of, shared, payloads, rules, projections, products)
+        return comparison, aggregated
 
     async def _counted(
         self, attendance: Attendance, checked: Checked
