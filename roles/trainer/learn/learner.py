@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from protocol.digest import dtypes
-from protocol.quantization import Precision, published_outline, published_tensors
+from protocol.quantization import Precision, is_matrix, published_outline, published_tensors, row_scales
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
@@ -321,8 +321,22 @@ class Learner:
 
         Returns:
             How many files each rank has written, and how many ranks, the first ones, share this state.
+
+        Raises:
+            ValueError: a weight can have no scale; nothing is written, since no version can be made from it.
         """
+        await run_sync(self._check_scales)
         return [await self.state_rows().save(state, folder, run_sync, shard_bytes)], 1
+
+    def _check_scales(self) -> None:
+        self._scales()
+
+    def _scales(self) -> dict[str, Tensor]:
+        """Return the scales of the quantized matrices that this process has rows of; raise ValueError if a weight can
+        have none.
+        """
+        masters = self._optimizer.masters.items() if self._precision != "bf16" else ()
+        return {name: row_scales(rows, self._precision) for name, rows in masters if is_matrix(name, rows.shape)}
 
     async def load(self, state: ObjectStore, saved: SavedRows, run_sync: RunSync) -> None:
         """Go on from what any number of ranks has saved.

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from protocol.digest import Weights
-from protocol.quantization import SCALE, Precision, is_matrix, published_tensors, row_scales
+from protocol.quantization import SCALE, Precision, published_tensors
 from roles.policy.causal_model import CausalModel
 from roles.ports import ObjectStore
 from roles.trainer.learn.checkpoint_files import delete_folders
@@ -150,10 +150,8 @@ class ShardedLearner(Learner):
         )
         return [(loss, clipped_tokens, divergence, entropy)]
 
-    def _scales(self) -> dict[str, Tensor]:
-        """Return the scales of this rank's rows of quantized matrices; raise ValueError if a weight can have none."""
-        masters = self._optimizer.masters.items() if self._precision != "bf16" else ()
-        return {name: row_scales(rows, self._precision) for name, rows in masters if is_matrix(name, rows.shape)}
+    def _check_scales(self) -> None:
+        self._on_all_ranks(self._scales, self._group.reads)
 
     def _published(self, names: Sequence[str]) -> dict[str, Tensor]:
         return dict(zip(names, self._read(names, view=True), strict=True))
@@ -251,7 +249,8 @@ class ShardedLearner(Learner):
                 continue
             if sweeps:
                 trio.from_thread.run(delete_folders, state, {*argument})
-            trio.from_thread.run(self.save, state, trio.to_thread.run_sync, SHARD_BYTES, *argument)
+            with suppress(ValueError):
+                trio.from_thread.run(self.save, state, trio.to_thread.run_sync, SHARD_BYTES, *argument)
 
     def _calls(self, channel: "dist.ProcessGroup") -> Iterator[Call]:
         """Yield the calls of rank 0 until its connection is closed."""
