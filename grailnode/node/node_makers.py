@@ -96,7 +96,9 @@ def state_directory(config: Config, name: str) -> Path:
 def newest_saved(config: Config, name: str) -> str:
     """Return what this host's state of a trainer has of the newest checkpoint and version, in words."""
     objects = state_directory(config, name) / "objects"
-    newest = [max((path.name for path in (objects / kind).glob("*")), default="") for kind in ("checkpoints", "weights")]
+    newest = [
+        max((path.name for path in (objects / kind).glob("*")), default="") for kind in ("checkpoints", "weights")
+    ]
     return f"step {newest[0].partition('-')[0] or 'none'}, version {newest[1] or 'none'}"
 
 

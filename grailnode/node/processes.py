@@ -17,7 +17,7 @@ import torch
 import trio
 
 from grailnode.config import Config
-from grailnode.node.bodies import BODIES, ProcessBody, follow_rank_0, train, train_site
+from grailnode.node.bodies import BODIES, ProcessBody, follow_rank_0, train, train_site, upload_for_host_0
 from grailnode.node.metrics import serve_metrics
 from grailnode.node.node_makers import make_canary, make_node, newest_saved
 from grailnode.node.process_launch import TRAINER_KINDS, Kind, Launch, Seat, prepare_rank
@@ -91,14 +91,22 @@ def main_of_rank(launch: Launch, seat: Seat) -> None:
         return
     torch.set_num_threads(launch.config.engine.threads)
     return_large_blocks(TRAINER_BLOCK)
-    run_process(f"{launch.name}/{launch.kind}-{seat.rank}", partial(_run_rank, launch, seat))
+    follow = partial(follow_rank_0, seat=seat)
+    run_process(f"{launch.name}/{launch.kind}-{seat.rank}", partial(_run_keyless, launch, f"-{seat.rank}", follow))
 
 
-async def _run_rank(launch: Launch, seat: Seat) -> int:
-    """Follow rank 0, and return the exit code."""
-    process = f"{launch.name}/{launch.kind}-{seat.rank}"
+def main_of_upload(launch: Launch) -> None:
+    """Run the upload process of a host other than host 0 until it is stopped."""
+    torch.set_num_threads(launch.config.engine.threads)
+    return_large_blocks(TRAINER_BLOCK)
+    run_process(f"{launch.name}/{launch.kind}", partial(_run_keyless, launch, "", upload_for_host_0))
+
+
+async def _run_keyless(launch: Launch, suffix: str, body: Callable[[Launch, NodeTelemetry], Awaitable[None]]) -> int:
+    """Follow rank 0 or host 0 without a key of this process's own, and return the exit code."""
+    process = f"{launch.name}/{launch.kind}{suffix}"
     telemetry = _telemetry(launch, process)
-    return await _report_failure(launch, process, telemetry, partial(follow_rank_0, launch, seat, telemetry))
+    return await _report_failure(launch, process, telemetry, partial(body, launch, telemetry))
 
 
 async def _report_failure(

@@ -124,6 +124,7 @@ async def test_a_rank_whose_fault_repeats_without_a_new_checkpoint_ends_and_one_
         EXIT_TRANSIENT,
         EXIT_PERMANENT,
     ]
-    assert "ValueError, a fault of this program, 6 times at step 000000000002" in (
-        config.at(config.node.logs) / "trainer-training-1.jsonl"
-    ).read_text()
+    assert (
+        "ValueError, a fault of this program, 6 times at step 000000000002"
+        in (config.at(config.node.logs) / "trainer-training-1.jsonl").read_text()
+    )

@@ -83,9 +83,9 @@ class Site:
         logprobs = [torch.full((2,), -1.0)] * 2
         buffer.add(make_group(bytes(32), 0, (5, 6, 7), ((3, 1), (4, 1)), logprobs, (1.0, 0.0)))
         settings = TrainingSettings(
-            groups_per_step=1, steps_per_version=1, training_steps=VERSIONS, checkpoint_versions=1
+            groups_per_step=1, steps_per_version=1, training_steps=VERSIONS, checkpoint_versions=1, file_bytes=1 << 23
         )
-        training = Training(node, learner, buffer, lambda: self.weights, settings, shard_bytes=1 << 23)
+        training = Training(node, learner, buffer, lambda: self.weights, settings)
         await _until(training.run, lambda: _has_snapshots(node))
         return learner  # whose memory is given back after the last step
 
