@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from protocol import limits
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.participant import Announcement
 from roles.node.retries import Pause
 
@@ -85,6 +85,13 @@ class AnnouncementCache:
         """Return the announcement in these bytes if they were checked for this key, else None."""
         digest, record = self._entries.get(key, (b"", None))
         return record if record is not None and digest == content_digest(data) else None
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
+
+    def forget(self, key: bytes) -> None:
+        """Forget the announcement of a key, which shows one now that is not admitted."""
+        self._entries.pop(key, None)
 
     def add(self, key: bytes, data: bytes, record: Announcement) -> None:
         """Remember that these bytes are this key's checked announcement."""

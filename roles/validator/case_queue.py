@@ -16,7 +16,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from roles.node.identity import Node
 from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import Case
@@ -54,9 +54,9 @@ class CaseQueue:
         self._node = node
         self._draw = draw
         self.ledger = ledger
-        self.clean_windows = ledger.clean_windows()
+        self.clean_windows = ledger.accounts.clean_windows()
         self.engine_seconds = dict.fromkeys(Reputation, 0.0)
-        self._rejections = ledger.rejections()
+        self._rejections = ledger.accounts.rejections()
         self._earning = ledger.earning_miners()
 
     def reputation(self, miner: bytes) -> Reputation:
