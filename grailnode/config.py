@@ -239,8 +239,8 @@ class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSe
         if self.ranks > 1 and self.optimizer != "adamw":
             raise ValueError(f'{self.ranks} processes need optimizer = "adamw": the others need whole tensors')
         port = int("0" + self.hosts.meeting.rpartition(":")[2]) if self.hosts else 1
-        if self.hosts is not None and (self.host >= self.hosts.count or not 0 < port < 1 << 16):
-            rule = "`meeting` is the ADDRESS:PORT of host 0, with a port from 1 to 65535"
+        if self.hosts is not None and (self.host >= self.hosts.count or not 0 < port < (1 << 16) - 1):
+            rule = "`meeting` is the ADDRESS:PORT of host 0, with a port from 1 to 65534"
             raise ValueError(f"hosts: `number` is below `count`, and {rule}")
         if self.outer is not None and self.canaries:
             raise ValueError("canaries need a trainer that collects groups itself; with [trainer.outer] its sites do")

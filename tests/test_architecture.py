@@ -49,7 +49,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
     ),
     "grailnode": (
         *("store", "beacon", "engine", "config", "chat", "sandbox", "environments", "convert", "observe"),
-        *("calibration", "track", "run", "ui", "node", "library", "demo", "cli", "__main__"),
+        *("calibration", "track", "run", "ui", "ranks", "node", "library", "demo", "cli", "__main__"),
     ),
 }
 SEPARATE = {  # rooms that do not import each other at all
