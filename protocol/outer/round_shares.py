@@ -41,16 +41,21 @@ _SLACK: Final = 1 + 1e-6  # of a bound that is itself rounded
 def plan_round(opening: Signed[RoundManifest], contributions: Sequence[RoundContribution]) -> RoundPlan | None:
     """Return who computes what when a round closes; None if the coordinator is better off alone.
 
-    A site that failed in the round before has no share, so that it delays every other round at most. Nobody knows the
-    order of the others before the round opens.
+    A site that failed in the round before has no share, so that it delays every other round at most; nor have both
+    sites of a share that was not repeated, whose checker may have seen other products than the coordinator. Nobody
+    knows the order of the others before the round opens.
 
     Args:
         opening: the round manifest that opened the round.
         contributions: the sound ones, in the ascending order of their workers.
     """
     manifest = opening.record
-    failed = {share.worker for share in manifest.aggregated if share.outcome != "sound"}
-    failed |= {share.checker for share in manifest.aggregated if share.check != "sound" and share.products}
+    failed = set[bytes]()
+    for share in manifest.aggregated:
+        if share.outcome != "sound" or share.check == "lost":
+            failed.add(share.worker)
+        if share.check != "sound" and share.products:
+            failed.add(share.checker)
     able = [item.worker for item in contributions if item.worker not in failed]
     if not manifest.rules.spread or len(contributions) < LEAST_SITES or len(able) < 2:
         return None
@@ -85,6 +90,11 @@ def draw_parts(secret: bytes, subject: bytes, share: Sequence[int]) -> list[int]
         return sha256(secret + subject + place.to_bytes(8, "little")).digest()
 
     return sorted(sorted(share, key=rank)[: -(-len(share) // REPEATED)])
+
+
+def largest_products(parts: int, contributions: int) -> int:
+    """Return how many bytes a record of products can have."""
+    return (16 * contributions + 64) * parts + 1024
 
 
 def product_bounds(projections: Sequence[Projection]) -> Matrix:

@@ -163,6 +163,15 @@ async def test_a_site_that_shows_the_coordinator_another_version_is_named_and_it
     assert others == {("share", "sound"), ("repeat", "sound"), ("repeat", "lost")}
 
 
+async def test_a_site_that_shows_its_checker_another_version_delays_every_other_round_at_most() -> None:
+    testbed = OuterTestbed(3, RULES)
+    store = BentStore(testbed.store, "site-0", lambda own: changed(own, 1 + 1e-12))  # the coordinator sees the true one
+    await run_rounds(testbed, store, store)
+    manifests = await equal_to_the_coordinator_alone(testbed)
+    unrepeated = [any(share.check == "lost" for share in manifest.aggregated) for manifest in manifests]
+    assert any(unrepeated) and not any(one and other for one, other in pairwise(unrepeated))
+
+
 class LateStore(DecoratedStore):
     """A store to which each of a site's products needs longer than the coordinator waits."""
 

@@ -335,7 +335,7 @@ class Coordinator:
                 continue
             except ProtocolError as error:
                 node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
-                attendance.refusals[worker] = RefusalReason.MALFORMED
+                attendance.refusals.setdefault(worker, RefusalReason.MALFORMED)
             return
 
     async def _check_payloads(self, attendance: Attendance, checked: Checked) -> None:

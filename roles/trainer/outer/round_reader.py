@@ -145,9 +145,9 @@ async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps:
 KEPT_ROUNDS: Final = 8
 
 
-async def delete_old_contributions(node: Node, newest: int, *, has_products: bool) -> None:
+async def delete_old_contributions(node: Node, newest: int) -> None:
     """Delete the records and payloads of this site's contributions, but for those to the newest KEPT_ROUNDS rounds, and
-    its products of closed rounds if it has some.
+    its products of closed rounds.
 
     The trainer has a copy of each payload that counts for as long as a site may need it. A store that refuses causes an
     event and no failure: what is left costs only space, and is deleted later.
@@ -167,7 +167,7 @@ async def delete_old_contributions(node: Node, newest: int, *, has_products: boo
                 await node.store.delete(paths.payload(key, record.payload.digest))
             await node.store.delete(path)
         prefix = paths.kind_prefix(key, "products")
-        for path in [item.path async for item in node.store.list(prefix)] if has_products else []:
+        for path in [item.path async for item in node.store.list(prefix)]:
             number = path.removeprefix(prefix).partition("-")[0]
             if number.isdigit() and int(number) <= newest:
                 await node.store.delete(path)

@@ -15,7 +15,7 @@ from protocol.identity.signing import Signed, sign
 from protocol.kernels.inner_products import Matrix
 from protocol.outer.comparing import part_products
 from protocol.outer.round_records import AggregatedShare, RoundManifest, RoundPlan, RoundProducts
-from protocol.outer.round_shares import ShareCase, draw_parts, share_cases, shares_of
+from protocol.outer.round_shares import ShareCase, draw_parts, largest_products, share_cases, shares_of
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
 from roles.gather import STORAGE_ERRORS, gather
@@ -38,6 +38,14 @@ async def _until_read(read: Callable[[], Awaitable[Result]], poll_seconds: float
             return await read()
         except STORAGE_ERRORS:
             await trio.sleep(poll_seconds)
+
+
+async def _products_of(
+    node: Node, plan: RoundPlan, worker: bytes, subject: bytes, parts: int, poll_seconds: float
+) -> Signed[RoundProducts]:
+    """Return the products that a site published, as soon as storage has them."""
+    path, largest = paths.products(worker, plan.number, subject), largest_products(parts, len(plan.contributions))
+    return await _until_read(partial(fetch_record, node, RoundProducts, path, largest), poll_seconds)
 
 
 async def compute_share(
@@ -63,7 +71,8 @@ async def compute_share(
         return
     read = partial(fetch_payloads, node, plan.trainer, plan.contributions, fetched)
     payloads = await _until_read(read, poll_seconds)
-    shares, own = shares_of(shared.stream_parts(rules), len(plan.aggregators)), plan.aggregators.index(key)
+    parts, own = shared.stream_parts(rules), plan.aggregators.index(key)
+    shares = shares_of(parts, len(plan.aggregators))
 
     async def publish(subject: bytes, places: Sequence[int]) -> None:
         products: Matrix = await node.run_sync(part_products, shared, payloads, rules, threads, places)
@@ -76,8 +85,7 @@ async def compute_share(
     if shares[own]:
         await publish(signed.digest, shares[own])
     if shares[own - 1]:
-        path = paths.products(plan.aggregators[own - 1], number, signed.digest)
-        seen = await _until_read(partial(fetch_record, node, RoundProducts, path), poll_seconds)
+        seen = await _products_of(node, plan, plan.aggregators[own - 1], signed.digest, len(parts), poll_seconds)
         await publish(seen.digest, draw_parts(node.key.derive(DRAWN), seen.digest, shares[own - 1]))
 
 
@@ -100,14 +108,10 @@ async def collect_products(
     data, secret, cases = sign(plan, node.key), node.key.derive(DRAWN), share_cases(plan, parts)
     await node.publish(plan.path, data)
     digest = open_record(node, RoundPlan, plan.path, data).digest
-    largest = 16 * bounds.size + 64 * len(bounds) + 1024  # bytes of a record
-
-    def fetch(worker: bytes, subject: bytes) -> Awaitable[Signed[RoundProducts]]:
-        return fetch_record(node, RoundProducts, paths.products(worker, plan.number, subject), largest)
 
     async def watch(case: ShareCase) -> None:
-        case.products = seen = await _until_read(lambda: fetch(case.worker, digest), poll_seconds)
-        case.repeat = await _until_read(lambda: fetch(case.checker, seen.digest), poll_seconds)
+        case.products = await _products_of(node, plan, case.worker, digest, len(parts), poll_seconds)
+        case.repeat = await _products_of(node, plan, case.checker, case.products.digest, len(parts), poll_seconds)
 
     with trio.move_on_after(seconds):
         await gather(watch, cases, len(cases))

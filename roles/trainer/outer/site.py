@@ -86,8 +86,7 @@ class Site:
                 tasks.cancel_scope.cancel()
             await self._settle(closing, shared)
             self._fetched = {}
-            spread = bool(self._opening.record.rules.spread)
-            await delete_old_contributions(self._node, self._opening.record.number, has_products=spread)
+            await delete_old_contributions(self._node, self._opening.record.number)
 
     async def _open(self) -> None:
         """Go on from this site's own state, or from the state in storage if there is none."""
