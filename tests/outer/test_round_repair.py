@@ -21,7 +21,7 @@ from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from tests.support.builders.chains import TRAINER
 from tests.support.measuring.store_listing import copy_objects, paths
 from tests.support.simulation.network import Log, key
-from tests.support.simulation.outer_crashes import kill, operations_of
+from tests.support.simulation.outer_crashes import SPREAD, kill, operations_of
 from tests.support.simulation.outer_sites import OuterTestbed
 
 
@@ -68,10 +68,11 @@ async def test_a_repair_takes_the_factors_that_were_signed_and_computes_none(
         weighting = weigh_round(*arguments)
         return replace(weighting, factors=tuple(math.nextafter(factor, 0.0) for factor in weighting.factors))
 
-    testbed = OuterTestbed(3, state_interval=4)
+    testbed = OuterTestbed(3, SPREAD, state_interval=4)
     with monkeypatch.context() as patch:
         patch.setattr(coordinator, "weigh_round", weigh_with_other_bounds)
         before = await testbed.run_rounds(3)
+    assert all(manifest.aggregated for manifest in before[1:])
     assert {item.factor for manifest in before for item in manifest.counted}.isdisjoint({0.0, 1.0})
     state = await copy_objects(testbed.coordinator_state, MemoryStore(), without=STATES)
     await repair_rounds(testbed.node(Log("repair"), state, TRAINER), {f"{STATES}0"}, lambda line: None)

@@ -1,6 +1,7 @@
 """Rounds whose contributions the sites compare together: the result is that of the coordinator alone, whoever fails."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -213,6 +214,16 @@ async def kill_after_its_contribution(testbed: OuterTestbed, life: trio.CancelSc
     while path not in [item.path async for item in testbed.store.list(path)]:
         await trio.sleep(0.25)
     life.cancel()
+
+
+async def test_products_are_deleted_although_the_next_rounds_are_not_spread() -> None:
+    testbed = OuterTestbed(3, RULES)
+    await testbed.run_rounds(2)
+    testbed.settings = replace(testbed.settings, rules=RULES.model_copy(update={"spread": 0}))
+    manifests = await testbed.run_rounds(5)
+    assert manifests[2].aggregated and not manifests[5].aggregated
+    prefixes = [paths.kind_prefix(key(name).public, "products") for name in testbed.names]
+    assert not [item.path for prefix in prefixes async for item in testbed.store.list(prefix)]
 
 
 @pytest.mark.parametrize("sites", [1, 2])
