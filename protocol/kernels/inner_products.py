@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from protocol.kernels.jit import lazy_kernel
+from protocol.kernels.jit import kernel, lazy_kernel
 
 Matrix = NDArray[np.float64]
 
@@ -25,24 +25,9 @@ BYTE: Final = 8
 _SIGNS: Final = 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) - 1.0
 
 
-@lazy_kernel("float64[:, ::1]", "float64[::1]", "float64[::1]", "float64[::1]")
-def _products(rows: Any, vector: Any, sums: Any, result: Any) -> None:
-    whole = vector.size // LANES * LANES
-    for row in range(len(rows)):
-        sums[:] = 0.0
-        for begin in range(0, whole, LANES):
-            for lane in range(LANES):
-                sums[lane] += rows[row, begin + lane] * vector[begin + lane]
-        for place in range(whole, vector.size):
-            sums[place - whole] += rows[row, place] * vector[place]
-        total = 0.0
-        for lane in range(LANES):
-            total += sums[lane]
-        result[row] = total
-
-
-@lazy_kernel("float32[::1]", "float64[::1]", "float64[::1]")
-def _product(values: Any, vector: Any, sums: Any) -> Any:
+@kernel()
+def _in_order(values: Any, vector: Any, sums: Any) -> Any:
+    sums[:] = 0.0
     whole = vector.size // LANES * LANES
     for begin in range(0, whole, LANES):
         for lane in range(LANES):
@@ -53,6 +38,17 @@ def _product(values: Any, vector: Any, sums: Any) -> Any:
     for lane in range(LANES):
         total += sums[lane]
     return total
+
+
+@lazy_kernel("float64[:, ::1]", "float64[::1]", "float64[::1]", "float64[::1]")
+def _products(rows: Any, vector: Any, sums: Any, result: Any) -> None:
+    for row in range(len(rows)):
+        result[row] = _in_order(rows[row], vector, sums)
+
+
+@lazy_kernel("float32[::1]", "float64[::1]", "float64[::1]")
+def _product(values: Any, vector: Any, sums: Any) -> Any:
+    return _in_order(values, vector, sums)
 
 
 @lazy_kernel("float64[::1]", "float32[::1]", "float64")
@@ -81,7 +77,7 @@ def _add_signed(sums: Any, values: Any, bits: Any, signs: Any, squares: Any) -> 
 
 def product(values: NDArray[np.float32], vector: Matrix) -> float:
     """Return the product of float32 [n] and float64 [n]."""
-    return float(_product(values, vector, np.zeros(LANES)))
+    return float(_product(values, vector, np.empty(LANES)))
 
 
 def add_scaled(total: Matrix, values: NDArray[np.float32], factor: float) -> None:

@@ -85,11 +85,8 @@ def draw_parts(secret: bytes, subject: bytes, share: Sequence[int]) -> list[int]
     Args:
         secret: of the site that draws; subject: digest of the products that it has seen.
     """
-
-    def rank(place: int) -> bytes:
-        return sha256(secret + subject + place.to_bytes(8, "little")).digest()
-
-    return sorted(sorted(share, key=rank)[: -(-len(share) // REPEATED)])
+    ranks = {place: sha256(secret + subject + place.to_bytes(8, "little")).digest() for place in share}
+    return sorted(sorted(share, key=ranks.__getitem__)[: -(-len(share) // REPEATED)])
 
 
 def largest_products(parts: int, contributions: int) -> int:
