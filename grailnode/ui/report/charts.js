@@ -28,7 +28,11 @@ function decades(_, __, low, high) {
 }
 
 const UNIT_OPTIONS = {
-  bytes: { words: bytes, scale: { distr: 3 }, axis: { splits: decades, values: (_, marks) => marks.map(bytes) } },
+  bytes: {
+    words: bytes,
+    scale: { distr: 3, range: (_, low, high) => (low === null ? [1, 10] : uPlot.rangeLog(low, high, 10, true)) },
+    axis: { splits: decades, values: (_, marks) => marks.map((mark) => (mark === null ? "" : bytes(mark))) },
+  },
   share: {
     words: (value) => String(Number(value.toPrecision(4))),
     scale: { range: shareRange },
