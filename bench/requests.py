@@ -82,7 +82,9 @@ class Usage(trio.abc.Instrument):
         return rows
 
 
-class _MeasuredNetwork(Network):
+class MeasuredNetwork(Network):
+    """A network whose nodes count what they use."""
+
     usage: Usage
 
     def node(self, name: str, process: str = "", store: ObjectStore | None = None) -> Node:
@@ -103,7 +105,7 @@ def of_network(window: float, windows: int, validators: int, miners: int) -> lis
     usage = Usage()
 
     async def scenario() -> None:
-        network = _MeasuredNetwork(demo_rules(groups=4, group_size=8), validators=validators)
+        network = MeasuredNetwork(demo_rules(groups=4, group_size=8), validators=validators)
         network.usage = usage
         beacon = network.run.beacon
         period_ms = round(window * 1000 / network.run.schedule.rounds)

@@ -22,6 +22,8 @@ def main() -> None:
     parser.add_argument("size", type=int, nargs="?", default=8)
     parser.add_argument("probe", type=int, nargs="?", default=4)
     options = parser.parse_args()
+    if not 2 <= options.probe <= options.size:
+        parser.error(f"a probe of {options.probe} rollouts of {options.size}: it has 2 at least, and at most all")
     print("p       rollouts  mean  weighted  tells  weighted")
     for p in SHARES:
         cost, *figures = compare(p, options.size, options.probe)

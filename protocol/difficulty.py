@@ -8,6 +8,7 @@ arithmetic is in whole numbers, so that every node computes the same.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from math import isqrt
 from typing import Annotated, ClassVar, Final
 
 from pydantic import AfterValidator, Field, model_validator
@@ -73,15 +74,15 @@ class DifficultySpec(Record):
         """Return the share of each stratum, in millionths, that follows from the counts of validators.
 
         A stratum's usefulness is the part of its groups that are uneven; of the validators' values the median counts,
-        the lower one of two, so that fewer than half of them move it only within the values of the others.
+        the lower one of two, so that fewer than half of them move it only within the values of the others. It counts
+        beside the root of its own share, which makes the mean error least where each falls as one over its groups.
         """
-        weights = []
-        for place, stratum in enumerate(self.strata):
+        weights = [stratum.ppm for stratum in self.strata]
+        for place, ppm in enumerate(weights if ledgers else ()):
             values = sorted(
                 (uneven + _PRIOR) * SHARES // (groups + _PRIOR) for groups, uneven in (item[place] for item in ledgers)
             )
-            usefulness = values[(len(values) - 1) // 2] if values else SHARES
-            weights.append(stratum.ppm * max(1, usefulness) ** 2)
+            weights[place] = isqrt(ppm * SHARES) * max(1, values[(len(values) - 1) // 2]) ** 3
         floors = self.floors
         rest, total = SHARES - sum(floors), sum(weights)
         # Differences of rounded sums: they add up to the rest, whatever is rounded.

@@ -43,13 +43,15 @@ MAX_ENVELOPE_BYTES: Final = 4 * KIB  # bytes that an envelope adds to its body
 # identity/authority.py
 MAX_REVISIONS: Final = 4096  # revisions of a run's authority
 MAX_KEYS: Final = 1024  # keys of one role
-MAX_PARTICIPANTS: Final = 4096  # participants that a node considers
+MAX_PARTICIPANTS: Final = 1 << 17  # participants that a node considers, and announcements that it reads of a listing
+MAX_WINDOW_MINERS: Final = 1 << 14  # miners of one window: rows of one summary
+MAX_STRANGERS: Final = 4096  # keys never admitted before whose announcements a node reads at once
 
 # identity/participant.py
 MAX_ANNOUNCEMENT_BYTES: Final = 4 * KIB  # bytes of one announcement
 MAX_MIRRORS: Final = 64  # copies of the trainers' spaces that an authority names
 MAX_SPACE_BYTES: Final = 256  # UTF-8 bytes of a space's URL
-MAX_LISTED_PARTICIPANTS: Final = 1 << 16  # announcements' paths that a node reads of one listing
+MAX_LISTED_PARTICIPANTS: Final = 1 << 17  # announcements' paths that a node reads of one listing
 
 # identity/admission.py
 MAX_CREDENTIAL_BYTES: Final = 1 * KIB  # bytes of the credential in an announcement
@@ -123,7 +125,8 @@ MAX_COMMITMENT_BYTES: Final = 512 * KIB  # bytes of one commitment
 MAX_VERDICT_BYTES: Final = 64 * MIB  # bytes of one verdict, including its log-probabilities
 
 # judging/ledger.py
-MAX_SUMMARY_BYTES: Final = 4 * MIB  # bytes of one summary
+MAX_SUMMARY_BYTES: Final = 16 * MIB  # bytes of one summary
+MAX_SUMMARY_ITEMS: Final = 5 << 19  # values in one summary: 118 in a row, and scores and amendments
 MAX_SEAL_BYTES: Final = 512  # bytes of one seal with its envelope
 MAX_STRATA: Final = 64  # kinds of problems of one evaluation
 MAX_WITNESS_BYTES: Final = 1 * MIB  # bytes of one witness

@@ -229,9 +229,9 @@ async def _newest_use(node: Node) -> tuple[int, bytes | None]:
 
     A validator's ledger names it, and so does a miner's newest commitment in its own space; -1 for a new node.
     """
-    entries = (await Ledger.open(node.state, node.run)).entries()
-    if entries:
-        return entries[-1].version, entries[-1].weights
+    last = (await Ledger.open(node.state, node.run)).last
+    if last is not None:
+        return last.version, last.weights
     commitments = [item.path async for item in node.store.list(paths.kind_prefix(node.key.public, "commitments"))]
     for path in reversed(commitments):
         try:

@@ -7,7 +7,8 @@ from contextlib import suppress
 from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import GapError, ProtocolError, error_context
-from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, evidence_of, scores
+from protocol.judging.accounts import Accounts
+from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary
 from protocol.judging.stratum_counts import accepted_groups
 from protocol.judging.verdict import OWN_REASONS, ReauditVerdict, Verdict, joint_rejection, own_rejection
 from protocol.proof import ProofSpec
@@ -33,11 +34,11 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     amended_rows: set[tuple[int, bytes]] = set()
     whole = bool(ledger) and ledger[0].previous == b""
     follower = await _follow(node)
+    accounts = Accounts(node.run.scoring, node.run.proof)
     expired = 0  # summaries, the oldest ones, whose seals and verdicts are no longer in storage
     for place, summary in enumerate(ledger):
-        earlier = [item for item in ledger[:place] if item.window > ledger[place - 1].window - node.run.scoring.windows]
         try:
-            verdicts = await _check_summary(node, validator, summary, earlier)
+            verdicts = await _check_summary(node, validator, summary, accounts)
             if place or whole:
                 await _check_strata(node, summary, ledger[place - 1] if place else None, verdicts, follower)
             for amendment in summary.amendments:
@@ -49,9 +50,9 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
                 raise
             expired += 1
         amended_rows.update((amendment.window, amendment.miner) for amendment in summary.amendments)
-        counting = [item for item in ledger[: place + 1] if item.window > summary.window - node.run.scoring.windows]
-        complete = whole or counting[0].window > ledger[0].window
-        if complete and summary.scores != scores(counting, node.run.scoring, node.run.proof):
+        accounts.add(summary)
+        complete = whole or ledger[0].window <= summary.window - node.run.scoring.windows
+        if complete and summary.scores != accounts.scores():
             raise ProtocolError("the scores do not follow from the rows", f"window {summary.window}")
     if ledger:
         say(f"validator {validator.hex()[:16]}: {_result(ledger, expired)}")
@@ -107,9 +108,9 @@ async def _check_strata(
         raise ProtocolError("what it counts by stratum does not follow from its verdicts", place)
 
 
-async def _check_summary(node: Node, validator: bytes, summary: Summary, earlier: Sequence[Summary]) -> list[Verdict]:
-    """Raise ProtocolError if a summary was not sealed, or does not follow from its verdicts and the earlier summaries
-    that count; return the verdicts.
+async def _check_summary(node: Node, validator: bytes, summary: Summary, accounts: Accounts) -> list[Verdict]:
+    """Raise ProtocolError if a summary was not sealed, or does not follow from its verdicts and the accounts
+    before it; return the verdicts.
     """
     verdicts: list[Verdict] = []
     place = f"window {summary.window} of validator {validator.hex()[:16]}"
@@ -124,7 +125,7 @@ async def _check_summary(node: Node, validator: bytes, summary: Summary, earlier
             await _check_commitment(node, verdict, place)
             await _check_dealt(node, summary, verdict, place)
             _check_version(verdict, summary.version, node.run.schedule.max_lag, place)
-            _check_reasons(verdict, earlier, node.run.proof, place)
+            _check_reasons(verdict, accounts, node.run.proof, place)
             verdicts.append(verdict)
     return verdicts
 
@@ -216,7 +217,7 @@ def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> 
         raise ProtocolError(f"accepts groups of version {verdict.version}, which is too old beside {serving}", place)
 
 
-def _check_reasons(verdict: Verdict, earlier: Sequence[Summary], proof: ProofSpec, place: str) -> None:
+def _check_reasons(verdict: Verdict, accounts: Accounts, proof: ProofSpec, place: str) -> None:
     """Raise ProtocolError if a validator accepts what its own numbers refuse, or refuses for a statistic what they
     accept.
     """
@@ -232,7 +233,7 @@ def _check_reasons(verdict: Verdict, earlier: Sequence[Summary], proof: ProofSpe
         if judgement.reason != own and judgement.reason in ("", *OWN_REASONS.values()):
             judgement_text = f"refuses {group} ({judgement.reason})" if judgement.reason else f"accepts {group}"
             raise ProtocolError(f"{judgement_text} against its own numbers ({own or 'accepted'})", place)
-    evidence = evidence_of(earlier, proof, verdict.miner, verdict.miner_arithmetic)
+    evidence = accounts.evidence_of(verdict.miner, verdict.miner_arithmetic)
     reason = joint_rejection(verdict.judgements, evidence, row)
     if reason and any(judgement.counts.computed and not judgement.rejected for judgement in verdict.judgements):
         raise ProtocolError(f"accepts miner {miner} against its own numbers ({reason})", place)

@@ -10,10 +10,11 @@ from protocol.environments.seeded_rng import SeededRng, is_held_out
 
 
 def _level(a: int, b: int) -> str:
-    """Return which columns carry."""
-    ones = a % 10 + b % 10 > 9
-    tens = a // 10 + b // 10 + ones > 9
-    return "carry-" + {(0, 0): "none", (1, 0): "ones", (0, 1): "tens", (1, 1): "both"}[ones, tens]
+    """Return which columns carry, and whether the ones are at the border: they add up to nine."""
+    ones = a % 10 + b % 10
+    tens = a // 10 + b // 10 + (ones > 9)
+    columns = {(0, 0): "none", (1, 0): "ones", (0, 1): "tens", (1, 1): "both"}[ones > 9, tens > 9]
+    return f"carry-{columns}{'-nine' * (ones == 9)}"
 
 
 class Addition:
@@ -64,7 +65,7 @@ class Addition:
         return dict(Counter(_level(a, b) for a in numbers for b in numbers if not self._is_held_out_pair(a, b)))
 
     def level_of(self, problem: Problem) -> str:
-        """Return which columns carry."""
+        """Return which columns carry, and whether the ones add up to nine."""
         a, b = map(int, re.findall(r"[0-9]+", problem.prompt))
         return _level(a, b)
 

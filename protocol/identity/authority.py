@@ -19,7 +19,7 @@ from protocol.identity.signing import Digest, Key, Signed, check_public_key, cla
 Keys = Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_KEYS)]
 Workers = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_WORKERS), Ascending]
 MirrorUrl = Annotated[str, Field(min_length=1, max_length=limits.MAX_SPACE_BYTES, pattern=SPACE_FORM)]
-ManyKeys = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_PARTICIPANTS), Ascending]
+ManyKeys = Annotated[tuple[Key, ...], Field(max_length=limits.MAX_WINDOW_MINERS), Ascending]
 
 
 class Admission(Record):
@@ -27,14 +27,14 @@ class Admission(Record):
 
     kind: ClassVar[str] = "admission"
     policy: Literal["open", "allowlist", "invite"]
-    miners: Annotated[int, Field(ge=1, le=limits.MAX_PARTICIPANTS)]
+    miners: Annotated[int, Field(ge=1, le=limits.MAX_WINDOW_MINERS)]
     credential: Annotated[str, Field(max_length=32, pattern=r"^[a-z0-9-]*$")]
     difficulty: Annotated[int, Field(ge=0, le=256)]
     allowed: ManyKeys
     inviters: Annotated[tuple[Key, ...], Field(max_length=limits.MAX_KEYS), Ascending]
 
 
-OPEN = Admission(policy="open", miners=limits.MAX_PARTICIPANTS, credential="", difficulty=0, allowed=(), inviters=())
+OPEN = Admission(policy="open", miners=limits.MAX_WINDOW_MINERS, credential="", difficulty=0, allowed=(), inviters=())
 """The admission rules of a run in which anyone may mine."""
 
 

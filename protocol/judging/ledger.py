@@ -4,8 +4,7 @@ A summary states the result of every miner's pledge in a window. A validator pub
 reveals the summary, so that no validator can wait for another's results and copy them (docs/spec/ledger.md).
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import comb
 from typing import Annotated, ClassVar, Final, Self
@@ -17,10 +16,10 @@ from protocol.difficulty import Counts as StratumCounts
 from protocol.digest import content_digest
 from protocol.encoding import OPTIONAL, Line, Record, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, Counts, Evidence, Tally, advance
+from protocol.judging.evidence import NO_COUNTS, Counts, Tally
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
-from protocol.proof import RATE_UNIT, Arithmetic, OptionalArithmetic, ProofSpec, StatisticName, Thresholds
+from protocol.proof import RATE_UNIT, Arithmetic, OptionalArithmetic, StatisticName, Thresholds
 from protocol.run import ScoringSpec
 
 GROUP: Final = 1_000_000
@@ -203,6 +202,7 @@ class Summary(PublishedRecord):
 
     kind: ClassVar[str] = "summary"
     max_bytes: ClassVar[int] = limits.MAX_SUMMARY_BYTES
+    max_items: ClassVar[int] = limits.MAX_SUMMARY_ITEMS
     window: Window
     version: Version
     validator: Key
@@ -212,9 +212,9 @@ class Summary(PublishedRecord):
     arithmetic: Arithmetic
     roster: Annotated[tuple[Key, ...], Field(max_length=limits.MAX_KEYS)]
     judges: Annotated[int, Field(ge=1, le=limits.MAX_KEYS)]
-    rows: Annotated[tuple[LedgerRow, ...], Field(max_length=limits.MAX_PARTICIPANTS)]
-    amendments: Annotated[tuple[Amendment, ...], Field(max_length=limits.MAX_PARTICIPANTS)]
-    scores: Annotated[tuple[tuple[Key, Score], ...], Field(max_length=limits.MAX_PARTICIPANTS)]
+    rows: Annotated[tuple[LedgerRow, ...], Field(max_length=limits.MAX_WINDOW_MINERS)]
+    amendments: Annotated[tuple[Amendment, ...], Field(max_length=limits.MAX_WINDOW_MINERS)]
+    scores: Annotated[tuple[tuple[Key, Score], ...], Field(max_length=limits.MAX_WINDOW_MINERS)]
     evaluation: Evaluation | None
     verified_tokens: Annotated[int, Field(ge=0)]
     verify_ms: Annotated[int, Field(ge=0)]
@@ -285,52 +285,7 @@ class Witness(PublishedRecord):
         return paths.witness(self.validator, self.window)
 
 
-def balances(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) -> dict[bytes, int]:
-    """Compute each miner's balance, in millionths of a group of the newest window; it is negative if penalties exceed
-    the credit. All values are whole numbers, and divisions round down.
-
-    A validator counts the groups that were dealt to it, each for as many as there are validators for each judge. So a
-    balance is on average that of a validator to which all groups are dealt. Unaudited ones count as accepted if none of
-    the miner's groups of that window was rejected and there is no amendment. What remains of a value after each window
-    is `decay`. Misses in accepted groups have a price as far as they exceed what honest work may have over all windows
-    that count: a cheat too small to be refused costs more than it saves. What honest work may have is decided in each
-    window by its pair of arithmetics, and windows in which a miner declared one arithmetic do not make up for misses in
-    those of another.
-
-    Args:
-        ledger: summaries of one validator, ascending by window.
-        proof: the thresholds of each pair.
-    """
-    if not ledger:
-        return {}
-    decays = _decays(scoring)
-    result: dict[bytes, int] = {}
-    excesses: dict[tuple[bytes, str, StatisticName], int] = {}  # by miner, its declaration and statistic
-    amendments: dict[tuple[int, bytes], tuple[int, int]] = {}  # (accepted, rejected) groups by (window, miner)
-    for summary in ledger:
-        for item in summary.amendments:
-            more_accepted, more_rejected = amendments.get((item.window, item.miner), (0, 0))
-            amendments[item.window, item.miner] = more_accepted + item.accepted, more_rejected + item.rejected
-    for summary in ledger:
-        age = ledger[-1].window - summary.window
-        if age >= scoring.windows:
-            continue
-        scale = summary.dealing.scale
-        for row in summary.rows:
-            value = _value(row, scale, amendments.get((summary.window, row.miner)), scoring)
-            result[row.miner] = result.get(row.miner, 0) + value * decays[age] // SHARE
-            if row.accepted:
-                thresholds = proof.row(row.arithmetic, summary.arithmetic)
-                for statistic in _PRICED:
-                    excess = excess_misses(row, thresholds, statistic) * scale[0] // scale[1]
-                    key = row.miner, row.arithmetic, statistic
-                    excesses[key] = excesses.get(key, 0) + excess * decays[age] // SHARE
-    for (miner, _, statistic), excess in excesses.items():
-        result[miner] -= scoring.miss_price * max(0, excess) // (GROUP * _PRICED[statistic][2])
-    return result
-
-
-_PRICED: Final[dict[StatisticName, tuple[int, int, int]]] = {
+PRICED: Final[dict[StatisticName, tuple[int, int, int]]] = {
     "sketch": (1000, 100, 1), "margin": (1000, 100, 1), "stop": (1, 100, 1), "luck": (1, 76, 20)
 }  # fmt: skip
 """For each statistic (x, y, z): a miss is a trial that reaches the first step with a rate of at most 1 / x, y percent
@@ -343,18 +298,10 @@ honest work a little, too. As luck saves no work, a small price suffices.
 """
 
 
-def _decays(scoring: ScoringSpec) -> list[int]:
-    """Return what remains of a value after 0, 1, ... windows, in billionths."""
-    decays = [SHARE]
-    while len(decays) < scoring.windows:
-        decays.append(decays[-1] * scoring.decay // SHARE)
-    return decays
-
-
 def priced_step(thresholds: Thresholds, statistic: StatisticName) -> int:
     """Return the first step that honest work reaches rarely enough for a price; the last one if there is none."""
     rates = thresholds.table(statistic).rates
-    return next((step for step, rate in enumerate(rates) if rate * _PRICED[statistic][0] <= RATE_UNIT), len(rates) - 1)
+    return next((step for step, rate in enumerate(rates) if rate * PRICED[statistic][0] <= RATE_UNIT), len(rates) - 1)
 
 
 def excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticName) -> int:
@@ -366,20 +313,8 @@ def excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticNa
     tally: Tally = getattr(row.counts, statistic)
     first = priced_step(thresholds, statistic)
     expected = tally.trials * thresholds.table(statistic).rates[first]
-    allowed = expected * _PRICED[statistic][1] // (100 * RATE_UNIT // GROUP)
+    allowed = expected * PRICED[statistic][1] // (100 * RATE_UNIT // GROUP)
     return row.counting * (sum(tally.steps[first:]) * GROUP - allowed) // row.accepted
-
-
-def _value(row: LedgerRow, scale: tuple[int, int], amendment: tuple[int, int] | None, scoring: ScoringSpec) -> int:
-    if row.lapsed:
-        return 0
-    more_accepted, more_rejected = amendment or (0, 0)
-    accepted_groups, rejected_groups = row.accepted + more_accepted, row.rejected + more_rejected
-    trust_all = amendment is None and row.rejected == 0
-    credit = row.counting if trust_all else min(accepted_groups, row.dealt)
-    missing_groups = row.pledged - row.submitted
-    earned = credit * GROUP - scoring.penalty * rejected_groups
-    return earned * scale[0] // scale[1] - scoring.shortfall * missing_groups
 
 
 def shares(balances: Mapping[bytes, int], scoring: ScoringSpec) -> dict[bytes, int]:
@@ -394,43 +329,3 @@ def shares(balances: Mapping[bytes, int], scoring: ScoringSpec) -> dict[bytes, i
     weights = {miner: balance if balance > scoring.deposit else 0 for miner, balance in sorted(balances.items())}
     total = sum(weights.values())
     return {miner: min(scoring.cap, SHARE * weight // total) if total else 0 for miner, weight in weights.items()}
-
-
-def scores(ledger: Sequence[Summary], scoring: ScoringSpec, proof: ProofSpec) -> tuple[tuple[bytes, int], ...]:
-    """Compute the `scores` of a ledger's newest summary: (miner, share) of each miner that earns something, ascending
-    by miner.
-
-    If more than MAX_PARTICIPANTS miners earn something, those with the largest shares are listed; of equal shares, the
-    lower key comes first.
-
-    Args:
-        ledger: summaries of one validator, ascending by window, including the newest.
-    """
-    earners = [(miner, share) for miner, share in shares(balances(ledger, scoring, proof), scoring).items() if share]
-    earners.sort(key=lambda item: (-item[1], item[0]))
-    return tuple(sorted(earners[: limits.MAX_PARTICIPANTS]))
-
-
-def clean_windows(ledger: Iterable[Summary]) -> dict[bytes, int]:
-    """Count each miner's clean windows since its last rejection."""
-    counts: dict[bytes, int] = {}
-    for summary in ledger:
-        for row in summary.rows:
-            counts[row.miner] = 0 if row.rejected else counts.get(row.miner, 0) + row.is_clean
-    return counts
-
-
-def evidence_of(ledger: Iterable[Summary], proof: ProofSpec, miner: bytes, arithmetic: str) -> Evidence:
-    """Return the evidence against a miner from its groups that were not rejected, of the windows in which it declared
-    an arithmetic.
-
-    A rejection does not end it: a miner could otherwise sacrifice a group to be rid of its evidence. Each declaration
-    has its own, so that clean windows under wide thresholds take nothing off the evidence under narrow ones.
-    """
-    evidence = NO_EVIDENCE
-    for summary in ledger:
-        place = bisect_left(summary.rows, miner, key=lambda row: row.miner)
-        for row in summary.rows[place : place + 1]:
-            if row.miner == miner and row.arithmetic == arithmetic and row.counts.computed:
-                evidence = advance(evidence, row.counts, proof.row(arithmetic, summary.arithmetic))
-    return evidence

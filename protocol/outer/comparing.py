@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
-from statistics import median_high, median_low
+from statistics import median_low
 from typing import Final
 
 import numpy as np
@@ -63,17 +63,16 @@ class Comparison:
 
 
 def median_length(lengths: Sequence[float]) -> float:
-    """Return the median.
+    """Return the median of those that are not 0, or 0: sites that send nothing have no say in it.
 
-    Of an even number it is the lower of the two in the middle, or the other one if that is 0: half of the sites cannot
-    have the others refused because they send nothing.
+    Of an even number it is the lower of the two in the middle.
     """
-    return median_low(lengths) or median_high(lengths)
+    return median_low([length for length in lengths if length > 0] or [0.0])
 
 
 def length_factors(lengths: Sequence[float]) -> list[float]:
     """Return the factors that scale contributions down to the median length."""
-    bound = median_length(lengths) if lengths else 0.0
+    bound = median_length(lengths)
     return [min(1.0, bound / length) if length > 0 else 1.0 for length in lengths]
 
 
@@ -97,6 +96,15 @@ class SentRound:
         """Return the projection of a site's contribution: float64 [PROJECTED]."""
         row: Matrix = self.projections[self.workers.index(worker)].astype(np.float64)
         return row
+
+    def relative_length(self, worker: bytes) -> float:
+        """Return the length of a site's contribution as a share of the longest one's."""
+        return self._lengths[self.workers.index(worker)] / max(self._lengths)
+
+    @cached_property
+    def _lengths(self) -> list[float]:
+        rows = self.projections.astype(np.float64)
+        return [math.sqrt(dot(row, row)) or 1.0 for row in rows]
 
     @cached_property
     def sums(self) -> "SiteSums":

@@ -7,34 +7,49 @@ products are the squared length of its drift. So neither the length of the noise
 matters, and honest sites may go in a new direction in each round.
 
 Noise goes on for a while: an optimizer remembers the gradients of its last steps, and what a gate held back is sent a
-round later. So the rests of `BLOCK` contributions or `BLOCK_STEPS` local steps are added up to a block, and only blocks
-that are at least `INDEPENDENT_STEPS` and a whole block apart are multiplied with each other.
+round later. So the rests of `BLOCK` contributions and `BLOCK_STEPS` local steps are added up to a block, and only
+blocks with `INDEPENDENT_STEPS` between them are multiplied with each other. A site that takes fewer steps than the
+others sends shorter contributions, and its noise goes on for more of them. So steps are counted by the length, which
+grows with their power of 2/3: noise alone would make it 1/2, and a fixed direction 1. Who sends short ones to be
+measured later moves the weights less until then.
 
 What these products say is uncertain by chance, as there are few of them at first. This uncertainty follows from the
 rests themselves: the signs of a projection are random, so each of its numbers would have had the opposite sign with the
-same probability (protocol/outer/comparing.py). A drift counts only as far as it exceeds `CERTAINTY` standard
-deviations.
+same probability (protocol/outer/comparing.py). Blocks that follow each other are alike, so those of `VARIANCE_STEPS`
+are added up before they are squared. A drift counts only as far as it exceeds `CERTAINTY` standard deviations, and
+`TOLERANCE` of one is allowed.
+
+What a site adds to the mean of the others makes each of these drift the other way, by a part of its length. So all
+sites of the remembered rounds are measured, whether they take part in the newest one or not. A site of which the rounds
+say nothing does not count among the others. If a drift is found, then the site with the largest one, or with what looks
+like it, is taken out of the means, and the rest is measured again, as long as fewer than half are taken out.
 
 A site with a drift is not refused. Its contribution is scaled down by the square of how often its drift has the allowed
-length, so a longer drift moves the weights less. What a site sends later shows whether it only seemed to drift.
+length, so a longer drift moves the weights less. The allowed length grows with the number of sites, since each has its
+share of the mean. What a site sends later shows whether it only seemed to drift.
 """
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protocol.kernels.inner_products import Matrix, dot
 from protocol.outer.comparing import SentRound, SiteSums
 
-BLOCK: Final = 3
+BLOCK: Final = 2
 BLOCK_STEPS: Final = 8
 """Contributions in a block, and local steps: at least both."""
 
-INDEPENDENT_STEPS: Final = 24
+INDEPENDENT_STEPS: Final = 40
 """Local steps between two blocks whose noise is independent."""
+
+VARIANCE_STEPS: Final = 24
+"""Local steps of which the rests are added up before their squares say how much chance would show."""
 
 DECAY: Final = 0.98
 """What a contribution of a site weighs for each contribution that it made later, or for each `DECAY_STEPS` steps."""
@@ -42,49 +57,92 @@ DECAY: Final = 0.98
 DECAY_STEPS: Final = 8
 
 LARGEST_DRIFT: Final = 0.2
-"""The longest drift in a contribution that counts, as a share of the length that the others have in common."""
+LARGEST_SHIFT: Final = 0.01
+"""The longest drift of a contribution that counts, and how far that of one site may shift the mean of all: shares of
+the length that the others have in common."""
 
 CERTAINTY: Final = 3.0
 """Standard deviations by which a figure exceeds what chance would show."""
 
+ALIKE: Final = 4.0
+"""How often as large as another squared drift the largest one may be, if both sites are taken out at once."""
 
-def _layout(local_steps: int) -> tuple[int, int]:
-    """Return the contributions in a block, and by how many blocks the two of each pair are apart, at least."""
-    block = max(BLOCK, -(-BLOCK_STEPS // local_steps))
-    return block, 1 + -(-INDEPENDENT_STEPS // (block * local_steps))
+TOLERANCE: Final = 0.5
+"""Standard deviations of a squared drift that are allowed in any case, for a site that exceeds `CERTAINTY` by chance.
+"""
 
 
 def settled_contributions(local_steps: int) -> int:
-    """Return how many contributions of a site say something: 9 with 8 local steps or more, 40 with one."""
-    block, apart = _layout(local_steps)
-    return block * (apart + 1)
+    """Return how many contributions of a site say something: 10 with 8 local steps or more, 56 with one."""
+    block = max(BLOCK, -(-BLOCK_STEPS // local_steps))
+    return block * (2 + -(-INDEPENDENT_STEPS // (block * local_steps)))
+
+
+def largest_drift(sites: int) -> float:
+    """Return the longest drift in a contribution that counts, as a share of the length that the others have in common.
+
+    Args:
+        sites: whose contributions are compared in the round.
+    """
+    return min(LARGEST_DRIFT, LARGEST_SHIFT * sites)
+
+
+@dataclass(frozen=True)
+class _Drift:
+    """What the rounds show of a site's drift; 0 for all three if they say nothing.
+
+    Attributes:
+        estimate: of its squared length; certain: what chance does not explain of that.
+        allowed: the largest one that counts in full.
+    """
+
+    estimate: float = 0.0
+    certain: float = 0.0
+    allowed: float = 0.0
 
 
 def drift_factors(
-    rounds: Sequence[SentRound], workers: Sequence[bytes], local_steps: int, excluded: Collection[bytes] = ()
-) -> list[float]:
-    """Return the factors, at most 1, that scale the sites' contributions down so that the drifts in them are short.
+    rounds: Sequence[SentRound], local_steps: int, disagreeing: Collection[bytes] = ()
+) -> dict[bytes, float]:
+    """Return the factors below 1 that scale sites' contributions down so that the drifts in them are short.
 
     Args:
         rounds: oldest first.
         local_steps: of a round, by its rules.
-        excluded: sites that do not count among the others.
+        disagreeing: sites that do not count among the others.
 
     Returns:
-        1 where the rounds show no drift, or a short one, or say nothing: the site took part in too few rounds with at
-        least two others.
+        no factor for a site whose drift is short, or of which the rounds say nothing: it took too few steps in rounds
+        with at least two others.
     """
-    sums = [sent.sums.without(*excluded) for sent in rounds]
-    return [_drift_factor(worker, sums, local_steps) for worker in workers]
+    taken, factors = set(disagreeing), dict[bytes, float]()
+    left = sorted({worker for sent in rounds for worker in sent.workers}.difference(taken))
+    while (room := (len(left) + len(taken) - 1) // 2 - len(taken)) > 0:
+        sums = [sent.sums.without(*set(sent.workers).difference(left)) for sent in rounds]
+        drifts = {worker: _drift_of(worker, sums, local_steps) for worker in left}
+        measured = [worker for worker in left if drifts[worker].allowed > 0]
+        if len(measured) < len(left):
+            left = measured
+            continue
+        drifting = [worker for worker in left if drifts[worker].certain > drifts[worker].allowed]
+        if not drifting:
+            break
+        largest = sorted(left, key=lambda worker: -drifts[worker].estimate)[: min(room, max(1, len(drifting) // 4))]
+        for worker in largest:
+            if ALIKE * drifts[worker].estimate >= drifts[largest[0]].estimate:
+                left.remove(worker)
+                taken.add(worker)
+                if worker in drifting:
+                    factors[worker] = drifts[worker].allowed / drifts[worker].certain
+    return factors
 
 
-def _drift_factor(worker: bytes, sums: Sequence[SiteSums], local_steps: int) -> float:
-    block, apart = _layout(local_steps)
+def _drift_of(worker: bytes, sums: Sequence[SiteSums], local_steps: int) -> _Drift:
     decay = 1 - (1 - DECAY) * min(local_steps, DECAY_STEPS) / DECAY_STEPS
     rounds = [others.without(worker) for others in sums if worker in others.sent.workers]
     rounds = [others for others in rounds if len(others.workers) >= 2]
-    if len(rounds) < settled_contributions(local_steps):
-        return 1.0
+    if len(rounds) < 2 * BLOCK:
+        return _Drift()
     weights = np.multiply.accumulate([1.0, *[decay] * (len(rounds) - 1)])[::-1]
     squares = weights * weights
     # Others without a common direction leave room for as much as chance would show.
@@ -92,47 +150,93 @@ def _drift_factor(worker: bytes, sums: Sequence[SiteSums], local_steps: int) -> 
     chance = CERTAINTY * math.sqrt(dot(squares * squares, agreements[:, 1]))
     agreement = max(dot(squares, agreements[:, 0]), chance)
     if agreement <= 0:
-        return 1.0
+        return _Drift()
     own = np.array([others.sent.row(worker) for others in rounds])
     means = np.array([others.total / len(others.workers) for others in rounds])
     scale = max(0.0, dot(squares[:, None] * own, means)) / agreement
     rests = weights[:, None] * (own - scale * means)
-    streams = np.array([others.sent.stream for others in rounds])
-    drift = _least_drift(_blocks(weights, rests, streams, block), apart)
-    bound = LARGEST_DRIFT**2 * agreement / dot(weights, weights)
-    return 1.0 if drift <= bound else bound / drift
+    streams = [others.sent.stream for others in rounds]
+    lengths = [others.sent.relative_length(worker) for others in rounds]
+    steps = [max(1, round(local_steps * length * math.sqrt(length))) for length in lengths]
+    products, variance, pairs = _products(_blocks(weights, rests, streams, steps))
+    if pairs <= 0:
+        return _Drift()
+    drift, deviation = products / pairs, math.sqrt(variance) / pairs
+    bound = largest_drift(len(rounds[-1].sent.workers)) ** 2 * agreement / dot(weights, weights)
+    return _Drift(drift, drift - CERTAINTY * deviation, max(bound, TOLERANCE * deviation))
 
 
-_Block = tuple[int, int, float, Matrix]
-"""Its stream, its number, its weight, and the sum of its rests: float64 [PROJECTED]."""
+@dataclass(frozen=True)
+class _Block:
+    """Consecutive contributions of a site, as far as they have one stream.
+
+    Attributes:
+        begin, end: local steps that the site took before the block and up to its end.
+        weight: sum of the weights.
+        rest: sum of the rests times their weights: float64 [PROJECTED].
+    """
+
+    stream: int
+    begin: int
+    end: int
+    weight: float
+    rest: Matrix
 
 
-def _blocks(weights: Matrix, rests: Matrix, streams: NDArray[np.int64], size: int) -> list[_Block]:
-    """Return the sums of so many consecutive rests, by stream, that end with the newest one; a rest may be left over.
+def _blocks(weights: Matrix, rests: Matrix, streams: Sequence[int], steps: Sequence[int]) -> list[_Block]:
+    """Return the blocks, oldest first: the last one ends with the newest rest, and some of the oldest are left over.
 
     Args:
-        weights: float64 [N]; rests: float64 [N, PROJECTED], oldest first, times their weights; streams: int64 [N].
+        weights: float64 [N]; rests: float64 [N, PROJECTED], oldest first, times their weights.
+        streams, steps: of the N contributions.
     """
-    blocks = []
-    for number in range(len(rests) // size):
-        places = np.arange(size) + len(rests) % size + number * size
-        for stream in sorted(set(streams[places].tolist())):
-            own = places[streams[places] == stream]
-            blocks.append((stream, number, math.fsum(weights[own]), sum(rests[own])))
+    ends = list(accumulate(steps))
+    blocks: list[_Block] = []
+    end = len(steps)
+    for begin in reversed(range(len(steps))):
+        taken = ends[end - 1] - ends[begin] + steps[begin]
+        if end - begin >= BLOCK and taken >= BLOCK_STEPS:
+            for stream in sorted(set(streams[begin:end])):
+                places = [place for place in range(begin, end) if streams[place] == stream]
+                weight, rest = math.fsum(weights[places]), reduce(np.add, rests[places])
+                blocks.insert(0, _Block(stream, ends[begin] - steps[begin], ends[end - 1], weight, rest))
+            end = begin
     return blocks
 
 
-def _least_drift(blocks: Sequence[_Block], apart: int) -> float:
-    """Return the least squared length of a drift that blocks show: at least 0.
-
-    Args:
-        apart: by how many blocks the two of each pair are apart, at least.
+def _products(blocks: Sequence[_Block]) -> tuple[float, float, float]:
+    """Return the sum of the products of blocks with independent noise, its variance by chance, and that of the weights'
+    products.
     """
-    estimate = variance = pairs = 0.0
-    for stream, newest, weight, rest in blocks:
-        old = [block for block in blocks if block[0] == stream and block[1] <= newest - apart]
-        if old:
-            estimate += dot(rest, sum(block[3] for block in old))
-            variance += dot(rest * rest, sum(block[3] * block[3] for block in old))
-            pairs += weight * math.fsum(block[2] for block in old)
-    return max(0.0, estimate - CERTAINTY * math.sqrt(variance)) / pairs if pairs > 0 else 0.0
+    products = variance = pairs = 0.0
+    for stream in sorted({block.stream for block in blocks}):
+        own = [block for block in blocks if block.stream == stream]
+        for group in _groups(own):
+            new: list[_Block] = []
+            for block in group:
+                old = [other for other in own if other.end + INDEPENDENT_STEPS <= block.begin]
+                if old:
+                    new.append(block)
+                    products += dot(block.rest, sum(other.rest for other in old))
+                    pairs += block.weight * math.fsum(other.weight for other in old)
+            if new:
+                variance += dot(_squares([new]), _squares(_groups(old)))
+    return products, variance, pairs
+
+
+def _groups(blocks: Sequence[_Block]) -> list[list[_Block]]:
+    """Return blocks in groups of so many steps that their noise is nearly independent, oldest first."""
+    groups: list[list[_Block]] = []
+    for block in blocks:
+        if groups and block.begin < groups[-1][0].begin + VARIANCE_STEPS:
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return groups
+
+
+def _squares(groups: Sequence[Sequence[_Block]]) -> Matrix:
+    """Return the sum of the squared sums of the groups' rests: float64 [PROJECTED]."""
+    sums = [reduce(np.add, [block.rest for block in group]) for group in groups]
+    result: Matrix = reduce(np.add, [own * own for own in sums])
+    return result

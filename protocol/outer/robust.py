@@ -11,8 +11,7 @@ other:
    disagree by chance, so what was taken out is scaled down to a tenth. It is refused if all contributions of its site
    disagreed for as long as a drift takes to show, and until one agrees again.
 3. A contribution is scaled down if what its site sent over many rounds shows a drift, and the more the longer that is
-   (protocol/outer/drift.py). The largest drift is looked for first, with others of nearly its length; these sites then
-   do not count among the others, and the rest is looked at again, as long as fewer than half of all are scaled down.
+   (protocol/outer/drift.py).
 4. No site has more than a share of the summed lengths.
 
 A contribution without values, or one that is much shorter than the median, is not compared, and counts as it is: its
@@ -35,9 +34,6 @@ from protocol.outer.drift import drift_factors, settled_contributions
 
 DISTRUST: Final = 0.1
 """What scales a contribution down that does not agree with the others; a share of the median length."""
-
-ALIKE: Final = 4.0
-"""How much larger than the smallest one the factors of other drifts may be that count at once: twice shorter drifts."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +96,13 @@ def weigh_round(
         _refuse(active, compared, settings.agreement, cosines_of)
     projections = (comparison.projections * np.array(scales)[:, None])[compared].astype(np.float32)
     sent = SentRound(tuple(workers[place] for place in compared), projections, stream=comparison.stream)
+    disagreeing = frozenset(worker for place, worker in enumerate(workers) if place not in active)
     drifts = [1.0] * len(lengths)
     if settings.bounds_drifts:
-        drifts = _drift_factors(earlier.after(sent).rounds, workers, active, compared, comparison.local_steps)
+        found = drift_factors(earlier.after(sent).rounds, comparison.local_steps, disagreeing)
+        drifts = [found.get(worker, 1.0) for worker in workers]
     factors = [factor * drift for factor, drift in zip(factors, drifts, strict=True)]
     _limit_shares(factors, lengths, active, settings.share)
-    disagreeing = frozenset(worker for place, worker in enumerate(workers) if place not in active)
     sent = replace(sent, disagreeing=disagreeing)
     rounds, settled = earlier.after(sent).rounds, settled_contributions(comparison.local_steps)
     result = tuple(
@@ -117,7 +114,7 @@ def weigh_round(
 
 def _compared(lengths: Sequence[float], share: float) -> list[int]:
     """Return the contributions that are long enough to be compared with the others."""
-    bound = share * median_length(lengths) if lengths else 0.0
+    bound = share * median_length(lengths)
     return [place for place, length in enumerate(lengths) if length > 0 and length >= bound]
 
 
@@ -173,32 +170,6 @@ def _agreement_factor(rounds: Sequence[SentRound], worker: bytes, settled: int) 
         return 1.0
     disagreements = [worker in sent.disagreeing for sent in rounds if worker in sent.workers][-settled:]
     return 0.0 if len(disagreements) == settled and all(disagreements) else DISTRUST
-
-
-def _drift_factors(
-    rounds: Sequence[SentRound], workers: Sequence[bytes], active: Sequence[int], compared: Sequence[int], steps: int
-) -> list[float]:
-    """Return by what the drift of each site scales its contribution down.
-
-    Args:
-        rounds: up to this one; workers: of the contributions of this round.
-        active: places of those that agree with the others.
-        compared: places that are compared, of which fewer than half are scaled.
-        steps: local steps of a round.
-    """
-    factors, rest = [1.0] * len(workers), [place for place in compared if place in active]
-    while (room := (len(compared) - 1) // 2 - (len(compared) - len(rest))) > 0:
-        excluded = {workers[place] for place in compared if place not in rest}
-        drifts = drift_factors(rounds, [workers[place] for place in rest], steps, excluded)
-        drifting = sorted((factor, place) for factor, place in zip(drifts, rest, strict=True) if factor < 1)
-        if not drifting:
-            break
-        # What a site adds to the mean of the others makes each of these drift the other way, by a part of its length.
-        alike = [(factor, place) for factor, place in drifting if factor <= ALIKE * drifting[0][0]]
-        for factor, place in alike[: min(room, max(1, len(drifting) // 4))]:
-            factors[place] = factor
-            rest.remove(place)
-    return factors
 
 
 def _limit_shares(factors: list[float], lengths: Sequence[float], active: Sequence[int], share: float) -> None:

@@ -86,6 +86,13 @@ class AnnouncementCache:
         digest, record = self._entries.get(key, (b"", None))
         return record if record is not None and digest == content_digest(data) else None
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
+
+    def forget(self, key: bytes) -> None:
+        """Forget the announcement of a key, which shows one now that is not admitted."""
+        self._entries.pop(key, None)
+
     def add(self, key: bytes, data: bytes, record: Announcement) -> None:
         """Remember that these bytes are this key's checked announcement."""
         self._entries.pop(key, None)

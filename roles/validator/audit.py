@@ -54,7 +54,7 @@ class Auditor:
         self._accepted_work = accepted_work
         schedule, beacon = node.run.schedule, node.run.beacon
         self._patience = _PATIENCE * (schedule.seal_rounds - schedule.audit_rounds) * beacon.period_ms / 1000
-        # miner -> when (trio's time) its storage last answered, and for which part of an object
+        # of the two miners whose storage answered last: when (trio's time), and for which part of an object
         self._last_answers: dict[bytes, tuple[float, _Place]] = {}
 
     async def audit(
@@ -257,7 +257,10 @@ class Auditor:
                     raise
                 false_frames.append(frame)
             else:
+                self._last_answers.pop(commitment.miner, None)
                 self._last_answers[commitment.miner] = trio.current_time(), (path, offset, size)
+                for oldest in [*self._last_answers][:-2]:
+                    del self._last_answers[oldest]
                 return group
 
     async def _other_storage_answers(self, miner: bytes, since: float) -> bool:

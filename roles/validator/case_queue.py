@@ -54,9 +54,9 @@ class CaseQueue:
         self._node = node
         self._draw = draw
         self.ledger = ledger
-        self.clean_windows = ledger.clean_windows()
+        self.clean_windows = ledger.accounts.clean_windows()
         self.engine_seconds = dict.fromkeys(Reputation, 0.0)
-        self._rejections = ledger.rejections()
+        self._rejections = ledger.accounts.rejections()
         self._earning = ledger.earning_miners()
 
     def reputation(self, miner: bytes) -> Reputation:

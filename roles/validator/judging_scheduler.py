@@ -165,7 +165,7 @@ class JudgingScheduler:
             case,
             node.run.proof.audit_share(self._queue.clean_windows.get(case.miner, 0)),
             is_known=reputation.is_known,
-            evidence=self._queue.ledger.evidence_of(commitment.miner, commitment.arithmetic),
+            evidence=self._queue.ledger.accounts.evidence_of(commitment.miner, commitment.arithmetic),
             at_engine=partial(self._reserve, self._engine_slot, reputation, weights, place),
             at_rewards=partial(self._reserve, self._reward_slot, reputation, weights, place),
         )

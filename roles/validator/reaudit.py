@@ -11,7 +11,7 @@ from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.judging.evidence import NO_EVIDENCE
-from protocol.judging.ledger import Amendment, LedgerRow
+from protocol.judging.ledger import Amendment, LedgerRow, Summary
 from protocol.judging.verdict import ReauditVerdict, Verdict, joint_rejection
 from protocol.rollout.batch import Commitment
 from roles.node.identity import Node
@@ -46,7 +46,7 @@ class Reaudit:
 
     def take_amendments(self) -> tuple[Amendment, ...]:
         """Remove and return the amendments that are in no summary yet, as many as one summary holds."""
-        keys = [*self._amendments][: limits.MAX_PARTICIPANTS]
+        keys = [*self._amendments][: limits.MAX_WINDOW_MINERS]
         return tuple(self._amendments.pop(key) for key in keys)
 
     async def run_while_idle(self, is_busy: Callable[[], bool]) -> None:
@@ -54,34 +54,33 @@ class Reaudit:
 
         Rows are left for the next call as soon as something more urgent waits.
         """
-        rejections = self._ledger.rejections(await self._newest_sealed_window())
-        pending_rows = [
-            (window, row)
-            for miner, rejection in rejections.items()
-            for window, row in self._ledger.unaudited(miner)
-            if window < rejection and (window, miner) not in self._amendments
-        ]
-        for window, row in pending_rows:
+        accounts = self._ledger.accounts
+        entry: Summary | None = None
+        for window, miner in accounts.unaudited(accounts.rejections(await self._newest_sealed_window())):
+            if (window, miner) in self._amendments:
+                continue
             if is_busy():
                 return
             verdict = None
             if window > self._ledger.newest - MAX_AGE_WINDOWS:
+                if entry is None or entry.window != window:
+                    entry = await self._ledger.entry(window)
                 try:
-                    verdict = await self._judge(window, row)
+                    verdict = await self._judge(entry, next(row for row in entry.rows if row.miner == miner))
                 except (StoreError, ProtocolError) as error:
-                    self._node.telemetry.event("reaudit-failed", window=window, miner=row.miner.hex(), error=str(error))
-            self._amendments[window, row.miner] = _amendment(window, row, verdict)
+                    self._node.telemetry.event("reaudit-failed", window=window, miner=miner.hex(), error=str(error))
+            self._amendments[window, miner] = _amendment(window, miner, verdict)
 
     async def _newest_sealed_window(self) -> int:
         """Return the newest window of the ledger for which no seal counts any more; -1 for none."""
-        for entry in reversed(self._ledger.entries()):
-            if await self._node.time.has_come(self._node.run.schedule.seal(entry.window)):
-                return entry.window
+        for window in reversed(self._ledger.windows):
+            if await self._node.time.has_come(self._node.run.schedule.seal(window)):
+                return window
         return -1
 
-    async def _judge(self, window: int, row: LedgerRow) -> Verdict:
+    async def _judge(self, entry: Summary, row: LedgerRow) -> Verdict:
         """Judge the groups of a row that were not audited, publish the verdict, and return it."""
-        node, schedule = self._node, self._node.run.schedule
+        node, schedule, window = self._node, self._node.run.schedule, entry.window
         path = paths.verdict(node.key.public, window, row.miner)  # of this validator's own verdict of the window
         first_verdict = (await self._fetch(Verdict, path, row.verdict, "not the verdict that the ledger names")).record
         path = paths.commitment(row.miner, window)
@@ -91,7 +90,7 @@ class Reaudit:
         opening = await node.randomness(schedule.opening(window))
         judge = Judge(self._task, self._engine, window, opening, self._follower.shares)
         draw = await node.randomness(schedule.audit(window))
-        auditor = Auditor(node, judge, self._ledger.roster(window), draw, {})
+        auditor = Auditor(node, judge, entry.dealing, draw, {})
         audited = {judgement.index for judgement in first_verdict.judgements}
         case = Case(commitment, row.pledged, first_verdict.seen_ms / 1000)
         unaudited = [index for index in auditor.dealt_groups(case) if index not in audited]
@@ -110,11 +109,11 @@ class Reaudit:
         return signed
 
 
-def _amendment(window: int, row: LedgerRow, verdict: Verdict | None) -> Amendment:
+def _amendment(window: int, miner: bytes, verdict: Verdict | None) -> Amendment:
     result = None if verdict is None else LedgerRow.of(verdict)
     return Amendment(
         window=window,
-        miner=row.miner,
+        miner=miner,
         verdict=b"" if result is None else result.verdict,
         accepted=0 if result is None else result.accepted,
         rejected=0 if result is None else result.rejected,

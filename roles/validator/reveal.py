@@ -15,6 +15,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.judging.ledger import Seal, Summary, Witness
 from protocol.judging.verdict import Verdict
+from roles.gather import gather
 from roles.node.identity import Node
 from roles.node.retries import ChangeReporter
 from roles.ports import NotFoundError, StoreError
@@ -25,6 +26,7 @@ SEALED_VERDICTS = "sealed/"
 PENDING = "pending/"
 WITNESS = "witness/"
 _POLL_SECONDS = 0.2
+_AT_ONCE = 64  # verdicts that are being stored or published
 
 
 class Revealer:
@@ -33,13 +35,16 @@ class Revealer:
     def __init__(self, node: Node, ledger: Ledger) -> None:
         self._node = node
         self._ledger = ledger
-        self._send, self._receive = trio.open_memory_channel[Summary](limits.MAX_PARTICIPANTS)
+        self._send, self._receive = trio.open_memory_channel[Summary](64)
 
     async def store_verdicts(self, window: int, verdicts: Sequence[Verdict]) -> None:
         """Store a window's verdicts. A restart drops them unless the ledger has the window's entry by then."""
-        for verdict in verdicts:
+
+        async def store(verdict: Verdict) -> None:
             path = f"{SEALED_VERDICTS}{window:010d}-{verdict.miner.hex()}"
             await self._node.state.put(path, sign(verdict, self._node.key))
+
+        await gather(store, verdicts, at_once=_AT_ONCE)
         await self._node.state.put(f"{PENDING}{window:010d}", b"")
 
     async def add_window(self, summary: Summary) -> None:
@@ -48,15 +53,14 @@ class Revealer:
 
     async def run(self) -> None:
         """Seal and reveal for ever; first the windows that were pending before a restart."""
-        entries = {summary.window: summary for summary in self._ledger.entries()}
         pending = [paths.window_of(item.path) async for item in self._node.state.list(PENDING)]
         witnesses = [item.path async for item in self._node.state.list(WITNESS)]
         for path in set(witnesses) - {f"{WITNESS}{window:010d}" for window in pending}:
             await self._node.state.delete(path)
         async with trio.open_nursery() as nursery:
             for window in pending:
-                if window in entries:
-                    nursery.start_soon(self._seal_and_reveal, entries[window])
+                if window in self._ledger.windows:
+                    nursery.start_soon(self._seal_and_reveal, await self._ledger.entry(window))
                 else:
                     await self._forget(window)
             async for summary in self._receive:
@@ -67,9 +71,13 @@ class Revealer:
         seal = Seal(run=node.run_id, window=window, validator=own_key, summary=content_digest(summary.to_bytes()))
         await node.publish(paths.seal(own_key, window), sign(seal, node.key))
         await node.publish(paths.witness(own_key, window), await self._make_witness(window))
-        async for item in node.state.list(f"{SEALED_VERDICTS}{window:010d}-"):
-            verdict = await node.state.get(item.path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
-            await node.publish(paths.verdict(own_key, window, paths.key_at_end(item.path)), verdict)
+
+        async def publish(path: str) -> None:
+            verdict = await node.state.get(path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
+            await node.publish(paths.verdict(own_key, window, paths.key_at_end(path)), verdict)
+
+        sealed_paths = [item.path async for item in node.state.list(f"{SEALED_VERDICTS}{window:010d}-")]
+        await gather(publish, sealed_paths, at_once=_AT_ONCE)
         await node.publish(paths.summary(own_key, window), sign(summary, node.key))
         node.telemetry.event("revealed", window=window, miners=len(summary.rows))
         await self._forget(window)

@@ -129,7 +129,7 @@ class Validator:
         return WindowCases(window, in_time, cases.undelivered)
 
     def _known_miners(self) -> set[bytes]:
-        return {miner for miner, windows in self._ledger.clean_windows().items() if windows}
+        return {miner for miner, windows in self._ledger.accounts.clean_windows().items() if windows}
 
     async def _process_window(self, cases: WindowCases, evaluate: bool) -> None:
         """Judge a window, evaluate its version if there is time, and record the window in the ledger."""
@@ -196,13 +196,13 @@ class Validator:
 
     def _count_strata(self, window: int, opening: bytes, verdicts: list[Verdict]) -> Counts | None:
         """Return the accepted groups by stratum, with those of the windows before; None in a run without tables."""
-        node, entries = self._node, self._ledger.entries()
+        node, last = self._node, self._ledger.last
         if node.run.difficulty is None:
             return None
         groups: list[tuple[int, bool]] = []
         with suppress(GapError):  # the roots have taken back a version meanwhile
             groups = list(accepted_groups(node.run_id, opening, verdicts, self._follower.shares))
-        before, newest = (entries[-1].strata, entries[-1].window) if entries else (None, window)
+        before, newest = (last.strata, last.window) if last else (None, window)
         return node.run.difficulty.count(before, window - newest, groups)
 
     async def _record(

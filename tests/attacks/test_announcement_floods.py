@@ -7,6 +7,7 @@ from itertools import count, islice
 import pytest
 import trio
 
+from grailnode.store.decorators.limiting import MeteredStore
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
 from grailnode.store.decorators.space_directory import SpaceDirectory
 from grailnode.store.memory import MemoryStore
@@ -24,6 +25,7 @@ from tests.support.attacked_nodes.trainer import FIRST, WINDOW, AttackedTrainer
 from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator, VaryingBeacon
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
+from tests.support.measuring.store_tally import TallyMeter
 
 JUNK_COUNT = 40
 
@@ -40,7 +42,7 @@ async def finds_only_the_miner(node: Node, seconds: float, attempts: int) -> boo
 @pytest.mark.parametrize("role", ["miner", "trainer", "validator"])
 async def test_strangers_that_claim_any_role_do_not_crowd_out_a_miner(role: Role, monkeypatch: pytest.MonkeyPatch):
     """Only miners need a proof of work, but a stranger that claims another role gains nothing by it."""
-    monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 4)
+    monkeypatch.setattr(limits, "MAX_STRANGERS", 4)
     testbed = AttackedFollower(admission=samples.admission(policy="open", credential="work", difficulty=4, miners=4))
     expires = int(testbed.clock.now() * 1000) + 3_000_000
 
@@ -71,7 +73,7 @@ async def follower_among_junk(policy: str) -> AttackedFollower:
 @pytest.mark.parametrize("policy", ["open", "allowlist"])
 async def test_junk_that_sorts_first_does_not_hide_a_miner(policy: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "MAX_LISTED_PARTICIPANTS", 32)
-    monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 16)
+    monkeypatch.setattr(limits, "MAX_STRANGERS", 16)
     testbed = await follower_among_junk(policy)
     assert await finds_only_the_miner(testbed.node, seconds=60, attempts=30)
 
@@ -81,6 +83,8 @@ async def test_junk_that_sorts_first_at_a_meeting_point_does_not_hide_a_miner(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 16)
+    monkeypatch.setattr(limits, "MAX_LISTED_PARTICIPANTS", 32)
+    monkeypatch.setattr(limits, "MAX_STRANGERS", 16)
     testbed = await follower_among_junk(policy)
     meeting, state, named_keys = testbed.store, MemoryStore(), {VALIDATOR.public, TRAINER.public}
     directory = SpaceDirectory(meeting, state, testbed.clock, testbed.run_id, named_keys)
@@ -94,7 +98,7 @@ async def test_many_miners_that_change_their_keys_leave_the_ledger_readable():
     testbed, state, rng = AttackedTrainer(), MemoryStore(), random.Random(1)
     ledger = await Ledger.open(state, testbed.run)
     for window in range(2):
-        keys = sorted(rng.randbytes(32) for _ in range(limits.MAX_PARTICIPANTS // 2))
+        keys = sorted(rng.randbytes(32) for _ in range(limits.MAX_WINDOW_MINERS // 2))
         rows = tuple(LedgerRow.undelivered(miner, 1) for miner in keys)
         summary = testbed.summary(FIRST, window=window).model_copy(update={"rows": rows, "previous": ledger.tip})
         entry = await ledger.record(summary)
@@ -116,9 +120,9 @@ def ground_keys(salt: bytes, places: int, first: int = 1) -> list[SigningKey]:
 
 
 async def test_keys_ground_for_the_run_do_not_hide_a_miner_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 4)
+    monkeypatch.setattr(limits, "MAX_STRANGERS", 4)
     testbed = AttackedValidator()
-    node = replace(testbed.validator, beacon=VaryingBeacon())
+    node = testbed.validator_of_few(2)
     for crowd_key in ground_keys(testbed.run_id, 8):
         await testbed.announce(crowd_key, expires_ms=1 << 50)
     await testbed.announce(expires_ms=1 << 50)
@@ -127,13 +131,29 @@ async def test_keys_ground_for_the_run_do_not_hide_a_miner_for_good(monkeypatch:
         await node.time.wait_for_newest_round()
         sightings += MINER.public in [item.key for item in await find_participants(node, "miner")]
         await trio.sleep(node.run.schedule.rounds * node.run.beacon.period_ms / 1000)
-    assert 4 < sightings < 40  # of 9 keys, 4 are read each time
+    assert 4 < sightings < 40  # of 9 keys, 4 are read each time, and 4 that were not admitted yet
+
+
+async def test_no_crowd_of_junk_costs_more_reads_than_strangers_have_and_admitted_miners_are_read_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_STRANGERS", 16)
+    testbed, meter = AttackedValidator(), TallyMeter()
+    node = replace(testbed.validator, beacon=VaryingBeacon(), store=MeteredStore(testbed.store, meter))
+    await testbed.announce(expires_ms=1 << 50)
+    await find_participants(node, "miner")
+    for number in range(500):
+        await testbed.store.put(paths.participant(number.to_bytes(32, "big")), b"junk")
+    for _ in range(5):
+        meter.tallies.clear()
+        assert [item.key for item in await find_participants(node, "miner")] == [MINER.public]
+        assert sum(tally.count for (kind, _), tally in meter.tallies.items() if kind == "get") <= 1 + 16 + 2  # and salt
 
 
 async def test_keys_made_when_the_salt_was_out_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_PARTICIPANTS", 4)
+    monkeypatch.setattr(limits, "MAX_STRANGERS", 4)
     testbed = AttackedValidator()
-    node = replace(testbed.validator, beacon=VaryingBeacon())
+    node = testbed.validator_of_few(2)
     await node.time.wait_for_newest_round()
     await testbed.announce(expires_ms=1 << 50)
     await find_participants(node, "miner")
@@ -143,6 +163,7 @@ async def test_keys_made_when_the_salt_was_out_come_last(monkeypatch: pytest.Mon
         salt = await node.time.randomness(node.run.schedule.opening(window))
         for crowd_key in ground_keys(salt, 8, 1000 * attempt):
             await testbed.announce(crowd_key, expires_ms=1 << 50)
+        node.announcements.forget(MINER.public)  # a stranger again
         assert MINER.public in [item.key for item in await find_participants(node, "miner")]
         for crowd_key in ground_keys(salt, 8, 1000 * attempt):
             await testbed.store.delete(f"participants/{crowd_key.public.hex()}")

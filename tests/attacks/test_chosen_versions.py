@@ -9,8 +9,9 @@ from grailnode.engine.compute import make_engine
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.store.memory import MemoryStore
 from protocol.errors import ProtocolError
+from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_COUNTS
-from protocol.judging.ledger import LedgerRow, balances, clean_windows, evidence_of
+from protocol.judging.ledger import LedgerRow
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Reason, Verdict
 from roles.miner.miner import Miner
@@ -143,11 +144,15 @@ def test_a_lapsed_window_changes_no_score_and_no_evidence() -> None:
     for row in (lapsed, short):
         before, after = samples.summary(samples.row(), window=6), samples.summary(row, window=7)
         without = samples.summary(window=7)
-        assert balances([before, after], scoring, proof) == balances([before, without], scoring, proof)
-        assert clean_windows([before, after]) == clean_windows([before])
+        assert (
+            Accounts.of([before, after], scoring, proof).balances()
+            == Accounts.of([before, without], scoring, proof).balances()
+        )
+        both, alone = (Accounts.of(entries, scoring, proof) for entries in ([before, after], [before]))
+        assert both.clean_windows() == alone.clean_windows()
         miner = samples.MINER.public, "torch-float32"
-        assert evidence_of([before, after], proof, *miner) == evidence_of([before], proof, *miner)
-        assert balances([after], scoring, proof) == {samples.MINER.public: 0}
+        assert both.evidence_of(*miner) == alone.evidence_of(*miner)
+        assert Accounts.of([after], scoring, proof).balances() == {samples.MINER.public: 0}
 
 
 def test_a_verdict_does_not_call_some_groups_lapsed_and_judge_others() -> None:
@@ -207,10 +212,10 @@ async def test_a_pledge_that_lapses_on_purpose_earns_nothing_and_keeps_no_place(
     assert not any(later)
     honest = {row.miner: row.accepted for row in late[-1].rows}
     assert honest == {key(name).public: RULES.groups for name in ("miner-1", "miner-2")}
-    balance = balances(ledger, network.run.scoring, network.run.proof)[key("sluggish").public]
+    balance = Accounts.of(ledger, network.run.scoring, network.run.proof).balances()[key("sluggish").public]
     before = [entry for entry in ledger if entry.version <= network.run.schedule.max_lag]
     assert balance == pytest.approx(
-        balances([*before, samples.summary(window=ledger[-1].window)], network.run.scoring, network.run.proof)[
-            key("sluggish").public
-        ]
+        Accounts.of(
+            [*before, samples.summary(window=ledger[-1].window)], network.run.scoring, network.run.proof
+        ).balances()[key("sluggish").public]
     )

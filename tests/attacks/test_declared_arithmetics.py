@@ -12,8 +12,9 @@ from grailnode.calibration.copies import quantized
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from protocol import environments
+from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_EVIDENCE, Counts, Evidence, advance, exceeded, is_improbable
-from protocol.judging.ledger import GROUP, SHARE, balances, evidence_of
+from protocol.judging.ledger import GROUP, SHARE
 from protocol.proof import DECADE, RATE_UNIT, Arithmetic
 from roles.miner.produce import HonestProducer
 from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, LogprobRule, decide
@@ -44,7 +45,7 @@ def evidence_after(windows: Windows, declared: Arithmetic) -> Evidence:
     entries = [
         summary(row(arithmetic=own, counts=counted), window=window) for window, (own, counted) in enumerate(windows)
     ]
-    return evidence_of(entries, MIXED, samples.MINER.public, declared)
+    return Accounts.of(entries, samples.SCORING, MIXED).evidence_of(samples.MINER.public, declared)
 
 
 def windows_until_refusal(before: Windows, declared: Arithmetic) -> int:
@@ -98,7 +99,7 @@ def test_honest_misses_that_one_declaration_allows_do_not_pay_for_another_one() 
             )
             for window, (declared, misses) in enumerate(ledger_rows)
         ]
-        (result,) = balances(ledger, scoring, MIXED).values()
+        (result,) = Accounts.of(ledger, scoring, MIXED).balances().values()
         return result / GROUP
 
     assert balance(("torch-float32", 0), ("torch-bfloat16", 0)) == 32

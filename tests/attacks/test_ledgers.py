@@ -11,8 +11,9 @@ from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey, sign
+from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_COUNTS, Counts
-from protocol.judging.ledger import Amendment, Summary, scores
+from protocol.judging.ledger import Amendment, Summary
 from protocol.judging.report import ValidatorReport
 from roles.ports import NotFoundError
 from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW, AttackedTrainer, make_honest_testbed
@@ -42,7 +43,7 @@ async def write_ledger(
         previous = content_digest(ledger[-1].to_bytes()) if ledger else b""
         fields = {"window": window, "previous": previous, "amendments": amendments.get(window, ())}
         entry = testbed.summary(FIRST, verdict, **fields)
-        computed = scores([*ledger, entry], testbed.run.scoring, testbed.run.proof)
+        computed = Accounts.of([*ledger, entry], testbed.run.scoring, testbed.run.proof).scores()
         stated = tuple((miner, score + more_score) for miner, score in computed)
         entry = entry.model_copy(update={"scores": stated})
         await testbed.seal_and_reveal(FIRST, entry, verdict)
@@ -115,7 +116,7 @@ async def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declare
     changes = {"window": 0, "commitment": content_digest(committed.to_bytes())}
     verdict = testbed.verdict(FIRST, testbed.judgement(0), **changes)
     entry = testbed.summary(FIRST, verdict, window=0, previous=b"", amendments=())
-    entry = entry.model_copy(update={"scores": scores([entry], testbed.run.scoring, testbed.run.proof)})
+    entry = entry.model_copy(update={"scores": Accounts.of([entry], testbed.run.scoring, testbed.run.proof).scores()})
     await testbed.seal_and_reveal(FIRST, entry, verdict)
     if why:
         await assert_found(testbed, f"judges miner .* {why}")

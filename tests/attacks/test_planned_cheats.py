@@ -5,8 +5,9 @@ import pytest
 from grailnode.run.creation import SCORING as _SCORING
 from grailnode.run.rules import Rules
 from protocol import paths
+from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_EVIDENCE, exceeded, is_improbable
-from protocol.judging.ledger import GROUP, SHARE, evidence_of
+from protocol.judging.ledger import GROUP, SHARE
 from roles.trainer.collect.quorum import BELOW_DEPOSIT, LogprobRule, decide
 from roles.trainer.verified_batch import USED
 from tests.support.adversaries.planned_cheats import PLANS, PlannedCheat, bias, free_bias, gain, largest_share, worth
@@ -41,7 +42,7 @@ def test_a_sacrificed_group_does_not_erase_the_evidence() -> None:
     cheat = row(MINER, submitted=1, audited=1, accepted=1, pledged=1, counts=little)
     sacrifice = row(MINER, submitted=1, audited=1, accepted=0, rejected=1, pledged=1, counts=counts(THRESHOLDS))
     ledger = [summary(item, window=window) for window, item in enumerate([cheat] * windows + [sacrifice])]
-    evidence = evidence_of(ledger, proof_of(THRESHOLDS), MINER.public, "torch-float32")
+    evidence = Accounts.of(ledger, SCORING, proof_of(THRESHOLDS)).evidence_of(MINER.public, "torch-float32")
     assert exceeded(evidence, THRESHOLDS) is None
     assert is_improbable(evidence, [little], THRESHOLDS)
 

@@ -24,6 +24,7 @@ from tests.support.attacked_nodes.trainer import (
     SilentStore,
     make_honest_testbed,
 )
+from tests.support.builders import samples
 from tests.support.builders.chains import make_node
 from tests.support.builders.samples import digest
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
@@ -228,3 +229,31 @@ async def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(de
     data = await testbed.store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes)
     assert open_signed(data, Witness, [FIRST.public]).record.seals == (seal,)
     assert [item.path async for item in state.list("") if not item.path.startswith("ledger/")] == []
+
+
+class SlowStore(MemoryStore):
+    """A store that takes a second for each object."""
+
+    async def put(self, path: str, data: bytes) -> None:
+        await trio.sleep(1.0)
+        await super().put(path, data)
+
+
+async def test_the_verdicts_of_many_miners_are_stored_and_revealed_side_by_side():
+    testbed = AttackedTrainer()
+    testbed.store = SlowStore()
+    node = make_node(testbed.run_id, testbed.run, testbed.store, SlowStore(), Log("v"), FIRST, clock=testbed.clock)
+    verdicts = [testbed.verdict(FIRST, miner=samples.key(f"miner {number}").public) for number in range(200)]
+    ledger = await Ledger.open(node.state, testbed.run)
+    revealer, begin = Revealer(node, ledger), trio.current_time()
+    await revealer.store_verdicts(WINDOW, verdicts)
+    await revealer.add_window(await ledger.record(testbed.summary(FIRST)))
+    with trio.move_on_after(60.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(revealer.run)
+            while not node.telemetry.named("revealed"):  # type: ignore[attr-defined]
+                await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+    assert trio.current_time() - begin < 30.0
+    listed = {item.path async for item in testbed.store.list(FIRST.public.hex())}
+    assert listed >= {verdict.path for verdict in verdicts}

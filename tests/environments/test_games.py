@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from grailnode.environments import contract, registry
-from tests.support.builders.plugins import install
+from tests.support.builders.plugins import install_example
 from tests.support.builders.tasks import NO_GYM, open_sandbox
-from tests.support.processes.programs import ROOT
 
 STEPS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 pytestmark = pytest.mark.slow
@@ -26,9 +25,7 @@ def games(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         pytest.skip(NO_GYM)
     command = (python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
     packages = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    folder = ROOT / "examples" / request.param
-    files = {file.name: file.read_text() for file in folder.iterdir() if file.is_file()}
-    monkeypatch.setattr(sys, "path", [str(install(files, tmp_path)), *sys.path, packages])
+    monkeypatch.setattr(sys, "path", [str(install_example(request.param, tmp_path)), *sys.path, packages])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return str(request.param)
 

@@ -8,19 +8,16 @@ from pathlib import Path
 import pytest
 
 from grailnode.environments.wheels import closure
-from tests.support.builders.plugins import install_module
+from tests.support.builders.plugins import example, install_module
 from tests.support.builders.tasks import NO_GYM
 from tests.support.processes.programs import ENVIRONMENT, PATIENCE, ROOT
 
-FOLDER = ROOT / "examples" / "reasoning_gym"
 SAMPLE = ("countdown", "gcd", "isomorphic_strings", "survo")
 
 
 @pytest.fixture(scope="module")
 def gym() -> types.ModuleType:
-    module = types.ModuleType("grailnode_reasoning_gym")
-    exec((FOLDER / "grailnode_reasoning_gym.py").read_text(), module.__dict__)
-    return module
+    return example("reasoning_gym")
 
 
 @pytest.mark.parametrize(

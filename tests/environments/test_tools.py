@@ -1,10 +1,8 @@
 """The plug-in of examples/tools: replies of a search, a database and a file system, and what hostile turns get."""
 
-import importlib.util
 import json
 import math
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,21 +11,15 @@ import pytest
 
 from grailnode.environments import contract
 from grailnode.environments.registry import open_plugin
-from tests.support.builders.plugins import install
-from tests.support.processes.programs import ROOT
+from tests.support.builders.plugins import example, install_example
 from tests.support.pytest_options.few_daily import few_daily
 
-SOURCE = ROOT / "examples" / "tools"
 TOOLS = ("sql", "search", "files")
 
 
 @pytest.fixture(scope="module")
-def tools() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("grailnode_tools", SOURCE / "grailnode_tools.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tools() -> ModuleType:
+    return example("tools")
 
 
 def config_of(tools: ModuleType, tool: str) -> dict[str, str]:
@@ -45,7 +37,7 @@ def begin(tools: ModuleType, tool: str) -> tuple[str, Any]:
 def test_a_tool_keeps_the_contract_from_its_wheel_in_the_sandbox(
     tools: ModuleType, tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(install({file.name: file.read_text() for file in SOURCE.glob("*.*")}, tmp_path)))
+    monkeypatch.syspath_prepend(str(install_example("tools", tmp_path)))
     observations = []
     for hash_seed in (1, 2):
         config = json.dumps(config_of(tools, tool))

@@ -10,9 +10,8 @@ from grailnode.environments.plugin_environment import PluginEnvironment
 from grailnode.environments.wheels import unpack
 from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import SandboxError
-from tests.support.builders.plugins import install, install_module
+from tests.support.builders.plugins import install_example, install_module
 from tests.support.builders.tasks import open_sandbox
-from tests.support.processes.programs import ROOT
 
 SOURCE = """
 from grailnode_verifiers import environment_of
@@ -84,9 +83,8 @@ Task = environment_of(Texts)
 def open_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PluginEnvironment]:
     base: BubblewrapSandbox = open_sandbox()
     directory = tmp_path_factory.mktemp("verifiers")
-    adapter = {path.name: path.read_text() for path in (ROOT / "examples" / "verifiers").iterdir() if path.is_file()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(install(adapter, directory / "adapter"))
+        patch.syspath_prepend(install_example("verifiers", directory / "adapter"))
         patch.syspath_prepend(install_module("reverse", SOURCE, directory / "taskset", ("grailnode-verifiers",)))
         plugin = registry.open_plugin("reverse", "{}", directory / "wheels")
         plugin.environment.close()

@@ -30,7 +30,10 @@ from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import check_accepted, judged_groups, run_nodes, summaries
 
 SPEC = DifficultySpec(
-    strata=tuple(Stratum(name=f"carry-{name}", ppm=250_000) for name in ("both", "none", "ones", "tens")),
+    strata=tuple(
+        Stratum(name=f"carry-{name}", ppm=125_000 if "-" in name or name > "o" else 250_000)
+        for name in ("both", "none", "none-nine", "ones", "tens", "tens-nine")
+    ),
     floor_ppm=200_000,
     decay=900_000,
 )
@@ -97,7 +100,7 @@ async def test_the_table_moves_and_all_nodes_draw_by_it() -> None:
 def invented(window: int) -> DifficultyTable:
     """Return a table that names a summary of nothing."""
     summaries_named = ((key("validator-0").public, bytes(32)),)
-    return DifficultyTable(window=window, summaries=summaries_named, shares=(400_000, 200_000, 200_000, 200_000))
+    return DifficultyTable(window=window, summaries=summaries_named, shares=(400_000, 200_000, *(100_000,) * 4))
 
 
 async def test_followers_refuse_an_invented_table_of_a_future_window() -> None:
@@ -136,7 +139,7 @@ async def test_validators_name_a_table_whose_summary_is_absent_after_its_deadlin
 async def test_a_table_that_does_not_follow_is_named_by_validators_and_by_verify(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shares = (850_000, 50_000, 50_000, 50_000)
+    shares = (850_000, 50_000, *(25_000,) * 4)
     honest = TableWriter.write
 
     async def write(self, window, ledgers, *, is_complete):

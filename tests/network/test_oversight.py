@@ -18,7 +18,8 @@ from protocol import paths
 from protocol.digest import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
-from protocol.judging.ledger import LedgerRow, Seal, Witness, balances, scores
+from protocol.judging.accounts import Accounts
+from protocol.judging.ledger import LedgerRow, Seal, Witness
 from protocol.judging.report import ValidatorReport, canary_key
 from protocol.judging.stratum_counts import SharesOf
 from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
@@ -65,10 +66,10 @@ async def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledg
     assert all((row.pledged, row.submitted, row.accepted) == (4, 1, 1) for row in short)
     undelivered = [window for window, row in rows.items() if row.submitted == 0]
     assert len(undelivered) == 1  # the miner had ended, and its pledge was void after the first such window
-    balance = balances(ledger, network.run.scoring, network.run.proof)
+    balance = Accounts.of(ledger, network.run.scoring, network.run.proof).balances()
     assert balance[key("under-delivering").public] < 0 < balance[key("miner-1").public]
     assert all(
-        entry.scores == scores(ledger[: place + 1], network.run.scoring, network.run.proof)
+        entry.scores == Accounts.of(ledger[: place + 1], network.run.scoring, network.run.proof).scores()
         for place, entry in enumerate(ledger)
     )
     digests = [content_digest(entry.to_bytes()) for entry in ledger]

@@ -54,7 +54,12 @@ def test_shares_add_up_and_no_stratum_falls_below_its_floor(counts, floor_ppm):
 
 def test_what_is_useless_falls_to_its_floor_and_what_was_not_tried_counts_as_useful():
     easy, useful, new = (1000 * GROUP, 0), (1000 * GROUP, 1000 * GROUP), (0, 0)
-    assert rule(400_000, 300_000, 300_000).shares([(easy, useful, new)]) == (80_008, 459_996, 459_996)
+    assert rule(400_000, 300_000, 300_000).shares([(easy, useful, new)]) == (80_000, 460_000, 460_000)
+
+
+def test_equally_useful_strata_are_drawn_by_the_roots_of_their_own_shares():
+    counts = ((10 * GROUP, 5 * GROUP),) * 2
+    assert rule(800_000, 200_000, floor_ppm=0).shares([counts]) == (666_666, 333_334)
 
 
 def test_fewer_than_half_of_the_validators_move_a_share_only_within_the_values_of_the_others():

@@ -1,6 +1,7 @@
 """The ledger: rows add up, and nobody improves a score by splitting work over keys, stopping early or changing keys."""
 
-from itertools import combinations
+import random
+from itertools import combinations, product
 from statistics import fmean
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grailnode.run import creation
+from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, REPRODUCED, UNREPRODUCED, Tally, advance
 from protocol.judging.ledger import (
     GROUP,
@@ -19,12 +21,8 @@ from protocol.judging.ledger import (
     LedgerRow,
     StratumResult,
     Summary,
-    balances,
-    clean_windows,
-    evidence_of,
     pass_at_k,
     priced_step,
-    scores,
     shares,
 )
 from protocol.judging.roster import Roster
@@ -53,7 +51,7 @@ PROOF = samples.run_manifest().proof
 
 def balance(*summaries: Summary, scoring: ScoringSpec = STEADY) -> int:
     """Return the balance of miner A in millionths of a group."""
-    return balances(summaries, scoring, PROOF)[A.public]
+    return Accounts.of(summaries, scoring, PROOF).balances()[A.public]
 
 
 def worth(*summaries: Summary) -> float:
@@ -116,7 +114,7 @@ def test_groups_that_were_not_reproduced_earn_nothing_and_stand_for_those_that_w
     accepted = LedgerRow.of(verdict(judgement(0), *(unreproduced(index, NO_COUNTS) for index in range(1, 4))))
     assert (accepted.dealt, accepted.audited, accepted.accepted, accepted.rejected) == (16, 4, 1, 0)
     assert worth(summary(accepted)) == 4
-    assert clean_windows([summary(accepted)]) == {A.public: 0}
+    assert Accounts.of([summary(accepted)], SCORING, PROOF).clean_windows() == {A.public: 0}
     misses: dict[str, Any] = {"counts": counts(sketch=(40, 9), margin=(40,), stop=(8,)), "audited": 4}
     scoring = STEADY.model_copy(update={"miss_price": GROUP})
     priced, halved = (
@@ -133,7 +131,7 @@ def test_groups_that_were_not_reproduced_earn_nothing_and_stand_for_those_that_w
 def test_a_reaudit_counts_what_its_verdict_says() -> None:
     """As `verify --ledger` compares it."""
     found = verdict(judgement(0), unreproduced(1, NO_COUNTS), rejected(2))
-    amendment = _amendment(5, row(), found)
+    amendment = _amendment(5, A.public, found)
     assert (amendment.accepted, amendment.rejected) == (1, 1)
     assert amendment.verdict == LedgerRow.of(found).verdict
 
@@ -216,8 +214,8 @@ def test_the_value_of_a_group_decays_by_a_table_of_whole_numbers() -> None:
     assert values == [16 * 900_000, 16 * 810_000, 16 * 729_000]
     thousand = row(pledged=1000, submitted=1000)
     assert balance(summary(thousand, window=0), summary(window=3), scoring=scoring) == 729_000_001
-    assert balances((summary(row(), window=0), summary(window=4)), scoring, PROOF) == {}
-    assert balances((), scoring, PROOF) == {}
+    assert Accounts.of((summary(row(), window=0), summary(window=4)), scoring, PROOF).balances() == {}
+    assert Accounts.of((), scoring, PROOF).balances() == {}
 
 
 def test_the_value_of_a_group_in_a_new_run_halves_in_50_windows() -> None:
@@ -261,7 +259,7 @@ def test_windows_of_one_declaration_do_not_make_up_for_misses_of_another() -> No
     scoring, proof = STEADY.model_copy(update={"miss_price": GROUP}), proof_of(narrow, wide)
     clean = row(arithmetic="torch-bfloat16", counts=counts(sketch=(10_000,)))
     ledger = (summary(clean, window=1), summary(row(counts=counts(sketch=(16, 6))), window=2))
-    assert balances(ledger, scoring, proof)[A.public] == 32 * GROUP - 4 * (6 * GROUP - 16_000)
+    assert Accounts.of(ledger, scoring, proof).balances()[A.public] == 32 * GROUP - 4 * (6 * GROUP - 16_000)
 
 
 @given(st.dictionaries(st.binary(min_size=1, max_size=2), BALANCE, max_size=6))
@@ -297,7 +295,7 @@ def test_pooled_work_earns_as_much_as_it_delivers() -> None:
         rows = [
             row(key, pledged=16, submitted=count, counts=NO_COUNTS) for key, count in zip(keys, groups, strict=True)
         ]
-        result = dict(scores([summary(*rows)], STEADY.model_copy(update={"shortfall": 0}), PROOF))
+        result = dict(Accounts.of([summary(*rows)], STEADY.model_copy(update={"shortfall": 0}), PROOF).scores())
         return [result[key.public] for key in keys]
 
     pooled, *alone = earn(8, *[4] * 8)
@@ -325,30 +323,34 @@ def test_a_key_earns_nothing_up_to_the_deposit_and_by_its_whole_balance_beyond_i
 
 def test_scores_are_in_order_and_capped() -> None:
     entry = summary(row(A), row(B), row(C, submitted=4))
-    result = scores((entry,), SCORING, PROOF)
+    result = Accounts.of((entry,), SCORING, PROOF).scores()
     assert list(result) == sorted([(A.public, SHARE // 2), (B.public, SHARE // 2)])  # and C earns nothing
-    alone = scores((summary(row(A)),), SCORING, PROOF)
+    alone = Accounts.of((summary(row(A)),), SCORING, PROOF).scores()
     assert alone == ((A.public, SCORING.cap),)
 
 
 def test_of_too_many_earners_those_with_the_largest_shares_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protocol.limits.MAX_PARTICIPANTS", 2)
+    monkeypatch.setattr("protocol.limits.MAX_WINDOW_MINERS", 2)
     first, last = sorted((A, B), key=lambda key: key.public)
     entry = summary(row(first), row(last), row(C, pledged=32, submitted=32))
-    assert scores((entry,), STEADY, PROOF) == tuple(sorted([(C.public, SHARE // 2), (first.public, SHARE // 4)]))
+    assert Accounts.of((entry,), STEADY, PROOF).scores() == tuple(
+        sorted([(C.public, SHARE // 2), (first.public, SHARE // 4)])
+    )
 
 
 def test_the_count_of_clean_windows_restarts_after_a_rejection() -> None:
     entries = [summary(row(), window=window) for window in range(5)]
-    assert clean_windows(entries) == {A.public: 5}
+    assert Accounts.of(entries, SCORING, PROOF).clean_windows() == {A.public: 5}
     entries.append(summary(row(accepted=3, rejected=1), window=5))
-    assert clean_windows(entries) == {A.public: 0}
+    assert Accounts.of(entries, SCORING, PROOF).clean_windows() == {A.public: 0}
     entries.append(summary(row(), LedgerRow.undelivered(C.public, 3), window=6))
-    assert clean_windows(entries) == {A.public: 1, C.public: 0}
+    assert Accounts.of(entries, SCORING, PROOF).clean_windows() == {A.public: 1, C.public: 0}
     entries.append(
         summary(window=7, amendments=(Amendment(window=2, miner=A.public, verdict=b"", accepted=0, rejected=1),))
     )
-    assert clean_windows(entries)[A.public] == 1  # the rejection that caused the re-audit was counted before
+    assert (
+        Accounts.of(entries, SCORING, PROOF).clean_windows()[A.public] == 1
+    )  # the rejection that caused the re-audit was counted before
 
 
 def test_a_window_is_clean_if_all_groups_count_that_were_not_reproduced() -> None:
@@ -360,10 +362,15 @@ def test_a_window_is_clean_if_all_groups_count_that_were_not_reproduced() -> Non
     limited = LedgerRow.of(verdict(reproduced, unreproduced(1), unreproduced(2, NO_COUNTS)))
     nothing = LedgerRow.of(verdict(unreproduced(0)))
     refused = LedgerRow.of(verdict(reproduced, unreproduced(1), rejected(2)))
-    clean = [clean_windows([summary(item)])[A.public] for item in (counted, limited, nothing, refused)]
+    clean = [
+        Accounts.of([summary(item)], SCORING, PROOF).clean_windows()[A.public]
+        for item in (counted, limited, nothing, refused)
+    ]
     assert clean == [1, 0, 0, 0]
     proof = proof_of(samples.replay_thresholds())
-    evidence = evidence_of([summary(nothing), summary(nothing, window=9)], proof, A.public, "torch-float32")
+    evidence = Accounts.of([summary(nothing), summary(nothing, window=9)], SCORING, proof).evidence_of(
+        A.public, "torch-float32"
+    )
     expected = advance(advance(NO_EVIDENCE, UNREPRODUCED, proof.table[0]), UNREPRODUCED, proof.table[0])
     assert evidence == expected and min(evidence["replay"]) > 0
 
@@ -404,11 +411,11 @@ def test_a_rejection_does_not_end_the_evidence_and_windows_without_accepted_grou
     expected = NO_EVIDENCE
     for item in (one, other, one):
         expected = advance(expected, item, samples.thresholds())
-    assert evidence_of(ledger, PROOF, A.public, "torch-float32") == expected
-    assert evidence_of(ledger, PROOF, C.public, "torch-float32") == NO_EVIDENCE
+    assert Accounts.of(ledger, SCORING, PROOF).evidence_of(A.public, "torch-float32") == expected
+    assert Accounts.of(ledger, SCORING, PROOF).evidence_of(C.public, "torch-float32") == NO_EVIDENCE
     amendment = Amendment(window=3, miner=A.public, verdict=bytes(32), accepted=0, rejected=1)
     amended = [*ledger, summary(window=5, amendments=(amendment,))]
-    assert evidence_of(amended, PROOF, A.public, "torch-float32") == expected
+    assert Accounts.of(amended, SCORING, PROOF).evidence_of(A.public, "torch-float32") == expected
 
 
 def test_each_declaration_has_its_own_evidence() -> None:
@@ -418,5 +425,41 @@ def test_each_declaration_has_its_own_evidence() -> None:
         summary(row(A), window=1),
         summary(row(A, arithmetic="torch-bfloat16", counts=counts(sketch=(10_000,))), window=2),
     ]
-    assert evidence_of(ledger, proof, A.public, "torch-float32") == advance(NO_EVIDENCE, row(A).counts, wide)
-    assert max(evidence_of(ledger, proof, A.public, "torch-bfloat16")["sketch"]) < 0
+    assert Accounts.of(ledger, SCORING, proof).evidence_of(A.public, "torch-float32") == advance(
+        NO_EVIDENCE, row(A).counts, wide
+    )
+    assert max(Accounts.of(ledger, SCORING, proof).evidence_of(A.public, "torch-bfloat16")["sketch"]) < 0
+
+
+def test_accounts_are_those_of_the_summaries_that_count_whoever_comes_and_goes() -> None:
+    rng, scoring = random.Random(1), SCORING.model_copy(update={"windows": 4, "deposit": 0})
+    proof = proof_of(samples.thresholds(), samples.thresholds(miner="torch-bfloat16"))
+    miners = sorted((samples.key(f"comes and goes {number}") for number in range(6)), key=lambda key: key.public)
+    long, ledger = Accounts(scoring, proof), []
+    for window in range(30):
+        rows = [
+            row(miner, arithmetic=rng.choice(["torch-float32", "torch-bfloat16"]), audited=4, accepted=accepted)
+            for miner in rng.sample(miners, 3)
+            if (accepted := rng.randrange(1, 5))
+        ]
+        amendments = [
+            Amendment(window=window - age, miner=rng.choice(miners).public, verdict=b"", accepted=0, rejected=1)
+            for age in range(1, min(3, window))
+        ]
+        rows.sort(key=lambda item: item.miner)
+        ledger.append(summary(*rows, window=window, amendments=tuple(amendments)))
+        long.add(ledger[-1])
+        short = Accounts.of(ledger[-scoring.windows :], scoring, proof)
+        assert long.balances() == short.balances() and long.scores() == short.scores()
+        assert long.clean_windows() == short.clean_windows()
+        for pair in product((miner.public for miner in miners), ("torch-float32", "torch-bfloat16")):
+            assert long.evidence_of(*pair) == short.evidence_of(*pair)
+
+
+def test_balances_beyond_64_bits_are_exact() -> None:
+    scoring = STEADY.model_copy(update={"penalty": 10**12, "windows": 10_000})
+    counts_of_groups = dict.fromkeys(("pledged", "submitted", "dealt", "audited"), 4000)
+    item = row(A, accepted=1, rejected=3999, **counts_of_groups)
+    many = {"roster": tuple(number.to_bytes(32, "big") for number in range(1000)), "judges": 1}
+    ledger = [summary(item, window=window).model_copy(update=many) for window in range(400)]
+    assert balance(*ledger, scoring=scoring) == 400 * 1000 * (GROUP - 3999 * 10**12) < -(1 << 63)

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.judging.ledger import Summary, evidence_of, scores
+from protocol.judging.accounts import Accounts
+from protocol.judging.ledger import Summary
 from protocol.outer.comparing import PROJECTED, SentRounds, compare
 from protocol.outer.drift import settled_contributions
 from protocol.outer.robust import RobustSettings, weigh_round
@@ -30,7 +31,7 @@ from tests.support.processes.programs import ROOT
 LEDGERS, WINDOWS, MINERS, SITES = 100, 3, 40, 5
 SCORING = samples.SCORING.model_copy(update={"decay": 870_550_563})
 PROOF = samples.run_manifest().proof
-WEIGHED = "af3c9ad81f1df1b4f8f97c02a449fbde7bfad7fc3978faa804910fbc56e0e623"  # SHA-256 of what sites are weighed by
+WEIGHED = "0a079e50be44a2c8b2c700e034baf1e796788207caef659d549164452b758c57"  # SHA-256 of what sites are weighed by
 KEYS = [samples.key(f"miner {number}") for number in range(MINERS)]
 
 
@@ -52,8 +53,8 @@ def _groups(draw: random.Random) -> dict[str, Any]:
 def _judged(seed: int) -> list[Any]:
     """Return the scores of a ledger, and the evidence against its first miner."""
     ledger = _ledger(seed)
-    shares = [[miner.hex(), score] for miner, score in scores(ledger, SCORING, PROOF)]
-    evidence = evidence_of(ledger, PROOF, KEYS[0].public, "torch-float32")
+    shares = [[miner.hex(), score] for miner, score in Accounts.of(ledger, SCORING, PROOF).scores()]
+    evidence = Accounts.of(ledger, SCORING, PROOF).evidence_of(KEYS[0].public, "torch-float32")
     return [shares, {name: list(values) for name, values in evidence.items()}]
 
 

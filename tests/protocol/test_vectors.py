@@ -19,6 +19,7 @@ from protocol.identity.admission import Invite, ProofOfWorkSolution, leading_zer
 from protocol.identity.authority import Authority, Revision, Revisions
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, SigningKey, open_announced, open_signed
+from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import (
     NO_EVIDENCE,
     Counts,
@@ -29,7 +30,7 @@ from protocol.judging.evidence import (
     exceeded,
     repeated_positions,
 )
-from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness, balances, evidence_of, scores
+from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.outer.round_checks import check_next_manifest, owner, turn_of
@@ -270,10 +271,12 @@ def test_scores() -> None:
     item = case("ledger", "scores")
     ledger = [Summary.from_bytes(bytes.fromhex(entry)) for entry in item["ledger"]]
     scoring, proof = ScoringSpec(**item["scoring"]), ProofSpec.model_validate_json(json.dumps(item["proof"]))
-    assert {miner.hex(): value for miner, value in balances(ledger, scoring, proof).items()} == dict(item["balances"])
-    assert [[miner.hex(), share] for miner, share in scores(ledger, scoring, proof)] == item["scores"]
+    assert {miner.hex(): value for miner, value in Accounts.of(ledger, scoring, proof).balances().items()} == dict(
+        item["balances"]
+    )
+    assert [[miner.hex(), share] for miner, share in Accounts.of(ledger, scoring, proof).scores()] == item["scores"]
     for miner, arithmetic, evidence in item["evidence"]:
-        assert listed(evidence_of(ledger, proof, bytes.fromhex(miner), arithmetic)) == evidence
+        assert listed(Accounts.of(ledger, scoring, proof).evidence_of(bytes.fromhex(miner), arithmetic)) == evidence
 
 
 def listed(evidence: Evidence) -> dict[str, list[int]]:

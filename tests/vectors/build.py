@@ -16,6 +16,7 @@ from protocol.chain.verifier import Trust
 from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_name
 from protocol.encoding import REWARD_UNIT, pack, unpack
 from protocol.identity.signing import Envelope, Signature, sign
+from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import (
     NO_COUNTS,
     NO_EVIDENCE,
@@ -27,7 +28,7 @@ from protocol.judging.evidence import (
     exceeded,
     repeated_positions,
 )
-from protocol.judging.ledger import GROUP, SHARE, Amendment, Seal, Witness, balances, evidence_of, scores
+from protocol.judging.ledger import GROUP, SHARE, Amendment, Seal, Witness
 from protocol.rollout import challenge
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
@@ -417,10 +418,16 @@ def ledger() -> list[Case]:
             "scoring": scoring.model_dump(),
             "proof": proof.model_dump(),
             "ledger": [entry.to_bytes().hex() for entry in entries],
-            "balances": [[miner.hex(), value] for miner, value in sorted(balances(entries, scoring, proof).items())],
-            "scores": [[miner.hex(), share] for miner, share in scores(entries, scoring, proof)],
+            "balances": [
+                [miner.hex(), value] for miner, value in sorted(Accounts.of(entries, scoring, proof).balances().items())
+            ],
+            "scores": [[miner.hex(), share] for miner, share in Accounts.of(entries, scoring, proof).scores()],
             "evidence": [
-                [pair.public.hex(), arithmetic, evidence_of(entries, proof, pair.public, arithmetic)]
+                [
+                    pair.public.hex(),
+                    arithmetic,
+                    Accounts.of(entries, scoring, proof).evidence_of(pair.public, arithmetic),
+                ]
                 for pair in miners
                 for arithmetic in proof.miners
             ],

@@ -13,8 +13,8 @@ from roles.ports import NotFoundError, ObjectInfo, ObjectStore, StoreError, TooL
 
 PAGE: Final = 1000
 """Entries of a listing that count as one request."""
-MAX_ENTRIES: Final = 1 << 17
-"""Entries of one listing, repeated ones included: objects of 4,096 participants and 32 windows, some 10 MB of paths."""
+MAX_ENTRIES: Final = 1 << 18
+"""Entries of one listing, repeated ones included: twice MAX_PARTICIPANTS, some 20 MB of paths."""
 
 
 class LimitedStore:

@@ -19,6 +19,8 @@ STATE_PREFIX = "announcements/"
 
 _MAX_BYTES = limits.MAX_ANNOUNCEMENT_BYTES + limits.MAX_ENVELOPE_BYTES
 
+_SWEEP_SECONDS = 10.0  # at least, between two searches for announcements that have expired
+
 Entry = tuple[Announcement, bytes]
 """An announcement, and the signed bytes of it."""
 
@@ -42,7 +44,8 @@ class SpaceDirectory:
         self._state = state
         self._clock = clock
         self._run_id = run_id
-        self._authority_keys = authority_keys
+        self._authority_keys = frozenset(authority_keys)
+        self._next_sweep = 0.0  # of expired announcements, in seconds since the Unix epoch
         self._capacity = capacity
         self._by_key: dict[bytes, Entry] | None = None  # loaded from the state at the first use
         self._loading = trio.Lock()
@@ -144,9 +147,16 @@ class SpaceDirectory:
 
     async def _make_room(self, by_key: dict[bytes, Entry]) -> bool:
         """Return whether there is room for another key; when it is full, first forget those that have expired."""
-        if len(by_key.keys() - set(self._authority_keys)) < self._capacity:
+        if self._count(by_key) < self._capacity:
             return True
+        if self._clock.now() < self._next_sweep:
+            return False
+        self._next_sweep = self._clock.now() + _SWEEP_SECONDS
         for key in [key for key, (announcement, _) in by_key.items() if not self._is_valid(announcement)]:
             del by_key[key]
             await self._state.delete(STATE_PREFIX + key.hex())
-        return len(by_key.keys() - set(self._authority_keys)) < self._capacity
+        return self._count(by_key) < self._capacity
+
+    def _count(self, by_key: dict[bytes, Entry]) -> int:
+        """Return how many announcements count towards the capacity."""
+        return len(by_key) - len(self._authority_keys & by_key.keys())

@@ -39,7 +39,7 @@ class CollectorSettings:
 
 
 _FINAL_ATTEMPTS = 3  # reads after a window's deadline, because storage may show something wrong at one of them
-_MAX_CONCURRENT = 16  # miners' windows at once, and as many again of miners whose storage failed the last time
+_MAX_CONCURRENT = 64  # miners' windows at once, and as many again of miners whose storage failed the last time
 _PAUSE = Pause(first=0.5, longest=30.0)  # before a window whose storage did not answer is read again
 _BACKLOG_WINDOWS = 64  # of the oldest windows that are collected at once, beside those that are still open
 
@@ -104,7 +104,8 @@ class Collector:
         self._start_time = 0.0
         self._outcome_log = OutcomeLog(node.state)
         self._acceptance = Acceptance(node, self._outcome_log, self._monitor.canaries)
-        self._processed_verdicts: dict[tuple[int, bytes], int] = {}  # by miner's window, verdicts that the log covers
+        # by window, miners with decisions that wait for other validators, and the state in which they were decided
+        self._pending: dict[int, tuple[object, set[bytes]]] = {}
         self._retries: dict[tuple[int, bytes], _Retry] = {}
         self._active: set[tuple[int, bytes]] = set()  # miners' windows that have a task
         self._slow_miners: set[bytes] = set()  # those whose storage failed the last time wait for each other
@@ -179,7 +180,7 @@ class Collector:
         await self._monitor.forget(window)
         self._readers.pop(window).close(self._monitor.distrusted_validators)
         self._rosters.forget(window)
-        self._processed_verdicts = {key: count for key, count in self._processed_verdicts.items() if key[0] != window}
+        self._pending.pop(window, None)
         self._outcome_log.release(window)
         await self._outcome_log.advance(window + 1)
         proven_window = node.run.schedule.window_at(node.time.newest_round)
@@ -214,23 +215,25 @@ class Collector:
         ledgers = reader.stratum_counts(ignored)
         is_complete = final or set(self._node.authority.validators) <= ledgers.keys() | ignored
         await self._table_writer.write(window, ledgers, is_complete=is_complete)
-        unprocessed = False
-        for miner, verdicts in list(reader.verdicts.items()):  # the reader adds to it meanwhile
-            if miner in self._monitor.canaries:
-                await self._monitor.examine(window, miner, verdicts)
-            if final or not reader.outstanding(ignored):
-                self._monitor.compare(window, miner, verdicts)
-                await trio.lowlevel.checkpoint()  # a window may have hundreds of miners
-            elif miner in self._monitor.canaries:
-                continue
-            if self._processed_verdicts.get((window, miner), 0) == len(verdicts):
-                continue
-            unprocessed = True
+        canaries = reader.verdicts.keys() & self._monitor.canaries
+        for miner in canaries:
+            await self._monitor.examine(window, miner, reader.verdicts[miner])
+        is_whole = final or not reader.outstanding(ignored)
+        for miner in self._monitor.uncompared(window, reader.verdicts) if is_whole else ():
+            self._monitor.compare(window, miner, reader.verdicts[miner])
+            await trio.lowlevel.checkpoint()  # a window may have thousands of miners
+        state = final, reader.state(ignored), self._monitor.logprob_rule.biased_pairs, self._node.revisions.number
+        before, pending = self._pending.get(window, (state, set()))
+        if before != state:
+            reader.unprocessed |= pending
+            pending = set()
+        self._pending[window] = state, pending
+        for miner in reader.unprocessed if is_whole else reader.unprocessed - canaries:
             may_start = self._retry(window, miner).permits(trio.current_time(), after_deadline)
             if may_start and (window, miner) not in self._active:
                 self._active.add((window, miner))
                 tasks.start_soon(self._process, window, miner, final)
-        return final and not unprocessed
+        return final and not reader.unprocessed and not pending
 
     async def _unlogged_decisions(self, window: int, miner: bytes, final: bool) -> list[Decision]:
         """Return the decisions on groups of a miner's window that the outcome log does not name yet."""
@@ -262,11 +265,11 @@ class Collector:
         """Hand over and log what is decided on a miner's window. Each has a task of its own, so that storage that does
         not answer delays its owner alone, and that not for ever.
         """
-        retry, after_deadline = self._retry(window, miner), False
+        retry, after_deadline, reader = self._retry(window, miner), False, self._reader(window)
         try:
             async with self._slow_slots if miner in self._slow_miners else self._slots:
                 after_deadline = await self._deadline_has_passed(window)
-                verdict_count = len(self._reader(window).verdicts[miner])
+                verdict_count, (state, pending) = len(reader.verdicts[miner]), self._pending[window]
                 decisions = await self._unlogged_decisions(window, miner, final)
                 final_decisions = [decision for decision in decisions if not decision.pending]
                 if final_decisions or not (decisions or self._outcome_log.has_entries(window, miner)):
@@ -279,8 +282,11 @@ class Collector:
                     )
                     if storage_answered:
                         self._slow_miners.discard(miner)
+            if len(reader.verdicts[miner]) == verdict_count and self._pending[window] == (state, pending):
+                reader.unprocessed.discard(miner)
+                if len(final_decisions) < len(decisions):
+                    pending.add(miner)
             if len(final_decisions) == len(decisions):
-                self._processed_verdicts[window, miner] = verdict_count
                 self._retries.pop((window, miner), None)
         except StoreError as error:
             self._node.telemetry.event("collect-failed", window=window, miner=miner.hex()[:8], error=str(error))

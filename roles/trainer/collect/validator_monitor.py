@@ -3,7 +3,7 @@ are published in a report. Which validators do not seal is reported when that be
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from protocol import paths
@@ -127,6 +127,10 @@ class ValidatorMonitor:
         for path in noted_paths:
             if paths.window_of(path.removeprefix(CANARIES)) <= window:
                 await self._node.state.delete(path)
+
+    def uncompared(self, window: int, miners: Iterable[bytes]) -> set[bytes]:
+        """Return the miners of a window whose verdicts were not compared yet."""
+        return set(miners) - self._compared_miners.get(window, set())
 
     def compare(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
         """Note where the verdicts on a miner's window, by validator, contradict each other; once for each miner."""

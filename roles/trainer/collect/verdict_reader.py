@@ -20,7 +20,7 @@ import trio
 from protocol import paths
 from protocol.difficulty import Counts
 from protocol.errors import MalformedError, ProtocolError
-from protocol.judging.ledger import LedgerRow, Summary
+from protocol.judging.ledger import Summary
 from protocol.judging.verdict import Verdict
 from roles.gather import gather
 from roles.node.identity import Node
@@ -29,6 +29,7 @@ from roles.records import fetch_record
 from roles.seals import fetch_witnessed_seals, find_seal
 from roles.trainer.collect.validator_monitor import Absences
 
+_AT_ONCE: Final = 64  # verdicts of one validator that are being read
 _HANG_SECONDS: Final = 600.0  # a read of a validator's storage that takes longer is taken to hang
 
 
@@ -54,8 +55,8 @@ class VerdictReader:
         self._sealed_digests: dict[bytes, bytes] = {}  # by validator, the summary that its own storage shows sealed
         self._all_sealed_digests: defaultdict[bytes, set[bytes]] = defaultdict(set)  # and those that witnesses show
         self._validators_with_witness: set[bytes] = set()
-        self._summaries: dict[bytes, Summary] = {}
-        self._summary_miners: dict[bytes, set[bytes]] = {}  # by validator, miners on whom its summary lists a verdict
+        self._summaries: dict[bytes, Summary] = {}  # without their rows and scores, which are long
+        self._verdict_digests: dict[bytes, dict[bytes, bytes]] = {}  # by validator, what its summary lists, by miner
         self._dealt_miners: dict[bytes, set[bytes]] = {}  # those of whom groups were dealt to it
         self._scored_miners: dict[bytes, set[bytes]] = {}  # by validator, the miners that earn something
         self._reported_paths: set[str] = set()
@@ -70,6 +71,9 @@ class VerdictReader:
         self._final_attempts: Counter[bytes] = Counter()  # by validator, all reads since the deadline, also failed ones
         self.verdicts: dict[bytes, dict[bytes, Verdict]] = {}
         """Verdicts by miner, then by validator."""
+        self.unprocessed: set[bytes] = set()
+        """Miners with verdicts that the collector has not processed; the reader adds to them."""
+        self._verdict_counts: Counter[bytes] = Counter()  # by validator
 
     @property
     def equivocators(self) -> set[bytes]:
@@ -85,9 +89,9 @@ class VerdictReader:
     def _missing(self, ignored: Set[bytes]) -> dict[bytes, set[bytes]]:
         """Return, by validator whose summary was read and counts, the miners on whom its verdict is to be read."""
         authority = self._node.authority
-        voters = (self._summary_miners.keys() & set(authority.validators)) - ignored - self.equivocators
+        voters = (self._verdict_digests.keys() & set(authority.validators)) - ignored - self.equivocators
         if self._voters != (voters, authority.quorum):
-            listings = Counter(miner for voter in voters for miner in self._summary_miners[voter])
+            listings = Counter(miner for voter in voters for miner in self._verdict_digests[voter])
             listed = {miner for miner, count in listings.items() if count >= authority.quorum} | self._canaries
             before, self._voters = self._missing_verdicts, (voters, authority.quorum)
             self._missing_verdicts = {
@@ -100,6 +104,15 @@ class VerdictReader:
                 if miners - before.get(voter, set()):  # which the reads up to now did not look for
                     self._final_reads[voter] = 0
         return self._missing_verdicts
+
+    def state(self, ignored: set[bytes]) -> tuple[frozenset[bytes], ...]:
+        """Return what decisions depend on beside the verdicts on a miner: other verdicts decide nothing about it."""
+        return (
+            frozenset(self.outstanding(ignored)),
+            frozenset(self._summaries),
+            frozenset(self.equivocators),
+            frozenset(ignored),
+        )
 
     def outstanding_on(self, miner: bytes, ignored: set[bytes]) -> set[bytes]:
         """Return the validators of which a verdict on a miner may still come."""
@@ -175,9 +188,8 @@ class VerdictReader:
 
     def _object_count(self, validator: bytes) -> int:
         """Return how many objects of a validator were read: its seal, witness and summary, and its verdicts."""
-        verdict_count = sum(validator in verdicts for verdicts in self.verdicts.values())
         single_objects = (self._sealed_digests, self._validators_with_witness, self._summaries)
-        return sum(validator in objects for objects in single_objects) + verdict_count
+        return sum(validator in objects for objects in single_objects) + self._verdict_counts[validator]
 
     async def _read(self, validator: bytes, ignored: set[bytes]) -> None:
         if validator not in self._sealed_digests:
@@ -232,27 +244,29 @@ class VerdictReader:
             signed = await fetch_record(self._node, Summary, path)
             if signed.digest != self._sealed_digests[validator]:
                 raise MalformedError("not the summary that was sealed", path)
-            self._summaries[validator] = signed.record
-            self._summary_miners[validator] = {row.miner for row in signed.record.rows if row.verdict}
-            self._dealt_miners[validator] = {row.miner for row in signed.record.rows if row.dealt}
+            rows = signed.record.rows
+            self._summaries[validator] = signed.record.model_copy(update={"rows": (), "amendments": (), "scores": ()})
+            self._verdict_digests[validator] = {row.miner: row.verdict for row in rows if row.verdict}
+            self._dealt_miners[validator] = {row.miner for row in rows if row.dealt}
             self._scored_miners[validator] = {miner for miner, _ in signed.record.scores}
 
     async def _read_verdicts(self, validator: bytes, ignored: set[bytes]) -> None:
         """Read the verdicts on a quorum's miners that a validator's summary lists and that were not read before."""
-        missing_miners = self._missing(ignored).get(validator, set())
-        missing_rows = [row for row in self._summaries[validator].rows if row.miner in missing_miners]
+        digests = self._verdict_digests[validator]
 
-        async def read(row: LedgerRow) -> None:
-            path = paths.verdict(validator, self._window, row.miner)
+        async def read(miner: bytes) -> None:
+            path = paths.verdict(validator, self._window, miner)
             async with self._reporting("verdict-refused", path):
                 signed = await fetch_record(self._node, Verdict, path, self._node.run.verdict_bytes)
-                if signed.digest != row.verdict:
+                if signed.digest != digests.get(miner):
                     raise MalformedError("not the verdict that the summary lists", path)
                 self._check_arithmetics(signed.record, self._summaries[validator])
-                self.verdicts.setdefault(row.miner, {})[validator] = signed.record
-                self._missing(ignored).get(validator, set()).discard(row.miner)
+                self.verdicts.setdefault(miner, {})[validator] = signed.record
+                self._verdict_counts[validator] += 1
+                self.unprocessed.add(miner)
+                self._missing(ignored).get(validator, set()).discard(miner)
 
-        await gather(read, missing_rows)
+        await gather(read, sorted(self._missing(ignored).get(validator, set())), at_once=_AT_ONCE)
 
     def _check_arithmetics(self, verdict: Verdict, summary: Summary) -> None:
         """Refuse a verdict by thresholds that are not those of the miner and of this validator."""

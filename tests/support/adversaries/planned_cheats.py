@@ -10,8 +10,9 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_EVIDENCE, Evidence, advance, is_improbable
-from protocol.judging.ledger import GROUP, SHARE, LedgerRow, Summary, balances, shares
+from protocol.judging.ledger import GROUP, SHARE, LedgerRow, Summary, shares
 from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.run import ScoringSpec
@@ -177,4 +178,4 @@ def balance_of(results: list[LedgerRow], scoring: ScoringSpec, proof: ProofSpec)
         )
         for window, result in enumerate(results)
     ]
-    return balances(ledger, scoring, proof)[MINER.public]
+    return Accounts.of(ledger, scoring, proof).balances()[MINER.public]

@@ -7,6 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Final
 
 from tests.support.processes.programs import ROOT
@@ -23,6 +24,20 @@ def files_of_page() -> dict[str, str]:
 def install(files: dict[str, str], directory: Path) -> Path:
     """Install the wheel that pip builds of these files in a folder of its own, and return the folder."""
     return Path(shutil.copytree(Path(_installed(frozenset(files.items())).name) / "site", directory / "site"))
+
+
+def install_example(name: str, directory: Path) -> Path:
+    """Install a plug-in of examples/, as `install` does."""
+    folder = ROOT / "examples" / name
+    return install({file.name: file.read_text() for file in folder.iterdir() if file.is_file()}, directory)
+
+
+def example(name: str) -> ModuleType:
+    """Return the module of a plug-in of examples/, which need not be installed."""
+    (file,) = (ROOT / "examples" / name).glob("*.py")
+    module = ModuleType(file.stem)
+    exec(file.read_text(), module.__dict__)
+    return module
 
 
 @cache
