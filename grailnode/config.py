@@ -279,12 +279,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         overrides: 'section.key=value', the value in TOML's notation; a bare word is a string.
 
     Raises:
-        ConfigError: the file is missing or is not TOML, a key is unknown, or a value is not allowed.
+        ConfigError: the file is missing, empty or not TOML, a key is unknown, or a value is not allowed.
     """
     if path.is_dir():
         path = path / "run.toml"
     if not path.exists():
         raise ConfigError(f"{path}: no such file; `grailnode init DIR` writes one")
+    if not path.stat().st_size:  # as a full disk leaves it; a node would go on with the default of each key
+        raise ConfigError(f"{path}: empty; restore it from a copy")
     return _config(read_toml(path), overrides, str(path), path.absolute().parent)
 
 

@@ -280,8 +280,8 @@ async def follow_rank_0(launch: Launch, seat: Seat, telemetry: Telemetry) -> Non
     from grailnode.node import rank_processes  # noqa: PLC0415 - it imports torch's compiler
 
     config, directory = launch.config, state_directory(launch.config, launch.name)
-    spectator = make_spectator(config)
-    compute, settings = _training_compute(config, spectator.run)
+    spectator = await trio.to_thread.run_sync(make_spectator, config)
+    compute, settings = await spectator.run_sync(_training_compute, config, spectator.run)
     meeting = rank_processes.Meeting(seat, compute.device, _terms(config, spectator.run_id, compute, settings))
     with lock_state(directory, launch.kind) if seat.leads_host else nullcontext():
         state = open_trainer_state(config, launch.name, spectator)

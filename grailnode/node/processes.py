@@ -63,8 +63,6 @@ async def _run_body(launch: Launch, body: ProcessBody, telemetry: NodeTelemetry,
             telemetry.event("started", kind=kind, starts=starts + 1, since=since, cause=cause)
         else:
             telemetry.event("started", kind=kind)
-        gc.freeze()  # what was imported stays, and to look through it takes tenths of a second on the event loop
-        trio.lowlevel.add_instrument(LoopWatch(StepReporter(telemetry), LONG_STEP_SECONDS))
         make = make_canary if kind == "canary" else make_node
         node = await trio.to_thread.run_sync(make, config, launch.name, telemetry)
         async with trio.open_nursery() as nursery:
@@ -84,6 +82,7 @@ def metrics_port(config: Config, kind: Kind) -> int:
 def main_of_rank(launch: Launch, seat: Seat) -> None:
     """Run one of the ranks of a process that trains until it is stopped, or until rank 0 has ended."""
     prepare_rank(seat)
+    import_module("grailnode.node.rank_processes")  # for half a second, with torch's compiler: before the event loop
     if seat.rank == 0:
         main(launch, partial(train_site if launch.kind == "site" else train, seat=seat))
         return
@@ -100,7 +99,9 @@ async def _run_rank(launch: Launch, seat: Seat) -> int:
 
 
 async def _report_failure(launch: Launch, telemetry: NodeTelemetry, body: Callable[[], Awaitable[None]]) -> int:
-    """Run a process's work, and return the exit code: of what fails, one line goes to the log."""
+    """Watch the event loop while a process does its work, and return the exit code: of what fails, a line is logged."""
+    gc.freeze()  # what was imported stays, and to look through it takes tenths of a second on the event loop
+    trio.lowlevel.add_instrument(LoopWatch(StepReporter(telemetry), LONG_STEP_SECONDS))
     try:
         await body()
     except Exception as error:

@@ -173,9 +173,9 @@ async def run_coordinator(
         async def first_version() -> tuple[int, Weights]:
             newest = await newest_weights(node.state)
             if newest is None:
-                return 0, checked_genesis(node.run, genesis)
+                return 0, await node.run_sync(checked_genesis, node.run, genesis)
             version, shards = newest
-            return version, await read_tensors(node.state, weights_folder(version), shards)
+            return version, await read_tensors(node.state, weights_folder(version), shards, node.run_sync)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(uploads.run)
@@ -212,7 +212,8 @@ async def run_worker(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.keep_announced, "worker", 600.0)
             nursery.start_soon(Collector(node, trainer.collector).run)
-            await Site(node, learner, settings).run()
+            site: Site = await node.run_sync(Site, node, learner, settings)
+            await site.run()
 
     await run_under_authority(node, train)
 

@@ -85,9 +85,9 @@ async def run_inline(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-async def read_tensors(state: ObjectStore, folder: str, count: int) -> Weights:
-    """Return all tensors of a folder: for repairs and tools, since they are all in memory."""
-    reader, tensors = ShardReader(state, folder, count, run_inline), dict[str, Tensor]()
+async def read_tensors(state: ObjectStore, folder: str, count: int, run_sync: RunSync = run_inline) -> Weights:
+    """Return all tensors of a folder; they are all in memory."""
+    reader, tensors = ShardReader(state, folder, count, run_sync), dict[str, Tensor]()
     while (shard := await reader.next_shard()) is not None:
         tensors |= shard
     return tensors

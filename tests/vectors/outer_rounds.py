@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from protocol.digest import content_digest
-from protocol.encoding import pack, unpack
+from protocol.encoding import content_digest, pack, unpack
 from protocol.identity.signing import sign
 from protocol.outer.round_checks import owner, turn_of
 from protocol.outer.round_records import Refusal, RoundManifest, RoundPointer

@@ -12,7 +12,8 @@ import torch
 import trio
 
 from protocol import limits, paths
-from protocol.digest import Weights, content_digest
+from protocol.digest import Weights
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
@@ -27,6 +28,7 @@ from protocol.outer.round_records import (
     RoundRules,
 )
 from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import parts_of
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
@@ -110,7 +112,7 @@ class Coordinator:
             self._remember(self._newest.record)
         assert self._newest is not None
         _, weights = await self._publisher.genesis()
-        parts = SharedState.begin(weights, has_momentum=False).parts
+        parts = parts_of({name: tensor.shape for name, tensor in weights.items()})
         self._shared = await round_files.get_state(node, self._newest.record, parts)
         sent = await round_files.get_sent(node.state, self._newest.record.number)
         self._sent = SentRounds(list(sent.values()))
@@ -180,7 +182,7 @@ class Coordinator:
         """Make a round's end durable here: what the sites sent and the state, and then the manifest."""
         node = self._node
         await round_files.put_sent(node.state, manifest.number, sent)
-        await round_files.put_state(node.state, manifest.number, shared)
+        await round_files.put_state(node, manifest.number, shared)
         signed = open_record(node, RoundManifest, manifest.path, sign(manifest, node.key))
         await round_files.put_manifest(node.state, signed)
         self._newest, self._shared, self._sent = signed, shared, self._sent.after(sent)
@@ -219,7 +221,7 @@ class Coordinator:
         node, manifest, pointer = self._node, self._newest.record, self._pointer
         if pointer is None or manifest.number - pointer.state_number >= self._settings.state_interval:
             refs = []
-            for shard in self._shared.shards(self._settings.shard_bytes):
+            async for _, shard in round_files.each_shard(node, self._shared, self._settings.shard_bytes):
                 ref = ObjectRef(digest=await node.run_sync(content_digest, shard), size=len(shard))
                 await node.publish(paths.state_shard(node.key.public, ref.digest), shard)
                 refs.append(ref)
@@ -292,7 +294,7 @@ class Coordinator:
                 node.telemetry.event("round-not-applied", number=attendance.number, error=str(error))
                 attendance.refusals.update({item.worker: RefusalReason.POISONED for item in counted})
                 counted = ()
-        shared = shared.with_momentum(self._settings.rules)
+        shared = await node.run_sync(shared.with_momentum, self._settings.rules)
         refused = tuple(
             Refusal(worker=worker, reason=str(reason)) for worker, reason in sorted(attendance.refusals.items())
         )

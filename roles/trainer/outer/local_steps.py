@@ -129,7 +129,7 @@ class LocalSteps:
     async def begin(self, number: int, inner: State, weights: Weights) -> None:
         """Begin a round with the shared weights and the site's own state."""
         self.drop()
-        await self._node.run_sync(self._learner.restore, begin_round(inner, weights))
+        await self._node.run_sync(lambda: self._learner.restore(begin_round(inner, weights)))
         self.number = number
 
     async def state(self) -> State:

@@ -110,7 +110,7 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
         await round_files.put_manifest(node.state, manifest)
     for number, sent_round in sent.items():
         await round_files.put_sent(node.state, number, sent_round)
-    await round_files.put_state(node.state, record.newest, shared)
+    await round_files.put_state(node, record.newest, shared)
     await node.state.put(round_files.POINTER, pointer.data)
 
 

@@ -10,7 +10,8 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.digest import Weights, content_digest, digest_weights
+from protocol.digest import Weights, digest_weights
+from protocol.encoding import content_digest
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
@@ -58,8 +59,7 @@ class Site:
         self._end: Weights | None = None  # of this round's local steps, if more are taken while the round closes
         initial = learner.state()
         self._new_inner = without_masters(initial)
-        shapes = {name: tensor.shape for name, tensor in masters(initial).items()}
-        self._parts: tuple[Part, ...] = parts_of(shapes)
+        self._parts: tuple[Part, ...] = parts_of({name: tensor.shape for name, tensor in masters(initial).items()})
         self._record: SiteRecord | None = None
         self._opening: Signed[RoundManifest]  # opens the present round; set by `_open`
         self.shared: SharedState | None = None  # with which it begins; None before the first
@@ -136,7 +136,7 @@ class Site:
     ) -> None:
         """Begin the round that a manifest opens. The record is the atomic point."""
         node, number = self._node, opening.record.number
-        await round_files.put_state(node.state, number, shared)
+        await round_files.put_state(node, number, shared)
         await round_files.put_manifest(node.state, opening)
         recent = tuple(item for item in used if shared.step - item.step <= self._settings.max_staleness + 1)
         record = SiteRecord(number=number, trainer=opening.record.trainer, feedback=feedback, inner=inner, used=recent)
@@ -214,10 +214,10 @@ class Site:
         assert self.shared is not None and self._record is not None
         node, opening, shared, record = self._node, self._opening.record, self.shared, self._record
         number, steps = opening.number + 1, self._steps
+        inner: State = self._new_inner
         if steps.number != number:
-            inner: State = self._new_inner
             if record.inner >= 0:
-                inner = await round_files.get_tensors(node.state, numbered(round_files.INNER, record.inner))
+                inner = await round_files.get_tensors(node, numbered(round_files.INNER, record.inner))
             try:
                 await steps.begin(number, inner, shared.weights)
             except ValueError as error:
@@ -229,23 +229,23 @@ class Site:
         state = await steps.state()
         feedback = None
         if record.feedback >= 0 and opening.rules.uses_feedback(shared.step):
-            feedback = await round_files.get_tensors(node.state, numbered(round_files.FEEDBACK, record.feedback))
+            feedback = await round_files.get_tensors(node, numbered(round_files.FEEDBACK, record.feedback))
         sender = sender_digest(self._opening.digest, node.key.public)
         work: LocalWork = await node.run_sync(encode_work, shared, state, feedback, opening.rules, sender)
         await node.state.put(numbered(round_files.PAYLOAD, number), work.payload)
-        await round_files.put_tensors(node.state, numbered(round_files.FEEDBACK, number), work.feedback)
-        await round_files.put_tensors(node.state, numbered(round_files.INNER, number), work.inner)
+        await round_files.put_tensors(node, numbered(round_files.FEEDBACK, number), work.feedback)
+        await round_files.put_tensors(node, numbered(round_files.INNER, number), work.inner)
         contribution = RoundContribution(
             run=node.run_id,
             worker=node.key.public,
             number=number,
             opening=self._opening.digest,
             state=shared.digests,
-            payload=ObjectRef(digest=content_digest(work.payload), size=len(work.payload)),
+            payload=ObjectRef(digest=await node.run_sync(content_digest, work.payload), size=len(work.payload)),
             groups=tuple(sorted(steps.groups)),
             local_steps=steps.count,
             norm=work.norm,
-            feedback=digest_weights(work.feedback) if work.feedback else b"",
+            feedback=await node.run_sync(digest_weights, work.feedback) if work.feedback else b"",
             beacon_round=max(1, await node.time.wait_for_newest_round()),
         )
         data = sign(contribution, node.key)
@@ -253,6 +253,9 @@ class Site:
         # What was not sent is counted from the shared weights on, which it does not change.
         not_sent = {name: shared.weights[name] for name in shared.weights.keys() - shared.stream(opening.rules)}
         self._end = {**masters(state), **not_sent} if opening.rules.delay else None
+        tensors = [state, work, feedback, inner]
+        del state, work, feedback, inner
+        await node.run_sync(tensors.clear)  # to give memory back takes long on an event loop
         return open_record(node, RoundContribution, contribution.path, data)
 
     # The end of a round
@@ -348,7 +351,7 @@ class Site:
             except ProtocolError as error:
                 node.telemetry.event("round-not-applied", number=manifest.number, error=str(error))
                 return None
-            shared = shared.with_momentum(manifest.rules)
+            shared = await node.run_sync(shared.with_momentum, manifest.rules)
             if shared.digests != manifest.state:
                 node.alarm(f"round {manifest.number}: this site computes another state than the round manifest gives")
                 return None

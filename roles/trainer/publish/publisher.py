@@ -25,7 +25,7 @@ from roles.trainer.publish.fencing import Fence
 from roles.trainer.publish.head_writer import HeadWriter
 from roles.trainer.publish.history import History
 from roles.trainer.publish.key_migration import migrate
-from roles.trainer.publish.retention import DeletionSchedule, delete_unnamed_objects
+from roles.trainer.publish.retention import DeletionSchedule
 from roles.trainer.publish.version_build import VersionBuild, VersionWeights, reference
 from roles.trainer.spool import (
     DIFFICULTY,
@@ -380,10 +380,20 @@ class Publisher:
         )
 
     async def _delete_unnamed_objects(self) -> None:
-        """Retire what the head does not name any more, and delete what no valid head can name."""
+        """Retire what the head does not name any more, and delete what no valid head can name, now or later. Storage
+        that fails is tried again the next time.
+        """
         # Listing storage costs requests, so it is done a few times in the life of a patch.
-        history = self._history
+        node, history = self._node, self._history
         if history.published_version % max(1, self._settings.keep_patches // 10):
             return
         await history.retire(self._heads.head(history.published_version))
-        await delete_unnamed_objects(self._node, history.available_paths(self._node.key.public), self._deletions)
+        available, unnamed = history.available_paths(node.key.public), set[str]()
+        try:
+            for kind in ("manifests", "patches", "anchors"):
+                items = node.store.list(paths.kind_prefix(node.key.public, kind))
+                unnamed |= {item.path async for item in items if item.path not in available}
+            for path in self._deletions.paths_to_delete(unnamed, trio.current_time()):
+                await node.store.delete(path)
+        except StoreError as error:
+            node.telemetry.event("deletion-failed", error=str(error))

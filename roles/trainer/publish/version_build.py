@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from protocol import patch
-from protocol.digest import Weights, content_digest, outline, tensor_digest, weights_digest
+from protocol.digest import Weights, outline, tensor_digest, weights_digest
+from protocol.encoding import content_digest
 from protocol.objects import ObjectRef
 
 

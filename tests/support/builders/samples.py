@@ -133,7 +133,7 @@ def table(beyond: tuple[int, ...], rates: tuple[float, ...], *scores: tuple[floa
     """Return a table with the least growth of each alternative.
 
     Args:
-        rates: as probabilities; of `luck`, odds / 1000.
+        rates: as probabilities.
         scores: of each alternative, in decades.
     """
     whole_rates = tuple(round(rate * RATE_UNIT) for rate in rates)
@@ -159,8 +159,7 @@ thresholds = sample_of(
     sketch=table((32, 64, 96), (1e-3, 1e-6, 1e-15), *_SCORES),
     margin=table((10_000, 50_000, 250_000), (1e-3, 1e-6, 1e-15), *_SCORES),
     stop=table((10_000, 250_000), (1e-2, 1e-15), (0.5, 0.5), (0.0, 12.0)),
-    luck=table((0,), (1.5e-3,), (0.3,), (0.6,)),
-    threshold=math.ceil((9 + math.log10(12)) * DECADE),  # there are 12 alternatives
+    threshold=math.ceil((9 + math.log10(14)) * DECADE),  # there are 14 alternatives
     logprob_tolerance=50_000,
     logprob_bias=1_000,
     confidence_ppm=990_000,
@@ -177,13 +176,14 @@ def counts(row: Thresholds | None = None, /, **tallies: tuple[int, ...]) -> Coun
     """Return counts of groups that were judged by a row, by default the sample one.
 
     Args:
-        tallies: by statistic, the trials and how many of them reach each step, up to the last one that any reaches.
+        tallies: by statistic, the trials and how many of them reach each step, up to the last one that any reaches; of
+            luck, the squares and both sums.
     """
     row = row or thresholds()
     fields = {}
     for name in STATISTICS:
         trials, *steps = tallies.get(name, (0,))
-        zeros = [0] * (len(row.table(name).beyond) - len(steps))
+        zeros = [0] * ((2 if name == "luck" else len(row.table(name).beyond)) - len(steps))
         fields[name] = Tally(trials=trials, steps=(*steps, *zeros))
     return Counts(**fields)
 

@@ -109,6 +109,8 @@ async def check_sums(testbed: OuterTestbed, name: str) -> None:
         shared = shared.after(payloads, [item.factor for item in manifest.counted], opening.rules)
         assert shared.digests == manifest.state
     assert record.feedback >= 0
-    feedback = await get_tensors(handle.state, numbered(FEEDBACK, record.feedback))
+    feedback = await get_tensors(
+        testbed.node(handle.log, handle.state, handle.key), numbered(FEEDBACK, record.feedback)
+    )
     for tensor_name, expected in total.items():
         assert torch.allclose(feedback[tensor_name], expected, atol=1e-6), tensor_name
