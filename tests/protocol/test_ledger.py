@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grailnode.run import creation
+from protocol import limits
 from protocol.identity.signing import SigningKey
 from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, REPRODUCED, UNREPRODUCED, Counts, Evidence, Tally, advance
@@ -520,3 +521,11 @@ def test_balances_beyond_64_bits_are_exact() -> None:
     many = {"roster": tuple(number.to_bytes(32, "big") for number in range(1000)), "judges": 1}
     ledger = [summary(item, window=window).model_copy(update=many) for window in range(400)]
     assert balance(*ledger, scoring=scoring) == 400 * 1000 * (GROUP - 3999 * 10**12) < -(1 << 63)
+
+
+def test_any_number_of_amendments_of_one_row_is_exact() -> None:
+    amendment = Amendment(window=0, miner=A.public, verdict=b"", accepted=0, rejected=limits.MAX_GROUPS)
+    amendments = (amendment,) * limits.MAX_WINDOW_MINERS
+    ledger = [summary(row(), window=0)] + [summary(window=window, amendments=amendments) for window in range(1, 41)]
+    refused = 40 * limits.MAX_WINDOW_MINERS * limits.MAX_GROUPS
+    assert balance(*ledger) == 4 * GROUP - STEADY.penalty * refused
