@@ -245,7 +245,7 @@ async def test_verdicts_whose_window_is_not_in_the_ledger_are_dropped_after_a_cr
     assert [item.path async for item in state.list("")] == []
 
 
-class SlowStore(MemoryStore):
+class SlowStore(SilentStore):
     """A store that takes a second for each object."""
 
     async def put(self, path: str, data: bytes) -> None:
