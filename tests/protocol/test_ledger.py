@@ -18,7 +18,7 @@ from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, REPRODUCED, UNREPRODUCED, Counts, Evidence, Tally, advance
 from protocol.judging.ledger import (
     GROUP,
-    PRICED,
+    PRICE_DIVISORS,
     SHARE,
     Amendment,
     Evaluation,
@@ -454,11 +454,11 @@ def plain_balances(ledger: list[Summary], scoring: ScoringSpec, proof: ProofSpec
             earned = (credit * GROUP - scoring.penalty * refused) * multiplier // divisor
             value = 0 if item.lapsed else earned - scoring.shortfall * (item.pledged - item.submitted)
             result[item.miner] += value * decay // SHARE
-            for name in PRICED if item.accepted else ():
+            for name in PRICE_DIVISORS if item.accepted else ():
                 excess = excess_misses(item, proof.row(item.arithmetic, entry.arithmetic), name)
                 excesses[item.miner, item.arithmetic, name] += excess * multiplier // divisor * decay // SHARE
     for (miner, _, name), excess in excesses.items():
-        result[miner] -= scoring.miss_price * max(0, excess) // (GROUP * PRICED[name][2])
+        result[miner] -= scoring.miss_price * max(0, excess) // (GROUP * PRICE_DIVISORS[name])
     return dict(result)
 
 
@@ -469,7 +469,9 @@ def random_row(rng: random.Random, miner: SigningKey, proof: ProofSpec) -> Ledge
     thresholds, most = rng.choice(proof.table), rng.choice([4, 1 << 20, 1 << 30])
     tallies = {}
     for name in thresholds.statistics if rng.random() < 0.8 else ():
-        steps = tuple(rng.randrange(most) for _ in thresholds.table(name).beyond)
+        steps = tuple(
+            rng.randrange(1, most) for _ in range(2 if name == "luck" else len(thresholds.table(name).beyond))
+        )
         tallies[name] = Tally(trials=sum(steps) + rng.randrange(4 * most), steps=steps)
     groups = {"pledged": pledged, "submitted": submitted, "dealt": dealt, "audited": audited, "accepted": accepted}
     rejected = rng.choice([0, 0, audited - accepted])
