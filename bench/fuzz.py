@@ -25,7 +25,8 @@ import torch
 
 from protocol import patch
 from protocol.chain import safetensors
-from protocol.digest import content_digest, digest_weights
+from protocol.digest import digest_weights
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from tests.support.faults.patch_mutations import MUTATORS, mutations
 from tests.support.faults.patch_parsers import corpus, parsers

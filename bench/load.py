@@ -42,7 +42,7 @@ from grailnode.store.state.state_store import StateStore
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.compression import compress
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Signed, SigningKey, sign
 from protocol.rollout.batch import Commitment, Group, assemble

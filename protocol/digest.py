@@ -1,11 +1,10 @@
-"""Digests of files and of weights (docs/spec/chain.md).
+"""Digests of weights (docs/spec/chain.md); those of files are `content_digest` of protocol/encoding.py.
 
-Files are named by their SHA-256. The digest of weights is the BLAKE3 of the canonical table of (name, dtype, shape,
-tensor digest), where a tensor digest is the BLAKE3 of the tensor's raw little-endian bytes. So a mismatch shows which
-tensor is wrong, and an unchanged tensor keeps its digest.
+The digest of weights is the BLAKE3 of the canonical table of (name, dtype, shape, tensor digest), where a tensor digest
+is the BLAKE3 of the tensor's raw little-endian bytes. So a mismatch shows which tensor is wrong, and an unchanged
+tensor keeps its digest.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -32,11 +31,6 @@ dtypes: Final = {name: dtype for dtype, name in type_names.items()}
 
 Weights = Mapping[str, torch.Tensor]
 """A model's tensors by name: contiguous CPU tensors of the dtypes above."""
-
-
-def content_digest(data: bytes | bytearray | memoryview) -> bytes:
-    """Return the SHA-256 of a file's bytes (32 bytes), which is the file's name."""
-    return hashlib.sha256(data).digest()
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:

@@ -6,6 +6,7 @@ decodes; and encodes the result again. Bytes that differ from this encoding are 
 identifies one value only.
 """
 
+import hashlib
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Final, Self
 
@@ -34,6 +35,11 @@ REWARD_UNIT: Final = 1_000_000
 
 Reward = Annotated[int, Field(ge=-limits.MAX_REWARD, le=limits.MAX_REWARD)]
 """A reward in millionths."""
+
+
+def content_digest(data: bytes | bytearray | memoryview) -> bytes:
+    """Return the SHA-256 of a file's bytes (32 bytes), which is the file's name."""
+    return hashlib.sha256(data).digest()
 
 
 def _check_ascending(values: tuple[Any, ...]) -> tuple[Any, ...]:

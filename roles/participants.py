@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final
 
 from protocol import limits, paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.admission import AdmissionGate, draw_places
 from protocol.identity.participant import Announcement, Role

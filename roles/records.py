@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from protocol import limits, paths
-from protocol.digest import content_digest
-from protocol.encoding import Record
+from protocol.encoding import Record, content_digest
 from protocol.environments.record import CodeRef
 from protocol.errors import MalformedError, error_context
 from protocol.identity.signing import PublishedRecord, Signed, open_signed

@@ -17,7 +17,7 @@ from bench.proofs.runs_of_evidence import cusum
 from bench.proofs.timed_network import TimedNetwork
 from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.judging.roster import Roster
 from protocol.limits import MAX_KEYS
 from protocol.proof import Thresholds

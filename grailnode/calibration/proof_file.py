@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from grailnode import UserError
 from protocol import bounded_json
-from protocol.digest import content_digest
-from protocol.encoding import Line, pack
+from protocol.encoding import Line, content_digest, pack
 from protocol.environments.record import MixtureSpec
 from protocol.errors import MalformedError
 from protocol.lora import LoraSpec
@@ -95,7 +94,6 @@ class RowMeasurement(_Part):
 
     seed: Count
     level: Annotated[float, Field(gt=0.0, le=0.1)]
-    odds: Annotated[float, Field(ge=1.0)]
     headroom: Annotated[float, Field(ge=1.0)]
     window: Annotated[int, Field(ge=1)]
     torch: Line

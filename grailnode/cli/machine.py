@@ -149,7 +149,7 @@ def _check() -> None:
 
 
 def _state_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    name = click.option("--name", required=True, help="The node's name: trainer, validator, miner-1, ...")
+    name = click.option("--name", help="The node's name. Default: that of the only node that has a state there.")
     return run_options(name(function))
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 import click
 
+from grailnode import UserError
 from grailnode.cli.options import EXIT_INTERRUPTED, run_action, trust_option
 
 EXIT_FAILED: Final = 1
@@ -98,6 +99,9 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except UserError as error:
+        click.echo(f"grailnode: {error}", err=True)
+        sys.exit(EXIT_FAILED)
     except BaseException as error:
         line = importlib.import_module("grailnode.node.user_errors").explain(error)
         if line is None:

@@ -29,10 +29,15 @@ _node_name: Final = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,32}")
 def run_action(module: str, verb: str, parameters: Mapping[str, Any]) -> None:
     """Run what a verb does: the function of its name in a module of grailnode/cli/actions.
 
+    The run that the command line names is read first, for errors in that.
+
     The module is imported here and no earlier: most of them import torch, which takes seconds, and neither the help of
     a verb nor an error in its command line should wait for that. Ctrl-C ends the program at once meanwhile: numpy
     cannot be imported again after an interruption, not even for what would report that.
     """
+    if (run := parameters.get("run")) is not None:
+        read_config = importlib.import_module("grailnode.run.run_option").read_config
+        read_config(run, parameters.get("overrides", ()), trusts=parameters.get("trust") is not None)
     is_main = threading.current_thread() is threading.main_thread()  # no other thread may handle signals
     handler = signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED)) if is_main else None
     try:

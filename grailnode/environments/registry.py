@@ -25,7 +25,7 @@ from grailnode.environments.wheels import PluginError, Wheel, closure, pack, unp
 from grailnode.sandbox import BubblewrapSandbox
 from grailnode.sandbox.inside.plugin_host import GROUP
 from protocol import bounded_json, environments, limits
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.environments import Requirements
 from protocol.environments import rubric as rubrics
 from protocol.environments.record import (

@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 
 from grailnode import UserError
 from protocol import limits
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.environments.record import OWN_DISTRIBUTION, CodeRef
 from protocol.errors import LimitError, MalformedError
 

@@ -19,7 +19,7 @@ from typing import Final
 import torch
 
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey
 from protocol.judging.evidence import weigh

@@ -9,6 +9,7 @@ rebuilt, nothing is written.
 """
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from grailnode.config import Config
 from grailnode.node.node_makers import canary_state_name, make_canary, make_node, run_id_of, state_directory
 from grailnode.node.state_locks import lock_whole_state
 from grailnode.node.telemetry import NodeTelemetry
+from grailnode.node.user_errors import with_repair_command
 from grailnode.store.checks import is_path
 from grailnode.store.disk import make_folder, sync_folder
 from grailnode.store.state import envelope, name_list
@@ -47,6 +49,7 @@ from roles.validator.ledger_state import Ledger
 
 _OBJECTS: Final = "objects"
 _PIECE_BYTES: Final = 1 << 22
+_canary_name: Final = re.compile(r".+-canary-\d+")
 
 
 class BackupError(UserError):
@@ -94,7 +97,14 @@ def restore(config: Config, name: str, directory: Path, say: LineReporter) -> No
             copy.rename(target)
             sync_folder(target.parent)
             say(f"{target}: {count} objects, {size} bytes")
-    say("If the node has published more since the backup, it says so at its start: then run `grailnode repair`.")
+    line = "If the node has published more since the backup, it says so at its start: then run `grailnode repair`."
+    say(with_repair_command(line, config, name))
+
+
+def node_names(states: Path) -> list[str]:
+    """Return the names of the nodes that have a state in a folder; a canary's belongs to that of its trainer."""
+    names = [objects.parent.name for objects in states.glob(f"*/{_OBJECTS}")]
+    return sorted(name for name in names if not _canary_name.fullmatch(name))
 
 
 def _state_names(config: Config, name: str) -> tuple[str, ...]:

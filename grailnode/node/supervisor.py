@@ -27,9 +27,13 @@ from roles.first_failure import first_failure
 from roles.node.retries import Pause
 from roles.ports import LineReporter
 
-PRELOADED: Final = ("grailnode.node.fork_server", "torch", "grailnode.node.processes", "protocol.rollout.gumbel_max")
-"""What the fork server imports, with the kernels of miners and validators. The garbage collector would look through the
-objects of later imports again and again, each time in a step of the event loop (20 ms and more).
+PRELOADED: Final = (
+    *("grailnode.node.fork_server", "torch", "grailnode.node.processes", "protocol.rollout.gumbel_max"),
+    *("numpy.ctypeslib", "numpy.ma"),
+)
+"""What the fork server imports, with the kernels of miners and validators, and with what numpy imports when it is first
+used. A later import is a long step of the event loop itself (20 ms and more), and the garbage collector would look
+through its objects again and again, in others.
 """
 EXIT_PERMANENT: Final = 3
 """The exit code of a process whose failure a restart would not mend; it has logged the cause."""

@@ -1,7 +1,7 @@
 """Assembles each role from a node, an engine and its settings. The processes and the simulator both use it."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -38,6 +38,7 @@ from roles.trainer.outer.local_learner import LocalLearner
 from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.outer.site import Site
 from roles.trainer.publish.history import History
+from roles.trainer.publish.host_files import HostFiles
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import checked_genesis, newest_weights, weights_folder
 from roles.trainer.tensor_shards import read_tensors
@@ -151,12 +152,12 @@ async def run_training(
     await Training(node, learner, buffer, genesis, settings.training).run()
 
 
-async def run_publisher(node: Node, settings: PublisherSettings) -> None:
-    """Publish versions until cancelled: the upload process of a trainer."""
+async def run_publisher(node: Node, settings: PublisherSettings, others: Sequence[HostFiles] = ()) -> None:
+    """Publish versions until cancelled, with what other hosts encode: the upload process of a trainer."""
 
     async def publish() -> None:
         history = await History.open(node.state)
-        await Publisher(node, history, settings).run()
+        await Publisher(node, history, settings, others).run()
 
     await run_under_authority(node, publish)
 
@@ -173,9 +174,9 @@ async def run_coordinator(
         async def first_version() -> tuple[int, Weights]:
             newest = await newest_weights(node.state)
             if newest is None:
-                return 0, checked_genesis(node.run, genesis)
+                return 0, await node.run_sync(checked_genesis, node.run, genesis)
             version, shards = newest
-            return version, await read_tensors(node.state, weights_folder(version), shards)
+            return version, await read_tensors(node.state, weights_folder(version), shards, node.run_sync)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(uploads.run)
@@ -212,7 +213,8 @@ async def run_worker(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.keep_announced, "worker", 600.0)
             nursery.start_soon(Collector(node, trainer.collector).run)
-            await Site(node, learner, settings).run()
+            site: Site = await node.run_sync(Site, node, learner, settings)
+            await site.run()
 
     await run_under_authority(node, train)
 

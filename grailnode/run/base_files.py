@@ -22,7 +22,8 @@ from grailnode.engine.policy import Policy, PolicyError, load_weights
 from grailnode.run.files import is_object, write_whole
 from protocol import limits, paths
 from protocol.chain import safetensors
-from protocol.digest import Weights, content_digest, digest_weights
+from protocol.digest import Weights, digest_weights
+from protocol.encoding import content_digest
 from protocol.lora import DOWN, PREFIX, UP, LoraSpec
 from protocol.objects import ObjectRef
 from roles.node.identity import Node

@@ -16,7 +16,8 @@ from grailnode.run.rules import Rules
 from protocol import paths
 from protocol.beacon import ChainInfo
 from protocol.difficulty import DifficultySpec
-from protocol.digest import content_digest, digest_weights
+from protocol.digest import digest_weights
+from protocol.encoding import content_digest
 from protocol.environments.record import EnvironmentSpec, MixtureSpec
 from protocol.errors import MalformedError, ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Authority

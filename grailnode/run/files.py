@@ -7,7 +7,7 @@ from typing import Self
 
 from grailnode.run import key_files
 from grailnode.store.disk import sync_folder, write_through
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.objects import ObjectRef
 from protocol.run import FileRef
 

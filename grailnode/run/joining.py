@@ -4,72 +4,30 @@ A manifest at a URL is fetched over HTTPS, checked, and kept in the node's state
 """
 
 import random
-import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import platformdirs
 import trio
 
-from grailnode.config import Config, ConfigError, load, without_file
+from grailnode.config import Config, ConfigError
 from grailnode.run import creation
 from grailnode.run.files import write_whole
+from grailnode.run.run_option import is_url, read_config, run_id_of_url
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
-from grailnode.store.place import URL_RULE, is_space_url
 from protocol import limits
 from protocol.errors import error_context
 from roles.ports import LineReporter, NotFoundError
 
 _MAX_BYTES: Final = limits.MAX_RUN_BYTES + limits.MAX_ENVELOPE_BYTES
 _PATIENCE: Final = RetryPolicy(attempts=4, deadline=60.0)
-_manifest_url: Final = re.compile(r"(.+)/runs/([0-9a-f]{64})")
 
 
 def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: LineReporter | None = None) -> Config:
-    """Return the configuration of a run; its manifest is a file."""
-    if not is_url(run):
-        return localize(load(Path(run), overrides), trust)
-    base, run_id = split_manifest_url(run)
-    check_base(base, f"--run {run}")
-    values: dict[str, Any] = {"run": {"manifest": run, "id": run_id}, "beacon": {"key": ""}}
-    if base:
-        place = {"kind": "https", "url": base}
-        values["store"] = {**place, "meeting": place}
-    return localize(without_file(values, overrides, Path.cwd()), trust)
-
-
-def open_config_to_read(run: str, overrides: tuple[str, ...] = (), *, trust: LineReporter | None = None) -> Config:
-    """Return the configuration of a run for a program that reads it and is none of its nodes.
-
-    What such a program downloads goes to the user's own cache directory: it leaves nothing where it was called, and no
-    file among those of the run's nodes, which may belong to another user.
-    """
-    directory = platformdirs.user_cache_path("grailnode")
-    own = (f"node.state={directory}", f"node.cache={directory / 'objects'}")
-    return open_config(run, own + overrides, trust=trust)
-
-
-def is_url(text: str) -> bool:
-    """Return whether a command line's FILE-or-URL is a URL."""
-    return text.startswith(("https://", "http://"))
-
-
-def split_manifest_url(url: str) -> tuple[str, str]:
-    """Return the base URL and the run's id of a manifest's URL `BASE/runs/ID`; two empty texts for any other URL."""
-    match = _manifest_url.fullmatch(url)
-    return (match[1], match[2]) if match else ("", "")
-
-
-def check_base(base: str, source: str) -> None:
-    """Check that objects can be read below the base of a manifest's URL, which the option `source` gave."""
-    if not is_space_url(base):
-        raise ConfigError(f"{source}: {URL_RULE}")
-
-
-def localize(config: Config, trust: LineReporter | None = None) -> Config:
-    """Return a configuration whose run manifest is a file; one at a URL is fetched once and kept in the node's state.
+    """Return the configuration of a run; its manifest is a file. One at a URL is fetched once and kept in the node's
+    state.
 
     Args:
         trust: where no id is given, accepts the run that the server names, and takes a line about that; None refuses.
@@ -77,16 +35,10 @@ def localize(config: Config, trust: LineReporter | None = None) -> Config:
     Raises:
         ConfigError: no id is given, and the server is not to be trusted with it.
     """
-    url = config.run.manifest
+    config = read_config(run, overrides, trusts=trust is not None)
+    url, run_id = config.run.manifest, run_id_of_url(config)
     if not is_url(url):
         return config
-    if not urlsplit(url).path.strip("/"):
-        raise ConfigError(f"{url}: names a server and no run; a manifest's URL is like {url.rstrip('/')}/runs/ID")
-    run_id = config.run.id or split_manifest_url(url)[1]
-    if not run_id and trust is None:
-        raise ConfigError(
-            f"{url}: which run? give its id with --set run.id=ID, or take this server's word for it with --trust-run"
-        )
     directory = config.at(config.node.state) / "runs"
     file = directory / f"{run_id}.manifest"
     if run_id and file.is_file():
@@ -101,6 +53,17 @@ def localize(config: Config, trust: LineReporter | None = None) -> Config:
     if not run_id and trust is not None:
         trust(f"run {fetched_id} ({manifest.record.name}): on the word of {urlsplit(url).hostname} alone")
     return _with_manifest(config, file, fetched_id)
+
+
+def open_config_to_read(run: str, overrides: tuple[str, ...] = (), *, trust: LineReporter | None = None) -> Config:
+    """Return the configuration of a run for a program that reads it and is none of its nodes.
+
+    What such a program downloads goes to the user's own cache directory: it leaves nothing where it was called, and no
+    file among those of the run's nodes, which may belong to another user.
+    """
+    directory = platformdirs.user_cache_path("grailnode")
+    own = (f"node.state={directory}", f"node.cache={directory / 'objects'}")
+    return open_config(run, own + overrides, trust=trust)
 
 
 def _with_manifest(config: Config, file: Path, run_id: str) -> Config:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from grailnode.engine.policy import PACKAGED_POLICY
-from grailnode.run import creation, joining, key_files, run_toml, workspace
+from grailnode.run import creation, key_files, run_option, run_toml, workspace
 from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, documents, parse_bucket
 from grailnode.run.files import NewFiles
 from grailnode.run.rules import Place
@@ -96,10 +96,10 @@ def _own_bucket(text: str, place: Place) -> Bucket:
 
 
 def _meeting_bucket(place: Place, manifest: str, meeting: str) -> tuple[Bucket, str]:
-    base, run_id = joining.split_manifest_url(manifest)
+    base, run_id = run_option.split_manifest_url(manifest)
     if not base:
         raise BucketError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")
-    joining.check_base(base, f"--join {manifest}")
+    run_option.check_base(base, f"--join {manifest}")
     region = _aws_region.search(base)  # the meeting point may be in another region than this node's bucket
     return replace(parse_bucket(meeting, region[1] if region else place.region, base), url=base), run_id
 

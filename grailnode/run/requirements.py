@@ -20,7 +20,7 @@ from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits
 from protocol.difficulty import DifficultySpec, Stratum
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.environments import Environment, Problem, Requirements
 from protocol.environments.dataset import Dataset
 from protocol.environments.mixture import drawn_member, mixed

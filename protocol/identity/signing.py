@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from pydantic import Field
 
 from protocol import limits
-from protocol.digest import content_digest
-from protocol.encoding import Record
+from protocol.encoding import Record, content_digest
 from protocol.errors import LimitError, MalformedError, SignatureError
 
 KEY_BYTES: Final = 32

@@ -13,8 +13,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from protocol import limits, paths
 from protocol.compression import compress, decompress
-from protocol.digest import content_digest
-from protocol.encoding import Record, Reward, Version, Window
+from protocol.encoding import Record, Reward, Version, Window, content_digest
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.proof import Arithmetic

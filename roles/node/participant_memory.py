@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from protocol import limits
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.participant import Announcement
 from roles.node.retries import Pause
 

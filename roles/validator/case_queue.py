@@ -16,7 +16,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from roles.node.identity import Node
 from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import Case

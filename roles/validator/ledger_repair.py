@@ -9,7 +9,7 @@ from collections.abc import Set
 from contextlib import suppress
 
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.judging.ledger import Seal, Summary, Witness
 from protocol.judging.verdict import Verdict

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError, error_context
 from protocol.judging.accounts import Accounts
 from protocol.judging.ledger import Summary

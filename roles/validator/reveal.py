@@ -10,7 +10,7 @@ from contextlib import suppress
 import trio
 
 from protocol import limits, paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.judging.ledger import Seal, Summary, Witness

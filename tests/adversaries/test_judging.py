@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from roles.validator.judge import Judge
 from tests.support.adversaries.harness import TrialHarness
 

@@ -4,7 +4,7 @@ import pytest
 
 from grailnode.node.wiring import run_miner
 from protocol import limits, paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.verdict import Reason, Verdict
 from protocol.rollout.batch import Commitment

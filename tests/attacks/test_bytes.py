@@ -15,8 +15,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.chain import safetensors
 from protocol.chain.manifest import Head
-from protocol.digest import content_digest
-from protocol.encoding import pack, unpack
+from protocol.encoding import content_digest, pack, unpack
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Envelope, sign
 from protocol.objects import ObjectRef

@@ -10,7 +10,7 @@ import torch
 import trio
 
 from grailnode.node.canary import CanaryProducer
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.judging.evidence import weigh
 from protocol.judging.report import is_false_group
 from protocol.judging.verdict import Judgement, Reason

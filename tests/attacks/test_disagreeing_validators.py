@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.signing import SigningKey, sign
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.report import canary_key, is_false_group

@@ -8,7 +8,7 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.ledger import SHARE

@@ -8,7 +8,7 @@ import pytest
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey, sign
 from protocol.judging.accounts import Accounts

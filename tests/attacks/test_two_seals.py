@@ -231,7 +231,7 @@ async def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(de
     assert [item.path async for item in state.list("") if not item.path.startswith("ledger/")] == []
 
 
-class SlowStore(MemoryStore):
+class SlowStore(SilentStore):
     """A store that takes a second for each object."""
 
     async def put(self, path: str, data: bytes) -> None:

@@ -16,7 +16,7 @@ from grailnode.engine import torch_engine
 from grailnode.engine.exact_qwen3 import ExactQwen3, _rotation
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import Forward, TorchEngine
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.rollout import sketch
 from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams, log_probabilities, seed_words

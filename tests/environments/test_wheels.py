@@ -12,7 +12,7 @@ import pytest
 
 from grailnode.environments import registry
 from grailnode.environments.wheels import PluginError, Wheel, pack, unpack
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.environments.record import CodeRef, EnvironmentSpec
 from protocol.errors import LimitError, MalformedError
 from tests.support.builders.plugins import install_module

@@ -13,7 +13,7 @@ from grailnode.observe.observer import Observer, newest_summarized
 from grailnode.observe.rollout_reader import ReadingLimits, read_rollouts
 from grailnode.run.creation import model_files, publish_files
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.signing import sign
 from protocol.rollout.batch import Commitment, assemble
 from tests.support.builders import samples

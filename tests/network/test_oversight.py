@@ -15,7 +15,7 @@ from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.recheck import GroupReference, ValidatorResult, recheck
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.judging.accounts import Accounts

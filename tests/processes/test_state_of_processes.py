@@ -118,8 +118,11 @@ def test_the_newest_backup_is_gone_on_with(site: Site):
 def test_an_old_backup_is_refused_until_it_is_repaired(site: Site):
     shutil.rmtree(site.objects)
     site.succeed("restore", str(site.directory / "one"))
-    assert "which this node's state did not publish" in site.refusal()
-    assert f"chain/: continues version {BEFORE}, the newest that storage shows" in site.succeed("repair")
+    refusal = site.refusal()
+    assert "which this node's state did not publish" in refusal
+    assert f"`grailnode repair --run {site.directory / 'run.toml'} --name trainer`" in refusal
+    repaired = succeed("repair", "--run", str(site.directory))
+    assert f"chain/: continues version {BEFORE}, the newest that storage shows" in repaired
     StepwiseTrainer(site.directory).publish_versions(AFTER, first=BEFORE)
 
 

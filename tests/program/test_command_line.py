@@ -38,7 +38,6 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("demo --windows 0", 2, "0 is not in the range"),
         ("demo --wnidows 3", 2, "No such option"),
         ("frobnicate", 2, "No such command"),
-        ("rollouts --best --worst --run /nowhere/run.toml", 2, "--best and --worst: choose one of them"),
         ("verify --run /nowhere/run.toml", 1, "no such file; `grailnode init DIR` writes one"),
         ("init /proc/grailnode", 1, "/proc/grailnode"),
         ("verify --trust-run --run http://127.0.0.1:9", 1, "names a server and no run"),
@@ -60,6 +59,7 @@ def test_a_run_without_a_trainer_yet_says_so(run_file: Path):
         error = fail(*command, "--run", str(run_file))
         assert error.startswith("grailnode: ")
         assert "head: this run has published no version yet; start its trainer" in error
+    assert "--best and --worst: choose one" in fail("rollouts", "--best", "--worst", "--run", str(run_file), code=2)
     assert "--window 999: not open yet" in fail("rollouts", "--run", str(run_file), "--window", "999")
     assert "its trainer has not published this file yet" in fail("rollouts", "--run", str(run_file), "--window", "0")
     assert run_command("status", "--run", str(run_file)).returncode == 0
@@ -157,6 +157,24 @@ def test_a_manifest_that_is_not_the_pinned_run_is_refused(run_file: Path, tmp_pa
     assert "run manifest: is run" in fail("status", "--run", str(tmp_path / "run.toml"))
 
 
+def test_a_run_toml_that_a_full_disk_left_empty_does_not_mean_the_defaults(tmp_path: Path):
+    (tmp_path / "run.toml").write_bytes(b"")
+    for command in (("status",), ("--role", "trainer")):
+        assert "run.toml: empty; restore it from a copy" in fail(*command, "--run", str(tmp_path))
+
+
+def test_a_repair_takes_the_name_of_the_only_node_that_has_a_state(tmp_path: Path):
+    assert run_command("init", str(tmp_path)).returncode == 0
+    run = ("--run", str(tmp_path))
+    assert f"give --name: {tmp_path / 'state'} has no state" in fail("repair", *run, code=2)
+    for name in ("trainer", "trainer-canary-0", "miner-1"):
+        (tmp_path / "state" / name / "objects").mkdir(parents=True)
+    assert "has the states of miner-1, trainer" in fail("repair", *run, code=2)
+    assert "has the states of miner-1, trainer" in fail("backup", str(tmp_path / "copy"), *run, code=2)
+    (tmp_path / "state" / "miner-1" / "objects").rmdir()
+    assert succeed("repair", *run) == "trainer: its state is whole\n"
+
+
 def test_a_validator_is_granted_later_and_the_quorum_rises(tmp_path: Path):
     run = ("--run", str(tmp_path / "run.toml"))
     assert run_command("init", str(tmp_path)).returncode == 0
@@ -189,18 +207,34 @@ def test_a_process_exits_with_the_code_and_the_line_of_its_command(command: str,
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("completion", [{}, {"COMP_WORDS": "grailnode e", "COMP_CWORD": "1"}])
-def test_the_list_of_commands_imports_no_torch(completion: dict[str, str]):
-    code = "import sys; from grailnode.cli.main import main; sys.argv[:] = ['grailnode', '--help']; main()"
-    check = f"import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules))); {code}"
-    environment = os.environ | completion | ({"_GRAILNODE_COMPLETE": "bash_complete"} if completion else {})
-    command = [sys.executable, "-c", check]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert ("plain,engine" if completion else "Commands:") in result.stdout
+@pytest.mark.parametrize(
+    ("command", "code", "text"),
+    [
+        ("--help", 0, "Commands:"),
+        ("evaluate --help", 0, "--environment"),
+        ("environments", 0, "addition"),
+        ("status --fast", 2, "No such option"),
+        ("inspect nowhere", 2, "does not exist"),
+        ("status --run nowhere.toml", 1, "nowhere.toml: no such file; `grailnode init DIR` writes one"),
+        ("keys show --run nowhere.toml", 1, "nowhere.toml: no such file"),
+        ("--role trainer --run nowhere.toml", 1, "nowhere.toml: no such file"),
+        ("verify --run https://example.org", 1, "names a server and no run"),
+        ("rollouts --run https://example.org/runs/x", 1, "give its id with --set run.id=ID"),
+        ("complete", 0, "plain,engine"),
+    ],
+)
+def test_what_needs_no_model_imports_no_torch(command: str, code: int, text: str):
+    call = f"import sys; from grailnode.cli.main import main; sys.argv[:] = {['grailnode', *command.split()]}; main()"
+    check = f"import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules))); {call}"
+    completion = {"COMP_WORDS": "grailnode e", "COMP_CWORD": "1", "_GRAILNODE_COMPLETE": "bash_complete"}
+    environment = os.environ | (completion if command == "complete" else {})
+    arguments = [sys.executable, "-c", check]
+    result = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stderr
+    assert text in result.stdout + result.stderr
     modules = set(result.stdout.splitlines()[-1].split())
     assert "grailnode.cli.main" in modules
     assert "torch" not in modules
-    assert not {name for name in modules if name.startswith("grailnode.cli.actions")}
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from grailnode.node.node_makers import make_auditor, make_spectator
 from grailnode.run import workspace
 from grailnode.run.joining import open_config, open_config_to_read
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from roles.node.identity import Node
 from roles.ports import NotFoundError

@@ -69,9 +69,9 @@ def test_a_plug_in_is_asked_in_its_sandbox(tmp_path: Path, monkeypatch: pytest.M
     ("arguments", "message"),
     [
         ("evaluate --environment addition", "give a DIRECTORY with a checkpoint, or --run"),
-        (f"evaluate {GENESIS} --run x --environment addition", "give a DIRECTORY with a checkpoint, or --run"),
+        (f"evaluate {GENESIS} --run run.toml --environment addition", "give a DIRECTORY with a checkpoint, or --run"),
         (f"evaluate {GENESIS}", "--environment NAME is missing"),
-        ("evaluate --run x --data run.toml", "--data: the run has its own"),
+        ("evaluate --run run.toml --data run.toml", "--data: the run has its own"),
         (f"evaluate {GENESIS} --environment addition --k 8 --samples 4", "--k 8: needs at least as many --samples"),
         (f"evaluate {GENESIS} --environment addition --k 1,,2", "write numbers from 1 to 64"),
         (f"chat {GENESIS} --message=", "--message: there is nothing to answer"),
@@ -79,7 +79,7 @@ def test_a_plug_in_is_asked_in_its_sandbox(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_what_cannot_be_asked_is_refused(arguments: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").touch()
+    (tmp_path / "run.toml").write_text("# all defaults\n")
     result = run_command(*arguments.split(), cwd=tmp_path)
     assert result.returncode == 2
     assert message in result.stderr

@@ -26,7 +26,7 @@ from grailnode.run import workspace
 from grailnode.run.joining import open_config
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.authority import Admission
 from protocol.identity.signing import SigningKey, sign
 from roles.authority_updates import refresh_authority

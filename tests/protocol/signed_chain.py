@@ -5,7 +5,7 @@ from typing import Any
 
 from protocol.chain.manifest import Manifest
 from protocol.chain.verifier import ChainVerifier, Plan, Trust
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.signing import SigningKey, sign
 from tests.support.builders import samples
 from tests.support.builders.samples import RUN_ID, TRAINER

@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 from protocol import limits
 from protocol.compression import compress
-from protocol.digest import content_digest
-from protocol.encoding import pack, unpack
+from protocol.encoding import content_digest, pack, unpack
 from protocol.errors import LimitError, MalformedError, ProtocolError
 from protocol.rollout.batch import Commitment, Group, Rollout, assemble, open_group, pack_tokens, unpack_tokens
 from tests.support.builders import samples

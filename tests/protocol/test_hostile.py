@@ -14,8 +14,7 @@ from protocol import paths
 from protocol.chain import safetensors
 from protocol.chain.verifier import Trust
 from protocol.compression import decompress
-from protocol.digest import content_digest
-from protocol.encoding import Record, unpack
+from protocol.encoding import Record, content_digest, unpack
 from protocol.errors import LimitError, MalformedError, ProtocolError, SignatureError
 from protocol.identity.authority import Revisions
 from protocol.identity.participant import Announcement

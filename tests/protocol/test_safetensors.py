@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from protocol import limits
 from protocol.chain.safetensors import read, shards, write
-from protocol.digest import content_digest, digest_weights, raw_bytes, tensor_digest, type_names, weights_digest
-from protocol.encoding import pack
+from protocol.digest import digest_weights, raw_bytes, tensor_digest, type_names, weights_digest
+from protocol.encoding import content_digest, pack
 from protocol.errors import LimitError, MalformedError, ProtocolError
 from tests.support.builders import samples
 

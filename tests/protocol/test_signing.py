@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from protocol import limits
 from protocol.chain.manifest import Head
 from protocol.chain.verifier import Trust
-from protocol.digest import content_digest
-from protocol.encoding import pack, unpack
+from protocol.encoding import content_digest, pack, unpack
 from protocol.errors import LimitError, MalformedError, ProtocolError, SignatureError
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import (

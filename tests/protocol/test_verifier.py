@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.chain.verifier import Trust
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import (
     ChainError,
     ExpiredError,

@@ -11,7 +11,7 @@ import trio
 from grailnode.store.decorators.retrying import WaitingState
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import MalformedError
 from protocol.identity.authority import Revision
 from protocol.identity.signing import open_announced, sign

@@ -33,11 +33,16 @@ from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
+from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
+from roles.trainer.outer.local_steps import SiteSettings
+from roles.trainer.outer.site import Site
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
-from roles.trainer.spool import list_snapshots
+from roles.trainer.spool import INBOX, list_snapshots
+from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 from tests.support.builders.chains import MINER, TRAINER, PunctualBeacon, make_node, small_run
 from tests.support.builders.policies import random_weights
+from tests.support.builders.samples import round_rules
 from tests.support.builders.verified_batches import make_group
 from tests.support.processes.programs import ROOT
 from tests.support.simulation.network import Log
@@ -45,6 +50,7 @@ from tests.support.simulation.virtual_clock import TrioClock, running
 
 VERSIONS = 3
 PASSES = 3
+ROUND_SECONDS = 1000.0  # 4000 beacon rounds
 MODEL = Qwen3(
     Qwen3Config(
         vocab_size=60_000,
@@ -61,13 +67,17 @@ MODEL = Qwen3(
 )
 
 
-class Site:
-    """The stores of a trainer and of a miner, and the weights of version 0: 33 MB."""
+class Machine:
+    """The stores of a trainer, of a site and of a miner, and the weights of version 0: 33 MB."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.weights: Weights = random_weights(MODEL)
-        self.run_id, self.run = small_run(digest_weights(self.weights))
+        run_id, run = small_run(digest_weights(self.weights))
+        self.run_id, self.run = (
+            run_id,
+            run.model_copy(update={"authority": run.authority.model_copy(update={"workers": (MINER.public,)})}),
+        )
 
     def node(self, name: str) -> Node:
         key = TRAINER if name == "trainer" else MINER
@@ -76,16 +86,13 @@ class Site:
         return replace(node, run_sync=trio.to_thread.run_sync, beacon=PunctualBeacon())
 
     async def train(self) -> object:
-        node = self.node("trainer")
-        settings_of_learner = LearnerSettings(optimizer=OptimizerSettings(learning_rate=1e-4, warmup_steps=0))
-        learner = await trio.to_thread.run_sync(Learner, MODEL, self.weights, settings_of_learner)
+        node, learner = self.node("trainer"), await self.learner()
         buffer = ReplayBuffer(ReplaySettings(decay=0.7, max_staleness=1000, max_uses=1000), 0)
-        logprobs = [torch.full((2,), -1.0)] * 2
-        buffer.add(make_group(bytes(32), 0, (5, 6, 7), ((3, 1), (4, 1)), logprobs, (1.0, 0.0)))
+        buffer.add(group())
         settings = TrainingSettings(
-            groups_per_step=1, steps_per_version=1, training_steps=VERSIONS, checkpoint_versions=1
+            groups_per_step=1, steps_per_version=1, training_steps=VERSIONS, checkpoint_versions=1, file_bytes=1 << 23
         )
-        training = Training(node, learner, buffer, lambda: self.weights, settings, shard_bytes=1 << 23)
+        training = Training(node, learner, buffer, lambda: self.weights, settings)
         await _until(training.run, lambda: _has_snapshots(node))
         return learner  # whose memory is given back after the last step
 
@@ -96,6 +103,32 @@ class Site:
         publisher = Publisher(node, history, PublisherSettings(anchor_interval=2, takeover_seconds=0.01))
         await _until(publisher.run, lambda: _is_published(history))
 
+    async def close_rounds(self) -> object:
+        """Coordinate a site, and be it: a round of one stream of the weights, and then one of the other. Each is over
+        when its contribution is in storage, however long that takes.
+        """
+        clock = RoundClock(self.directory / "store" / MINER.public.hex())
+        trainer, worker = (replace(self.node(name), clock=clock) for name in ("trainer", "site"))
+        learner = await self.learner()
+        rules = round_rules(local_steps=1, quorum=1, streams=2)
+
+        async def genesis() -> tuple[int, Weights]:
+            return 0, self.weights
+
+        link = PublisherLink(trio.lowlevel.checkpoint, lambda: 1, genesis)
+        coordinator = Coordinator(trainer, CoordinatorSettings(rules, beacon_rounds=4000), link)
+        site = await trio.to_thread.run_sync(Site, worker, learner, SiteSettings(groups_per_step=1, upload_seconds=0.5))
+        batch = VerifiedBatch(window=0, miner=bytes(32), groups=tuple(group(number) for number in range(20)))
+        await worker.state.put(f"{INBOX}{0:010d}-{'0' * 64}", batch.to_bytes())
+        async with running(coordinator.run):
+            await _until(site.run, lambda: _has_applied(site, 2))
+        return coordinator, site  # whose memory is given back after the last step
+
+    async def learner(self) -> Learner:
+        settings = LearnerSettings(optimizer=OptimizerSettings(learning_rate=1e-4, warmup_steps=0))
+        learner: Learner = await trio.to_thread.run_sync(Learner, MODEL, self.weights, settings)
+        return learner
+
     async def follow(self) -> None:
         node = self.node("miner")
         await refresh_authority(node)
@@ -104,6 +137,30 @@ class Site:
         await follower.refresh()
         for version in (0, VERSIONS):
             await serve(node, engine, await follower.rebuild(version))
+
+
+class RoundClock:
+    """A clock that jumps to the end of a round when a contribution comes into a space."""
+
+    def __init__(self, space: Path) -> None:
+        self._space = space
+        self._clock = TrioClock(1_750_000_000.0)
+
+    def now(self) -> float:
+        return self._clock.now() + ROUND_SECONDS * len(list(self._space.glob("contributions/*")))
+
+    async def sleep_until(self, moment: float) -> None:
+        while self.now() < moment:
+            await trio.sleep(0.05)
+
+
+def group(number: int = 0) -> VerifiedGroup:
+    logprobs = [torch.full((2,), -1.0)] * 2
+    return make_group(bytes([number]) * 32, 0, (5, 6, 7), ((3, 1), (4, 1)), logprobs, (1.0, 0.0))
+
+
+async def _has_applied(site: Site, step: int) -> bool:
+    return site.shared is not None and site.shared.step >= step
 
 
 async def _has_snapshots(node: Node) -> bool:
@@ -125,8 +182,8 @@ async def _until(work: Callable[[], Awaitable[None]], is_done: Callable[[], Awai
 
 def measure(directory: Path) -> dict[str, set[str]]:
     """Return the names of the tasks that had a long step, by role."""
-    site, result = Site(directory), {}
-    for work in (site.train, site.publish, site.follow):
+    machine, result = Machine(directory), {}
+    for work in (machine.train, machine.publish, machine.close_rounds, machine.follow):
         names: set[str] = set()
 
         def report(task: str, seconds: float, names: set[str] = names) -> None:
@@ -150,7 +207,7 @@ def test_no_step_on_the_event_loop_grows_with_the_model(tmp_path_factory: pytest
         if any(suspects.values()):
             again = measure(tmp_path_factory.mktemp("site"))
             suspects = {role: names & again[role] for role, names in suspects.items()}
-    assert suspects == {"train": set(), "publish": set(), "follow": set()}
+    assert suspects == {"train": set(), "publish": set(), "close_rounds": set(), "follow": set()}
 
 
 def test_what_a_window_needs_is_loaded_before_processes_are_forked():

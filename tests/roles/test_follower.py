@@ -14,7 +14,7 @@ from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain.manifest import Manifest, PatchRef
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import GapError, MalformedError, ProtocolError
 from protocol.identity.signing import open_signed, sign
 from protocol.objects import ObjectRef

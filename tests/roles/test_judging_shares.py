@@ -10,8 +10,7 @@ import trio
 
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.store.memory import MemoryStore
-from protocol.digest import content_digest
-from protocol.encoding import REWARD_UNIT
+from protocol.encoding import REWARD_UNIT, content_digest
 from protocol.environments import Environment, Problem
 from protocol.environments.addition import Addition
 from protocol.environments.base import SandboxError

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from grailnode.store.memory import MemoryStore
-from protocol.digest import content_digest, digest_weights
+from protocol.digest import digest_weights
+from protocol.encoding import content_digest
 from protocol.errors import ChainError
 from protocol.quantization import SCALE, Precision, quantize
 from roles.policy.follower import Follower

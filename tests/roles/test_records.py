@@ -9,7 +9,7 @@ import pytest
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import MalformedError, ProtocolError, SignatureError
 from protocol.identity.signing import PublishedRecord, SigningKey, sign
 from protocol.objects import ObjectRef

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
-from protocol.digest import content_digest, digest_weights
+from protocol.digest import digest_weights
+from protocol.encoding import content_digest
 from protocol.identity.signing import SigningKey, open_announced
 from protocol.limits import MAX_CHAIN
 from roles.policy.follower import Follower

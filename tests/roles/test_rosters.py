@@ -9,7 +9,7 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.signing import sign
 from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import LedgerRow

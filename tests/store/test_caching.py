@@ -12,7 +12,7 @@ from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.support.faults.decorated_store import DecoratedStore
 

@@ -10,7 +10,7 @@ from grailnode.store.decorators.mirrored import MirroredStore
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain.manifest import Head
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.authority import Revisions
 from protocol.identity.signing import Envelope, Signature, SigningKey, sign
 from roles.ports import NotFoundError, ObjectStore, StoreError

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from protocol.digest import content_digest
-from protocol.encoding import Record, pack
+from protocol.encoding import Record, content_digest, pack
 from protocol.environments import rubric
 from protocol.identity.signing import Envelope, sign
 from protocol.judging.ledger import Seal

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.admission import ProofOfWorkSolution, do_work, leading_zero_bits, work_digest
 from protocol.identity.signing import sign
 from tests.support.builders import samples

@@ -5,8 +5,7 @@ import struct
 
 import torch
 
-from protocol.digest import content_digest
-from protocol.encoding import pack, unpack
+from protocol.encoding import content_digest, pack, unpack
 from protocol.rollout import sampling, sketch
 from protocol.rollout.batch import Commitment
 from protocol.rollout.episode import EpisodeRule, Turn

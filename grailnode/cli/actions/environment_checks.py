@@ -3,19 +3,12 @@
 from pathlib import Path
 
 import click
-import trio
 
-from grailnode.engine.models import build
-from grailnode.engine.policy import Policy, load_weights
-from grailnode.engine.torch_engine import TorchEngine
 from grailnode.environments import contract, registry
 from grailnode.environments.wheels import PluginError
-from protocol import limits
 from protocol.environments import Environment
 from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
-from protocol.rollout.sampling import SamplingParams
-from roles.policy.episodes import encode_reply
 
 _SHOWN_CHARACTERS = 60
 
@@ -43,7 +36,11 @@ def try_(name: str, config: str, data: Path | None, seed: int, answers: tuple[st
     if not answers and policy is None:
         click.echo(f"reference: {problem.reference}")
         return
-    writer = None if policy is None else _Writer(policy, problem.prompt, registry.requirements(name, config).tokens)
+    writer = None
+    if policy is not None:
+        from grailnode.cli.actions.turn_writer import TurnWriter  # noqa: PLC0415 - it imports torch
+
+        writer = TurnWriter(policy, problem.prompt, registry.requirements(name, config).tokens)
     episode = contract.begin(environment, problem, bytes(32))
     for place in range(len(answers) or most):
         text = answers[place] if writer is None else writer.turn()
@@ -76,26 +73,6 @@ def _open(name: str, config: str, data: Path | None) -> Environment:
         return contract.open_built_in(name, data)
     except ProtocolError as error:
         raise PluginError(f"{data}: {error}") from error
-
-
-class _Writer:
-    def __init__(self, directory: Path, prompt: str, max_tokens: int) -> None:
-        policy = Policy.load(directory)
-        self._tokenizer, self._engine = policy.tokenizer, TorchEngine(build(policy))
-        trio.run(self._engine.stage, 0, load_weights(directory))
-        trio.run(self._engine.commit)
-        self._params = SamplingParams(1.0, max_tokens, policy.stops)
-        self._context = policy.tokenizer.encode(prompt)
-
-    def turn(self) -> str:
-        """Return the next turn."""
-        (tokens,) = trio.run(self._engine.greedy, [self._context], self._params)
-        self._context += tokens
-        return self._tokenizer.decode(self._params.without_stop(tokens))
-
-    def read(self, reply: str) -> None:
-        """Append a reply to what the policy continues."""
-        self._context += encode_reply(self._tokenizer, None, reply, limits.MAX_REPLY_TOKENS)
 
 
 def _line(prompt: str) -> str:

@@ -13,7 +13,8 @@ from grailnode.config import Config
 from grailnode.node.doctor_checks import Finding, examine, machine_checks, node_checks
 from grailnode.node.role_checks import Role
 from grailnode.run import key_files
-from grailnode.run.joining import is_url, open_config
+from grailnode.run.joining import open_config
+from grailnode.run.run_option import is_url
 
 _MARKS: Final = {"ok": "ok  ", "warning": "warn", "failed": "FAIL", "skipped": "-   "}
 _NAMES: Final[dict[Role, str]] = {

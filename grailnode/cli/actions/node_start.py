@@ -67,16 +67,27 @@ async def _mirror(config: Config, to: str, region: str) -> None:
     await run_under_authority(node, partial(copy.keep, _MIRROR_POLL_SECONDS))
 
 
-def backup(directory: Path, name: str, **run_options: Unpack[RunOptions]) -> None:
-    check_name(name)
-    state_care.back_up(open_config(**run_options), name, directory, click.echo)
+def backup(directory: Path, name: str | None, **run_options: Unpack[RunOptions]) -> None:
+    config = open_config(**run_options)
+    state_care.back_up(config, _node_name(name, config.at(config.node.state)), directory, click.echo)
 
 
-def restore(directory: Path, name: str, **run_options: Unpack[RunOptions]) -> None:
-    check_name(name)
-    state_care.restore(open_config(**run_options), name, directory, click.echo)
+def restore(directory: Path, name: str | None, **run_options: Unpack[RunOptions]) -> None:
+    state_care.restore(open_config(**run_options), _node_name(name, directory), directory, click.echo)
 
 
-def repair(name: str, **run_options: Unpack[RunOptions]) -> None:
-    check_name(name)
-    state_care.repair_node(open_config(**run_options), name, click.echo)
+def repair(name: str | None, **run_options: Unpack[RunOptions]) -> None:
+    config = open_config(**run_options)
+    state_care.repair_node(config, _node_name(name, config.at(config.node.state)), click.echo)
+
+
+def _node_name(name: str | None, states: Path) -> str:
+    """Return the name of a node; if none is given, that of the only node with a state in a folder."""
+    if name is not None:
+        check_name(name)
+        return name
+    names = state_care.node_names(states)
+    if len(names) != 1:
+        found = f"the states of {', '.join(names)}" if names else "no state"
+        raise click.UsageError(f"give --name: {states} has {found}")
+    return names[0]

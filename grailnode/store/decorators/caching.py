@@ -18,7 +18,7 @@ import trio
 from grailnode.store.checks import slice_object
 from grailnode.store.decorators.disk_cache import DiskCache, PartialDownload
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.limits import MIB
 from roles.gather import gather
 from roles.ports import ObjectStore, StoreError

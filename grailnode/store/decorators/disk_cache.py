@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 
 _MARKS_SUFFIX: Final = ".marks"
 _MAX_NODES: Final = 8  # that may fill one cache without reading each other's changes

@@ -19,7 +19,7 @@ import trio
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import is_taken_back
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.authority import Revisions
 from protocol.identity.signing import open_signed

@@ -17,7 +17,7 @@ before it; the prepared contribution is that of a site's sending, and the site's
 do not name does not count.
 """
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -100,14 +100,16 @@ def numbered(prefix: str, number: int) -> str:
     return f"{prefix}{number:010d}"
 
 
-async def put_tensors(state: ObjectStore, path: str, tensors: Mapping[str, Tensor]) -> None:
-    """Store tensors of any dtype by name."""
-    await state.put(path, safetensors.torch.save(dict(tensors)))
+async def put_tensors(node: Node, path: str, tensors: Mapping[str, Tensor]) -> None:
+    """Store tensors of any dtype by name in this node's own state."""
+    file = [await node.run_sync(safetensors.torch.save, dict(tensors))]
+    await node.state.put(path, file[0])
+    await node.run_sync(file.clear)  # to give memory back takes long on an event loop
 
 
-async def get_tensors(state: ObjectStore, path: str) -> dict[str, Tensor]:
-    """Read tensors by name."""
-    return safetensors.torch.load(await state.get(path, limits.MAX_SHARD_BYTES))
+async def get_tensors(node: Node, path: str) -> dict[str, Tensor]:
+    """Read tensors of this node's own state by name."""
+    return dict(await node.run_sync(safetensors.torch.load, await node.state.get(path, limits.MAX_SHARD_BYTES)))
 
 
 def _round_path(trainer: bytes, number: int) -> str:
@@ -136,10 +138,17 @@ async def list_manifests(state: ObjectStore) -> list[tuple[int, bytes]]:
     return sorted(result)
 
 
-async def put_state(state: ObjectStore, number: int, shared: SharedState) -> None:
-    """Store the shared state after a round."""
-    for place, shard in enumerate(shared.shards(_SHARD_BYTES)):
-        await state.put(f"{numbered(STATES, number)}/{place:05d}", shard)
+async def each_shard(node: Node, shared: SharedState, shard_bytes: int) -> AsyncIterator[tuple[int, bytes]]:
+    """Yield number and bytes of each shard of a shared state, which a thread makes."""
+    shards = enumerate(shared.shards(shard_bytes))
+    while shard := await node.run_sync(next, shards, None):
+        yield shard
+
+
+async def put_state(node: Node, number: int, shared: SharedState) -> None:
+    """Store the shared state after a round in this node's own state."""
+    async for place, shard in each_shard(node, shared, _SHARD_BYTES):
+        await node.state.put(f"{numbered(STATES, number)}/{place:05d}", shard)
 
 
 async def get_state(node: Node, manifest: RoundManifest, parts: tuple[Part, ...]) -> SharedState:
@@ -160,16 +169,11 @@ async def get_state(node: Node, manifest: RoundManifest, parts: tuple[Part, ...]
 async def put_sent(state: ObjectStore, number: int, sent: SentRound) -> None:
     """Store the projections of the contributions to a round."""
     rows = zip(sent.workers, sent.projections, strict=True)
-    record = SentRoundRecord(
-        stream=sent.stream,
-        sent=tuple(
-            SentContribution(
-                worker=worker, disagreeing=worker in sent.disagreeing, numbers=numbers.astype("<f4").tobytes()
-            )
-            for worker, numbers in rows
-        ),
+    items = tuple(
+        SentContribution(worker=worker, disagreeing=worker in sent.disagreeing, numbers=row.astype("<f4").tobytes())
+        for worker, row in rows
     )
-    await state.put(numbered(SENT, number), record.to_bytes())
+    await state.put(numbered(SENT, number), SentRoundRecord(stream=sent.stream, sent=items).to_bytes())
 
 
 async def get_sent(state: ObjectStore, newest: int) -> dict[int, SentRound]:

@@ -110,7 +110,7 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
         await round_files.put_manifest(node.state, manifest)
     for number, sent_round in sent.items():
         await round_files.put_sent(node.state, number, sent_round)
-    await round_files.put_state(node.state, record.newest, shared)
+    await round_files.put_state(node, record.newest, shared)
     await node.state.put(round_files.POINTER, pointer.data)
 
 
@@ -118,7 +118,7 @@ async def _after(
     node: Node, shared: SharedState, opening: RoundManifest, closing: RoundManifest
 ) -> tuple[SharedState, SentRound]:
     """Return the state after a round, and what the sites sent whose contributions count."""
-    payloads = await fetch_payloads(node, closing.trainer, closing.counted)
+    payloads = await fetch_payloads(node, closing.trainer, closing.counted, {})
     factors = [item.factor for item in closing.counted]
     comparison = await node.run_sync(compare, shared, payloads, opening.rules, node.key.derive(PROJECTIONS))
     weighting = weigh_round([item.worker for item in closing.counted], comparison, SentRounds(), PLAIN_MEAN)

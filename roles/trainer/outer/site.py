@@ -10,10 +10,12 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.digest import Weights, content_digest, digest_weights
+from protocol.digest import Weights, digest_weights
+from protocol.encoding import content_digest
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
+from protocol.outer.local_work import LocalWork, State, encode_work, masters, without_masters
 from protocol.outer.round_checks import check_next_manifest, sender_digest, turn_of
 from protocol.outer.round_records import Refusal, RefusalReason, RoundContribution, RoundManifest
 from protocol.outer.shared_state import SharedState
@@ -25,8 +27,8 @@ from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
 from roles.records import open_record
 from roles.trainer.outer import round_files
-from roles.trainer.outer.local_learner import LocalLearner, State, masters, without_masters
-from roles.trainer.outer.local_steps import GroupPool, LocalSteps, LocalWork, SiteSettings, encode_work
+from roles.trainer.outer.local_learner import LocalLearner
+from roles.trainer.outer.local_steps import GroupPool, LocalSteps, SiteSettings
 from roles.trainer.outer.round_files import SiteRecord, UsedGroup, numbered
 from roles.trainer.outer.round_reader import (
     delete_old_contributions,
@@ -36,6 +38,7 @@ from roles.trainer.outer.round_reader import (
     fetch_pointer,
     fetch_state,
 )
+from roles.trainer.outer.round_sharing import compute_share
 from roles.trainer.spool import Inbox
 from roles.trainer.tensor_shards import delete_below
 
@@ -58,11 +61,11 @@ class Site:
         self._end: Weights | None = None  # of this round's local steps, if more are taken while the round closes
         initial = learner.state()
         self._new_inner = without_masters(initial)
-        shapes = {name: tensor.shape for name, tensor in masters(initial).items()}
-        self._parts: tuple[Part, ...] = parts_of(shapes)
+        self._parts: tuple[Part, ...] = parts_of({name: tensor.shape for name, tensor in masters(initial).items()})
         self._record: SiteRecord | None = None
         self._opening: Signed[RoundManifest]  # opens the present round; set by `_open`
         self.shared: SharedState | None = None  # with which it begins; None before the first
+        self._fetched: dict[bytes, bytes] = {}  # payloads of the present round, by digest
         self._may_have_signed = True  # for the present round, with a state that was lost or set back since
 
     async def run(self) -> None:
@@ -76,11 +79,15 @@ class Site:
                     tasks.start_soon(self._steps.go_ahead, self._opening.record, self._end, used)
                 if prepared is not None:
                     await self._publish(prepared)
+                    if self._opening.record.rules.spread:
+                        tasks.start_soon(self._compute_share)
                 closing = await self._closing_manifest()
                 shared = None if closing is None else await self._applied(closing.record)
                 tasks.cancel_scope.cancel()
             await self._settle(closing, shared)
-            await delete_old_contributions(self._node, self._opening.record.number)
+            self._fetched = {}
+            spread = bool(self._opening.record.rules.spread)
+            await delete_old_contributions(self._node, self._opening.record.number, has_products=spread)
 
     async def _open(self) -> None:
         """Go on from this site's own state, or from the state in storage if there is none."""
@@ -136,7 +143,7 @@ class Site:
     ) -> None:
         """Begin the round that a manifest opens. The record is the atomic point."""
         node, number = self._node, opening.record.number
-        await round_files.put_state(node.state, number, shared)
+        await round_files.put_state(node, number, shared)
         await round_files.put_manifest(node.state, opening)
         recent = tuple(item for item in used if shared.step - item.step <= self._settings.max_staleness + 1)
         record = SiteRecord(number=number, trainer=opening.record.trainer, feedback=feedback, inner=inner, used=recent)
@@ -214,10 +221,10 @@ class Site:
         assert self.shared is not None and self._record is not None
         node, opening, shared, record = self._node, self._opening.record, self.shared, self._record
         number, steps = opening.number + 1, self._steps
+        inner: State = self._new_inner
         if steps.number != number:
-            inner: State = self._new_inner
             if record.inner >= 0:
-                inner = await round_files.get_tensors(node.state, numbered(round_files.INNER, record.inner))
+                inner = await round_files.get_tensors(node, numbered(round_files.INNER, record.inner))
             try:
                 await steps.begin(number, inner, shared.weights)
             except ValueError as error:
@@ -229,23 +236,23 @@ class Site:
         state = await steps.state()
         feedback = None
         if record.feedback >= 0 and opening.rules.uses_feedback(shared.step):
-            feedback = await round_files.get_tensors(node.state, numbered(round_files.FEEDBACK, record.feedback))
+            feedback = await round_files.get_tensors(node, numbered(round_files.FEEDBACK, record.feedback))
         sender = sender_digest(self._opening.digest, node.key.public)
         work: LocalWork = await node.run_sync(encode_work, shared, state, feedback, opening.rules, sender)
         await node.state.put(numbered(round_files.PAYLOAD, number), work.payload)
-        await round_files.put_tensors(node.state, numbered(round_files.FEEDBACK, number), work.feedback)
-        await round_files.put_tensors(node.state, numbered(round_files.INNER, number), work.inner)
+        await round_files.put_tensors(node, numbered(round_files.FEEDBACK, number), work.feedback)
+        await round_files.put_tensors(node, numbered(round_files.INNER, number), work.inner)
         contribution = RoundContribution(
             run=node.run_id,
             worker=node.key.public,
             number=number,
             opening=self._opening.digest,
             state=shared.digests,
-            payload=ObjectRef(digest=content_digest(work.payload), size=len(work.payload)),
+            payload=ObjectRef(digest=await node.run_sync(content_digest, work.payload), size=len(work.payload)),
             groups=tuple(sorted(steps.groups)),
             local_steps=steps.count,
             norm=work.norm,
-            feedback=digest_weights(work.feedback) if work.feedback else b"",
+            feedback=await node.run_sync(digest_weights, work.feedback) if work.feedback else b"",
             beacon_round=max(1, await node.time.wait_for_newest_round()),
         )
         data = sign(contribution, node.key)
@@ -253,9 +260,22 @@ class Site:
         # What was not sent is counted from the shared weights on, which it does not change.
         not_sent = {name: shared.weights[name] for name in shared.weights.keys() - shared.stream(opening.rules)}
         self._end = {**masters(state), **not_sent} if opening.rules.delay else None
+        tensors = [state, work, feedback, inner]
+        del state, work, feedback, inner
+        await node.run_sync(tensors.clear)  # to give memory back takes long on an event loop
         return open_record(node, RoundContribution, contribution.path, data)
 
     # The end of a round
+
+    async def _compute_share(self) -> None:
+        assert self.shared is not None
+        node, settings = self._node, self._settings
+        try:
+            await compute_share(
+                node, self._opening, self.shared, self._fetched, settings.threads, settings.poll_seconds
+            )
+        except ProtocolError as error:  # of payloads that the coordinator found sound
+            node.telemetry.event("round-not-applied", number=self._opening.record.number + 1, error=str(error))
 
     async def _closing_manifest(self) -> Signed[RoundManifest] | None:
         """Wait for the manifest that closes the present round; None if a whole state must be fetched instead."""
@@ -334,7 +354,7 @@ class Site:
         node, rules = self._node, self._opening.record.rules
         while True:
             try:
-                payloads = await fetch_payloads(node, manifest.trainer, manifest.counted)
+                payloads = await fetch_payloads(node, manifest.trainer, manifest.counted, self._fetched)
                 factors = [item.factor for item in manifest.counted]
                 shared: SharedState = await node.run_sync(
                     self.shared.after, payloads, factors, rules, self._settings.threads
@@ -348,7 +368,7 @@ class Site:
             except ProtocolError as error:
                 node.telemetry.event("round-not-applied", number=manifest.number, error=str(error))
                 return None
-            shared = shared.with_momentum(manifest.rules)
+            shared = await node.run_sync(shared.with_momentum, manifest.rules)
             if shared.digests != manifest.state:
                 node.alarm(f"round {manifest.number}: this site computes another state than the round manifest gives")
                 return None

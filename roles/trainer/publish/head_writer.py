@@ -7,7 +7,7 @@ import trio
 
 from protocol import paths
 from protocol.chain.manifest import Head
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.signing import sign
 from roles.node.identity import Node
 from roles.ports import StoreError

@@ -11,13 +11,8 @@ head that names it has expired. Three rules keep the invariant under all setting
 
 from collections.abc import Iterable, Set
 
-import trio
-
-from protocol import paths
 from protocol.errors import ChainError
 from protocol.limits import MAX_CHAIN, MAX_CLOCK_SKEW_MS
-from roles.node.identity import Node
-from roles.ports import StoreError
 
 _MAX_RANGE = MAX_CHAIN // 2  # versions; the other half of what a head can list is for anchors whose upload lags
 
@@ -111,19 +106,3 @@ class DeletionSchedule:
         # The dictionary is made anew, so an object that a head names again meanwhile begins its wait again.
         self._deletion_times = {path: self._deletion_times.get(path, now + self._delay) for path in unnamed}
         return sorted(path for path, time in self._deletion_times.items() if time <= now)
-
-
-async def delete_unnamed_objects(node: Node, available: Set[str], schedule: DeletionSchedule) -> None:
-    """Delete what no valid head of this node's chain can name, which may name the available paths now or later. Storage
-    that fails is tried again the next time.
-    """
-    key = node.key.public
-    unnamed: set[str] = set()
-    try:
-        for kind in ("manifests", "patches", "anchors"):
-            items = node.store.list(paths.kind_prefix(key, kind))
-            unnamed |= {item.path async for item in items if item.path not in available}
-        for path in schedule.paths_to_delete(unnamed, trio.current_time()):
-            await node.store.delete(path)
-    except StoreError as error:
-        node.telemetry.event("deletion-failed", error=str(error))

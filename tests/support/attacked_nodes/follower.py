@@ -10,7 +10,8 @@ import trio
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
-from protocol.digest import Weights, content_digest, digest_weights
+from protocol.digest import Weights, digest_weights
+from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.authority import Authority, Revision
 from protocol.identity.participant import Role

@@ -8,7 +8,7 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.digest import content_digest
+from protocol.encoding import content_digest
 from protocol.identity.signing import SigningKey, sign
 from protocol.judging.ledger import SHARE, LedgerRow, Seal, Summary, Witness
 from protocol.judging.verdict import Judgement, Verdict

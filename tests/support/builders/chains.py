@@ -8,7 +8,8 @@ import trio
 from protocol import paths
 from protocol.chain import safetensors
 from protocol.chain.manifest import Head, Manifest, PatchRef, tensor_table
-from protocol.digest import Weights, content_digest, digest_weights
+from protocol.digest import Weights, digest_weights
+from protocol.encoding import content_digest
 from protocol.identity.signing import Signed, SigningKey, open_signed, sign
 from protocol.patch import encode, split_parts, summary
 from protocol.run import RunManifest

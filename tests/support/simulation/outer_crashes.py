@@ -8,8 +8,8 @@ import torch
 import trio
 
 from protocol import pseudogradient
+from protocol.outer.dithering import first_state
 from protocol.outer.round_records import RoundRules
-from roles.trainer.outer.coordinator import first_state
 from roles.trainer.outer.round_files import FEEDBACK, SITE, SiteRecord, get_tensors, numbered
 from roles.trainer.spool import INBOX, list_snapshots
 from tests.support.builders.samples import round_rules
@@ -21,6 +21,7 @@ from tests.support.simulation.virtual_clock import running, simulate
 ROUNDS = 4
 RULES = round_rules(values="exact", fraction=0, local_steps=2, quorum=2)
 DELAYED = RULES.model_copy(update={"delay": 1})
+SPREAD = RULES.model_copy(update={"spread": 1})
 STREAMED = RULES.model_copy(update={"streams": 3})
 STREAMED_AND_DELAYED = DELAYED.model_copy(update={"streams": 3})
 
@@ -109,6 +110,8 @@ async def check_sums(testbed: OuterTestbed, name: str) -> None:
         shared = shared.after(payloads, [item.factor for item in manifest.counted], opening.rules)
         assert shared.digests == manifest.state
     assert record.feedback >= 0
-    feedback = await get_tensors(handle.state, numbered(FEEDBACK, record.feedback))
+    feedback = await get_tensors(
+        testbed.node(handle.log, handle.state, handle.key), numbered(FEEDBACK, record.feedback)
+    )
     for tensor_name, expected in total.items():
         assert torch.allclose(feedback[tensor_name], expected, atol=1e-6), tensor_name
