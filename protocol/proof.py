@@ -48,7 +48,10 @@ OptionalArithmetic = Annotated[str, AfterValidator(_check_arithmetic)]
 
 StatisticName = Literal["sketch", "margin", "stop", "luck", "replay"]
 
-STATISTICS: Final[tuple[StatisticName, ...]] = ("sketch", "margin", "stop", "luck")
+MEASURED: Final[tuple[StatisticName, ...]] = ("sketch", "margin", "stop")
+"""The statistics that have a measured table in every row."""
+
+STATISTICS: Final[tuple[StatisticName, ...]] = (*MEASURED, "luck")
 """What is counted of every group (protocol/judging/evidence.py), in the order in which a group is refused for it. Of
 episodes whose replies are not exact, `replay` is counted as well.
 """
@@ -67,8 +70,7 @@ class Alternative(Record):
 
     Attributes:
         scores: what a trial that reaches each step, and no later one, adds to the evidence, in micro-decades.
-        growth: what each trial takes off, in micro-decades: at least log10 of the expectation of 10^score. Of `luck`,
-            the trials of a miss together take off as much at least.
+        growth: what each trial takes off, in micro-decades: at least log10 of the expectation of 10^score.
     """
 
     kind: ClassVar[str] = "alternative"
@@ -86,10 +88,9 @@ class Table(Record):
     """The table of one statistic.
 
     Attributes:
-        beyond: the steps: a trial reaches a step if its value exceeds this, in sketch units, in units of 2^-19 of
-            logits / temperature, or in thousandths of a share.
-        rates: upper bounds on the probabilities that an honest trial reaches each step, in units of 10^-18. Of `luck`,
-            whose trials are thousandths of a share, all are odds / 1000.
+        beyond: the steps: a trial reaches a step if its value exceeds this, in sketch units, or in units of 2^-19 of
+            logits / temperature.
+        rates: upper bounds on the probabilities that an honest trial reaches each step, in units of 10^-18.
         alternatives: against which the evidence is kept.
     """
 
@@ -121,7 +122,6 @@ class Thresholds(Record):
     sketch: Table
     margin: Table
     stop: Table
-    luck: Table
     replay: Table | None = OPTIONAL
     threshold: Annotated[int, Field(ge=1, le=100 * DECADE)]
     logprob_tolerance: Annotated[int, Field(ge=0, le=100_000_000)]
@@ -142,7 +142,7 @@ class Thresholds(Record):
 
     @property
     def statistics(self) -> tuple[StatisticName, ...]:
-        """The statistics that have a table."""
+        """The statistics that are counted of groups that this row judges."""
         return STATISTICS if self.replay is None else (*STATISTICS, "replay")
 
     @property
@@ -221,7 +221,7 @@ EXACT_PROOF: Final = ProofSpec(
         Thresholds(
             miner="exact",
             validator="exact",
-            **dict.fromkeys(STATISTICS, _NEVER),
+            **dict.fromkeys(MEASURED, _NEVER),
             threshold=9 * DECADE,
             logprob_tolerance=0,
             logprob_bias=0,

@@ -11,6 +11,7 @@
     gain             what a planned cheat gains at every rate, and what keys earn that share work
     dealing          throughput by number of validators where groups are dealt to them, and what liars among them can do
     cheats           what miners gain that decide near ties, or edit tokens, and when they are refused
+    continuations    tokens that a validator decodes to count luck, and the luck of honest work
     withheld         how far a miner that withholds windows of its keys shifts what is trained on
 
 `false-accepts`, `keys`, `dealing` and `speed` take minutes, the other tables up to some hours of one core with the
@@ -28,6 +29,7 @@ import trio
 from bench.proofs import (
     adversaries,
     cheats,
+    continuations,
     dealing,
     false_accepts,
     gain,
@@ -44,7 +46,7 @@ from bench.proofs.trained_policy import CACHE
 
 TABLES = (
     "honest", "adversaries", "power", "sketch", "resolution", "speed", "keys", "false-accepts", "gain", "cheats",
-    "dealing", "withheld",
+    "continuations", "dealing", "withheld",
 )  # fmt: skip
 
 
@@ -83,6 +85,8 @@ def main() -> None:
             trio.run(resolution.table, setting, options.groups or 6, options.profile)
         case "cheats":
             trio.run(cheats.table, setting, options.groups or 64, options.profile)
+        case "continuations":
+            trio.run(continuations.table, setting, options.groups or 512)
         case "keys":
             trio.run(keys.table, options.tries)
         case "false-accepts":

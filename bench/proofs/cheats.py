@@ -2,14 +2,16 @@
 
 The first lines of a profile are simulated by its row, over 100 windows of 16 groups of 8 rollouts
 (tests/support/adversaries/careful_cheats.py). A cell has the gain of a *careful* miner, which knows its evidence and
-decides only what neither refuses it nor has a price, then that of one that decides whatever it can, with its first
-refused window. Pay is the balance for each generated token, as a multiple of honest work's; luck is the mean reward
-beyond honest work's. The last lines are of a real engine, whose groups are windows of their own for a validator.
+decides only what neither refuses it nor has a price, then, of luck, that of one that pays for it, then that of one that
+decides whatever it can, with its first refused window. Pay is the balance for each generated token, as a multiple of
+honest work's; luck is the mean reward beyond honest work's. The last lines are of a real engine, whose groups are
+windows of their own for a validator; the rewards of its honest groups are those of the validator's continuations.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from bench.proofs.setting import GROUP_SIZE, TEST_SEED, Setting
 from bench.proofs.sides import Pair
 from grailnode.calibration.pairs import GroupMeasurement, generate_groups
 from grailnode.run.creation import SCORING
-from protocol.judging.evidence import NO_EVIDENCE, advance, exceeded
+from protocol.judging.evidence import NO_EVIDENCE, Counts, advance, count_luck, exceeded
 from protocol.proof import RATE_UNIT, Thresholds
 from roles.ports import Engine
 from tests.support.adversaries.careful_cheats import Cheat, choose_luck, edit_tokens, gain, take_stops
@@ -65,7 +67,7 @@ def simulate(row: Thresholds, density: float, rewards: Sequence[Sequence[float]]
         rewards: of honest groups.
         gaps: by how much second-best tokens fall short.
     """
-    print(f"  {'':20} {'tokens':>6}" + "".join(f"{f'reach {reach}':>24}" for reach in _REACHES))
+    print(f"  {'':20} {'tokens':>6}" + "".join(f"{f'reach {reach}':>27}" for reach in _REACHES))
     for tokens in _STOP_TOKENS:
         _print_line("stops taken: pay", tokens, [take_stops(tokens, reach) for reach in _REACHES], row)
     for tokens in _LUCK_TOKENS:
@@ -80,12 +82,15 @@ def simulate(row: Thresholds, density: float, rewards: Sequence[Sequence[float]]
 
 
 def _print_line(name: str, tokens: int, cheats: Sequence[Cheat], row: Thresholds) -> None:
-    cells = []
+    is_pay, cells = name.endswith("pay"), []
     for cheat in cheats:
-        careful, other = (gain(cheat, row, SCORING, careful=care) for care in (True, False))
-        values = (careful.pay, other.pay) if name.endswith("pay") else (careful.reward, other.reward)
-        cells.append(f"{values[0]:.4f} {values[1]:8.4f} {other.refused or '-':>3}")
-    print(f"  {name:20} {tokens:6}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
+        results = [
+            gain(cheat, row, SCORING, careful=True, pays=pays) for pays in ((False,) if is_pay else (False, True))
+        ]
+        results.append(gain(cheat, row, SCORING, careful=False))
+        values = " ".join(f"{result.pay if is_pay else result.reward:.4f}" for result in results)
+        cells.append(f"{values} {results[-1].refused or '-':>3}")
+    print(f"  {name:20} {tokens:6}" + "".join(f"{cell:>27}" for cell in cells), flush=True)
 
 
 async def _gaps(setting: Setting, profile: Profile, groups: int) -> list[float]:
@@ -113,8 +118,10 @@ def _print_real(measured: dict[str, list[GroupMeasurement]], row: Thresholds) ->
     rewards = {name: float(np.mean([group.rewards for group in groups])) / 1e6 for name, groups in measured.items()}
     for name, groups in measured.items():
         evidence, refusal = NO_EVIDENCE, "not refused"
-        for number, group in enumerate(groups, 1):
-            evidence = advance(evidence, group.counts(row), row)
+        for number, (group, honest) in enumerate(zip(groups, measured["honest"], strict=True), 1):
+            missed = np.maximum.reduceat(group.margins, np.cumsum([0, *group.lengths[:-1]])) > 0
+            luck = count_luck(compress(zip(group.rewards, honest.rewards, strict=True), missed))
+            evidence = advance(evidence, group.counts(row) + Counts(luck=luck), row)
             if statistic := exceeded(evidence, row):
                 refusal = f"refused at group {number} for its {statistic}"
                 break

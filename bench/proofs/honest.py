@@ -21,7 +21,7 @@ from bench.proofs.runs_of_evidence import added_by_groups
 from bench.proofs.setting import TEST_SEED, Setting
 from grailnode.calibration.pairs import GroupMeasurement
 from protocol.judging.evidence import NO_EVIDENCE, advance, exceeded
-from protocol.proof import DECADE, STATISTICS, StatisticName, Thresholds
+from protocol.proof import DECADE, MEASURED, StatisticName, Thresholds
 
 _LEVELS: Final = (1e-2, 1e-4)
 _HISTORIES: Final = 1000
@@ -30,11 +30,11 @@ _GROUPS: Final = 1000  # of a history
 
 def refusals(groups: Sequence[GroupMeasurement], row: Thresholds) -> tuple[int, dict[StatisticName, int]]:
     """Return how many groups of a miner are refused, and the largest evidence of each statistic."""
-    evidence, refused, largest = NO_EVIDENCE, 0, dict.fromkeys(STATISTICS, 0)
+    evidence, refused, largest = NO_EVIDENCE, 0, dict.fromkeys(MEASURED, 0)
     for group in groups:
         evidence = advance(evidence, group.counts(row), row)
         refused += exceeded(evidence, row) is not None
-        largest = {name: max(largest[name], *evidence[name]) for name in STATISTICS}
+        largest = {name: max(largest[name], *evidence[name]) for name in MEASURED}
     return refused, largest
 
 
@@ -67,7 +67,7 @@ async def table(setting: Setting, groups: int, only: str) -> None:
         alarms = "".join(f"  {f'{level:g}, {name}':>15}" for name in ("headroom 4", "headroom 1") for level in _LEVELS)
         print(
             f"{'pair':24}{'rollouts':>9}{'tokens':>9}{'refused':>9}"
-            + "".join(f"{name:>8}" for name in STATISTICS)
+            + "".join(f"{name:>8}" for name in MEASURED)
             + alarms
         )
         pairs = profile.pairs(setting)

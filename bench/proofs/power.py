@@ -25,13 +25,13 @@ from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3Config
 from protocol.digest import Weights
-from protocol.proof import DECADE, RATE_UNIT, STATISTICS, Thresholds
+from protocol.proof import DECADE, MEASURED, RATE_UNIT, Thresholds
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import NOISE_UNIT
 from roles.policy.causal_model import CausalModel
 from tests.support.adversaries.decisive_tokens import DecisiveEngine, LuckyEngine, TieEngine, Tokens, stop_taker
 
-_HEADINGS = ("own", "headroom 1", "right", "headroom 1", *STATISTICS)
+_HEADINGS = ("own", "headroom 1", "right", "headroom 1", *MEASURED)
 
 
 def perturbed(weights: Weights, share: float, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -118,14 +118,14 @@ def _cells(measured: Sequence[GroupMeasurement], rows: Sequence[Thresholds]) -> 
     right = [replace(group, distances=np.zeros_like(group.distances)) for group in measured]
     additions = [Additions.of(groups, row) for groups in (measured, right) for row in rows]
     tokens = [item.tokens_until_refused() for item in additions]
-    tokens += [additions[0].tokens_until_refused([name]) for name in STATISTICS]
+    tokens += [additions[0].tokens_until_refused([name]) for name in MEASURED]
     return ("-" if count is None else f"{count:.0f}" for count in tokens)
 
 
 def describe(row: Thresholds) -> str:
     """Return lines with the threshold and the tables of a row."""
     lines = [f"from {row.positions} positions, threshold {row.threshold / DECADE:.2f} decades"]
-    for name in STATISTICS:
+    for name in MEASURED:
         table, unit = row.table(name), 1 if name == "sketch" else NOISE_UNIT
         steps = zip(table.beyond, table.rates, strict=True)
         text = ", ".join(f"{step * unit:.3g}: {rate / RATE_UNIT:.1e}" for step, rate in steps)

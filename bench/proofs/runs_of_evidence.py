@@ -14,17 +14,17 @@ import numpy as np
 from bench.proofs.setting import columns_of
 from grailnode.calibration.pairs import GroupMeasurement
 from protocol.judging.evidence import NO_EVIDENCE, Counts, advance
-from protocol.proof import STATISTICS, StatisticName, Thresholds
+from protocol.proof import MEASURED, StatisticName, Thresholds
 
 _ORDERS: Final = 50
 
 
 @dataclass(frozen=True)
 class Additions:
-    """What groups add to the evidence by a row with J alternatives in all.
+    """What groups add to the evidence of the measured statistics, by a row with J alternatives of these.
 
     Attributes:
-        added: int64 [G, R, J], by each rollout; what a group adds for its rewards is in its last one.
+        added: int64 [G, R, J], by each rollout.
         tokens: int64 [G, R], of each rollout.
     """
 
@@ -36,17 +36,16 @@ class Additions:
     def of(cls, groups: Sequence[GroupMeasurement], row: Thresholds) -> "Additions":
         """Return what some groups of equally many rollouts add."""
         added = np.array([[_added(rollout.counts(row), row) for rollout in _rollouts(group)] for group in groups])
-        added[:, -1] += np.array([_added(Counts(luck=group.counts(row).luck), row) for group in groups])
         return cls(row, added, np.array([group.lengths for group in groups]))
 
-    def tokens_until_refused(self, statistics: Sequence[StatisticName] = STATISTICS) -> float | None:
+    def tokens_until_refused(self, statistics: Sequence[StatisticName] = MEASURED) -> float | None:
         """Return the tokens until a miner is refused, as the median over random orders of its groups; None if it is not
         refused in half of the orders or more.
 
         Args:
             statistics: those that are tested.
         """
-        chosen = [name in statistics for name in STATISTICS for _ in self.row.table(name).alternatives]
+        chosen = [name in statistics for name in MEASURED for _ in self.row.table(name).alternatives]
         generator, needed = np.random.default_rng(0), []
         for _ in range(_ORDERS):
             order = generator.permutation(len(self.added))
@@ -73,11 +72,12 @@ def added_by_groups(groups: Sequence[GroupMeasurement], row: Thresholds) -> np.n
 
 
 def _added(counts: Counts, row: Thresholds) -> list[int]:
-    return list(chain.from_iterable(advance(NO_EVIDENCE, counts, row).values()))
+    evidence = advance(NO_EVIDENCE, counts, row)
+    return list(chain.from_iterable(evidence[name] for name in MEASURED))
 
 
 def _rollouts(group: GroupMeasurement) -> Iterator[GroupMeasurement]:
-    """Yield each rollout as a group without rewards."""
+    """Yield each rollout as a group."""
     begin = 0
     for length in group.lengths:
         part = {name: getattr(group, name)[begin : begin + length] for name in columns_of("positions")}

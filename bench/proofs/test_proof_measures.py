@@ -14,7 +14,7 @@ from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.thresholds import table
 from grailnode.engine.policy import Tokenizer
 from protocol.judging.evidence import NO_EVIDENCE, advance
-from protocol.proof import STATISTICS
+from protocol.proof import MEASURED
 from tests.support.builders.proofs import packaged_thresholds
 
 
@@ -89,7 +89,7 @@ def test_runs_of_evidence_are_those_of_a_validator() -> None:
     evidence = NO_EVIDENCE
     for group, together in zip(groups, cusum(added), strict=True):
         evidence = advance(evidence, group.counts(row), row)
-        assert [value for name in STATISTICS for value in evidence[name]] == together.tolist()
+        assert [value for name in MEASURED for value in evidence[name]] == together.tolist()
 
 
 @pytest.mark.parametrize(("rate", "score"), [(0.001, 1.0), (0.1, 0.1)])

@@ -15,7 +15,7 @@ import trio
 from torch import Tensor
 
 from grailnode.engine.policy import Policy
-from protocol.judging.evidence import Counts, count_group, count_luck, repeated_positions, whole_margins
+from protocol.judging.evidence import Counts, count_group, repeated_positions, whole_margins
 from protocol.lora import LoraSpec
 from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
@@ -122,13 +122,9 @@ class GroupMeasurement:
         return distances
 
     def counts(self, thresholds: Thresholds) -> Counts:
-        """Return what a validator counts of this group, its luck only if its rewards are known."""
+        """Return what a validator counts of this group, all but its luck."""
         margins = whole_margins(self.margins, NOISE_UNIT)
-        counts = count_group(self.distances, margins, self.stops, self.ends, thresholds, self.repeats)
-        if not self.rewards:
-            return counts
-        luck = count_luck(margins, self.lengths, self.rewards, thresholds.luck.beyond)
-        return counts.model_copy(update={"luck": luck})
+        return count_group(self.distances, margins, self.stops, self.ends, thresholds, self.repeats)
 
 
 @dataclass(frozen=True)

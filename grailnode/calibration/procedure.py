@@ -109,7 +109,6 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
     measurement = RowMeasurement(
         seed=job.work.seed,
         level=job.demands.level,
-        odds=job.demands.odds,
         headroom=job.demands.headroom,
         window=window,
         torch=str(torch.__version__),

@@ -94,7 +94,6 @@ class RowMeasurement(_Part):
 
     seed: Count
     level: Annotated[float, Field(gt=0.0, le=0.1)]
-    odds: Annotated[float, Field(ge=1.0)]
     headroom: Annotated[float, Field(ge=1.0)]
     window: Annotated[int, Field(ge=1)]
     torch: Line

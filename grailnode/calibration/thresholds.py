@@ -22,7 +22,7 @@ from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.rates import rate_bounds
 from grailnode.calibration.tail import MarginTail
-from protocol.judging.evidence import SHARE_UNIT, count_luck, largest_stops, whole_margins
+from protocol.judging.evidence import LUCK_BETS, largest_stops, whole_margins
 from protocol.limits import MAX_STEPS
 from protocol.proof import DECADE, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import LARGEST_NOISE, NOISE_UNIT
@@ -38,8 +38,6 @@ _MOST_RATE: Final = 0.5  # of a step
 _FALL: Final = 1.6  # factor by which rates of two measured steps differ at least
 _CIRCLE: Final = 256  # units of a sketch
 _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
-_LUCK_GROWTHS: Final = (40, 90, 200, 600)  # in micro-decades
-_LUCK_STEPS: Final = tuple(max(0, SHARE_UNIT * part // 8 - 1) for part in range(8))
 _RAISED: Final = 1.25  # factor by which rates are raised if misses are clustered
 
 
@@ -56,14 +54,12 @@ class ThresholdDemands:
         confidence: of the bounds on the rates.
         headroom: factor by which an honest pair may miss more often than the worst measured pair: for machines and
             later versions that were not measured.
-        odds: by how much likelier an honest miss may be in a rollout with a higher reward than in the others.
         window: least number of a miner's groups that are audited in a window.
     """
 
     level: float = 1e-8
     confidence: float = 0.99
     headroom: float = 4.0
-    odds: float = 1.25
     window: int = 16
 
 
@@ -86,10 +82,9 @@ def choose_thresholds(
         "sketch": _sketch_table(_Measured.of(honest, copies, demands, lambda group: group.fresh), honest, demands),
         "margin": _margin_table(margins, honest, demands),
         "stop": _stop_table(_Measured.of(honest, copies, demands, stop_margins)),
-        "luck": _luck_table(honest, demands),
         **_replay_table(honest, demands),
     }
-    alternatives = sum(len(item.alternatives) for item in tables.values())
+    alternatives = len(LUCK_BETS) + sum(len(item.alternatives) for item in tables.values())
     return Thresholds(
         miner=arithmetics[0],
         validator=arithmetics[1],
@@ -169,35 +164,22 @@ class _Measured:
         return _shares(np.concatenate(self.pairs), beyond)
 
     def table(self, beyond: Sequence[int], rates: Sequence[float], tails: Sequence[np.ndarray]) -> Table:
-        """Return the table against cheats that have these tails: float64 [C] each."""
+        """Return the table against cheats that have these tails, float64 [C] each, with rates raised until the measured
+        groups are as probable as independent trials.
+
+        Misses of one prompt may be clustered more than the test assumes. In n groups honest work exceeds an evidence of
+        log10(10 n J) for one of J alternatives once in ten calibrations, and the rates are raised while it does.
+        """
         scores = [likelihood_scores(rates, tail) for tail in tails]
-
-        def raised(factor: float) -> Table:
-            if min(rates) * factor >= _RAISED * _MOST_RATE:
-                raise CalibrationError("an honest pair misses in most of its trials; leave it out (--pairs)")
-            return table(beyond, [min(_MOST_RATE, factor * rate) for rate in rates], scores)
-
         counts = [_step_counts(beyond, *pair) for pair in zip(self.pairs, self.trials, strict=True)]
-        return _widened(raised, list(zip(counts, self.trials, strict=True)))
-
-
-def _widened(raised: Callable[[float], Table], pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Table:
-    """Return a table with rates raised until the measured groups are as probable as independent trials.
-
-    Misses of one prompt may be clustered more than the test assumes. In n groups honest work exceeds an evidence of
-    log10(10 n J) for one of J alternatives once in ten calibrations, and the rates are raised while it does.
-
-    Args:
-        raised: returns the table whose rates are raised by a factor.
-        pairs: counts and trials of the groups of each pair, as of `largest_evidence`.
-    """
-    factor, groups = 1.0, sum(len(trials) for _, trials in pairs)
-    while True:
-        chosen = raised(factor)
-        most = DECADE * math.log10(10 * len(chosen.alternatives) * max(1, groups))
-        if all(largest_evidence(chosen, *pair) <= most for pair in pairs):
-            return chosen
-        factor *= _RAISED
+        most = DECADE * math.log10(10 * len(tails) * max(1, sum(map(len, self.trials))))
+        factor = 1.0
+        while min(rates) * factor < _RAISED * _MOST_RATE:
+            chosen = table(beyond, [min(_MOST_RATE, factor * rate) for rate in rates], scores)
+            if all(largest_evidence(chosen, *pair) <= most for pair in zip(counts, self.trials, strict=True)):
+                return chosen
+            factor *= _RAISED
+        raise CalibrationError("an honest pair misses in most of its trials; leave it out (--pairs)")
 
 
 def _spread(candidates: Sequence[int], rates: Sequence[float]) -> tuple[list[int], list[float]]:
@@ -347,32 +329,6 @@ def _stop_table(measured: _Measured) -> Table:
         for share, near in ((0.4, 0.5), (0.1, 0.1), (0.03, 0.03), (0.03, 0.3), (0.01, 0.01))
     ]
     return measured.table(beyond, rates, tails)
-
-
-def _luck_table(honest: Honest, demands: ThresholdDemands) -> Table:
-    """Return the table of luck, with odds raised until the measured groups are as probable as they should be.
-
-    Honest misses may be likelier in rollouts with higher rewards, as a policy may be less sure where it is right.
-    """
-    groups = [group for pair in honest.values() for group in pair if len(set(group.rewards)) > 1]
-    tallies = [count_luck(_margins(group), group.lengths, group.rewards, _LUCK_STEPS) for group in groups]
-    counts, trials = np.array([tally.steps for tally in tallies]), np.array([tally.trials for tally in tallies])
-    return _widened(lambda factor: luck_table(factor * demands.odds), [(counts, trials)])
-
-
-def luck_table(odds: float) -> Table:
-    """Return the table of luck for odds of honest misses (docs/spec/verdict.md).
-
-    Trials of n thousandths of a share take off n * growth. The scores of a step make this the logarithm of the honest
-    mean of 10^score, 1 + odds * n / 1000 * (10^score - 1), for its least n.
-    """
-    shares, rate = np.array(_LUCK_STEPS) + 1, math.ceil(odds / SHARE_UNIT * RATE_UNIT)
-    alternatives = []
-    for growth in _LUCK_GROWTHS:
-        gains = np.expm1(shares * growth / DECADE * math.log(10)) / (shares * odds / SHARE_UNIT)
-        scores = np.floor(DECADE * np.log1p(gains) / math.log(10)).astype(int).tolist()
-        alternatives.append(Alternative(scores=tuple(scores), growth=growth))
-    return Table(beyond=_LUCK_STEPS, rates=(rate,) * len(shares), alternatives=tuple(alternatives))
 
 
 def _replay_table(honest: Honest, demands: ThresholdDemands) -> dict[StatisticName, Table]:

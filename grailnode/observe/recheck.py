@@ -9,7 +9,7 @@ from protocol import paths
 from protocol.encoding import REWARD_UNIT
 from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.signing import KEY_BYTES, Signed
-from protocol.judging.evidence import SHARE_UNIT, Tally, weigh
+from protocol.judging.evidence import LUCK_UNIT, Tally, weigh
 from protocol.judging.verdict import Judgement, Reason, Verdict
 from protocol.proof import DECADE, StatisticName, Thresholds
 from protocol.rollout.batch import Commitment, Group, open_group
@@ -24,8 +24,7 @@ from roles.records import fetch_record
 from roles.validator.judge import Judge
 
 _TRIALS: Final[dict[StatisticName, str]] = {
-    "sketch": "positions", "margin": "tokens", "stop": "rollouts", "luck": "shares of misses",
-    "replay": "groups",
+    "sketch": "positions", "margin": "tokens", "stop": "rollouts", "replay": "groups",
 }  # fmt: skip
 
 
@@ -104,7 +103,8 @@ async def recheck(node: Node, task: Task, compute: Compute, reference: GroupRefe
     thresholds = node.run.proof.row(commitment.arithmetic, engine.arithmetic)
     await serve(node, engine, await follower.rebuild(commitment.version))
     randomness = await node.randomness(node.run.schedule.opening(reference.window))
-    judge = Judge(task, engine, reference.window, randomness, follower.shares)
+    draw = await node.randomness(node.run.schedule.audit(reference.window))
+    judge = Judge(task, engine, reference.window, randomness, follower.shares, draw)
     (judgement,) = await judge.judge([(group, commitment.groups[reference.index][0])], thresholds)
     results = [
         await _validator_result(node, key, signed, judgement, judge.arithmetic) for key in node.authority.validators
@@ -163,7 +163,8 @@ def _statistics(judgement: Judgement, group: Group, row: Thresholds) -> tuple[St
         evidence = weigh(judgement.counts, row)
         for name in row.statistics:
             largest = max(evidence[name])
-            value = _counts_text(name, judgement.counts.tally(name), row.table(name).beyond)
+            tally = judgement.counts.tally(name)
+            value = _luck_text(tally) if name == "luck" else _counts_text(name, tally, row.table(name).beyond)
             limit = f"evidence {round(largest / DECADE, 1) + 0.0:g}, at most {row.threshold / DECADE:.1f} decades"
             lines.append(Statistic(name, value, limit, largest <= row.threshold))
     claims = ", ".join(f"{rollout.reward / REWARD_UNIT:g}" for rollout in group.rollouts)
@@ -173,8 +174,12 @@ def _statistics(judgement: Judgement, group: Group, row: Thresholds) -> tuple[St
 
 def _counts_text(name: StatisticName, tally: Tally, beyond: Sequence[int]) -> str:
     """Write trials and how many of them reach each step: '1200 positions: 3 beyond 32, 0 beyond 64'."""
-    trials = tally.trials / SHARE_UNIT if name == "luck" else tally.trials
     reached = [sum(tally.steps[place:]) for place in range(len(beyond))]
     unit = NOISE_UNIT if name in ("margin", "stop") else 1
     steps = ", ".join(f"{count} beyond {step * unit:.3g}" for count, step in zip(reached, beyond, strict=True))
-    return f"{trials:.12g} {_TRIALS[name]}: {steps}"
+    return f"{tally.trials} {_TRIALS[name]}: {steps}"
+
+
+def _luck_text(tally: Tally) -> str:
+    less, more = (value / LUCK_UNIT for value in tally.steps or (0, 0))
+    return f"rewards {more:g} above and {less:g} below those of continuations from the first miss"

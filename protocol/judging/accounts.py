@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol import limits
-from protocol.judging.evidence import NO_EVIDENCE, Evidence, weigh
-from protocol.judging.ledger import GROUP, PRICED, SHARE, Amendment, Summary, excess_misses, shares
+from protocol.judging.evidence import LUCK_BETS, NO_EVIDENCE, Evidence, weigh
+from protocol.judging.ledger import GROUP, PRICE_DIVISORS, SHARE, Amendment, Summary, excess_misses, shares
 from protocol.proof import STATISTICS, ProofSpec, StatisticName, Thresholds
 from protocol.run import ScoringSpec
 
@@ -73,7 +73,7 @@ class _Window:
         groups: int32 [6, N], by _GROUPS; amendments: int32 [3, N]: how many, and the groups that they accept and
             reject.
         clean: bool [N], `LedgerRow.is_clean`.
-        priced, excesses: [M] numbers of (miner, arithmetic), and [M, P] their excess misses by statistic of PRICED.
+        priced, excesses: [M] numbers of (miner, arithmetic), and [M, P] their excess misses of each statistic.
         computed, evidence: [C] numbers of (miner, arithmetic), and int64 [C, A] what they add to each alternative.
     """
 
@@ -136,7 +136,7 @@ class Accounts:
         excesses = [
             [
                 excess_misses(row, self._proof.row(row.arithmetic, summary.arithmetic), name) * scale[0] // scale[1]
-                for name in PRICED
+                for name in PRICE_DIVISORS
             ]
             for row in priced
         ]
@@ -156,7 +156,7 @@ class Accounts:
             amendments=np.zeros((3, len(rows)), np.int32),
             clean=np.array([row.is_clean for row in rows], np.bool_),
             priced=self._pairs.use((row.miner, row.arithmetic) for row in priced),
-            excesses=self._array(excesses).reshape(len(priced), len(PRICED)),
+            excesses=self._array(excesses).reshape(len(priced), len(PRICE_DIVISORS)),
             computed=pairs,
             evidence=evidence,
         )
@@ -190,7 +190,8 @@ class Accounts:
         exact = np.result_type(np.int64, *(value for _, value in values))
         balances = np.zeros(len(self._miners), exact)
         excesses = np.zeros(
-            (len(self._pairs), len(PRICED)), np.result_type(np.int64, *(t.excesses for t in self._windows.values()))
+            (len(self._pairs), len(PRICE_DIVISORS)),
+            np.result_type(np.int64, *(t.excesses for t in self._windows.values())),
         )
         decay, age, newest = SHARE, 0, max(self._windows, default=0)  # what remains of a value after so many windows
         for table, value in reversed(values):
@@ -199,7 +200,7 @@ class Accounts:
             balances[table.miners] += _decayed(value, decay)
             excesses[table.priced] += _decayed(table.excesses, decay)
         result = {miner: int(balances[number]) for miner, number in self._miners.numbers.items()}
-        prices = [PRICED[name][2] for name in PRICED]
+        prices = list(PRICE_DIVISORS.values())
         for (miner, _), number in self._pairs.numbers.items():
             for excess, divisor in zip(excesses[number].tolist(), prices, strict=True):
                 if excess > 0:
@@ -290,6 +291,8 @@ class Accounts:
 
 
 def _alternatives(thresholds: Thresholds, name: StatisticName) -> Sequence[object]:
+    if name == "luck":
+        return LUCK_BETS
     return thresholds.table(name).alternatives if name in thresholds.statistics else ()
 
 

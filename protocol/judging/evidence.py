@@ -8,6 +8,10 @@ and no later one, adds
 
 and the evidence is a CUSUM, w(n) = max(0, w(n-1)) + e(n). The specification shows why it rarely exceeds a row's
 threshold. Everything is in micro-decades: a node only adds, multiplies and compares integers.
+
+`luck` needs no measured rates. Where a token of the miner is not the one that the validator draws, the validator goes
+on from there with its own engine (roles/validator/judge.py). Of two honest nodes each may have the higher reward with
+equal probability, and E[10^(s D - g D^2)] <= 1 for every difference D with that symmetry, if g >= s^2 ln(10) / 2.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +21,17 @@ from typing import Annotated, ClassVar, Final
 import numpy as np
 from pydantic import Field, model_validator
 
-from protocol.encoding import OPTIONAL, Record
+from protocol.encoding import OPTIONAL, REWARD_UNIT, Record
 from protocol.limits import MAX_STEPS
-from protocol.proof import STATISTICS, StatisticName, Thresholds
+from protocol.proof import MEASURED, STATISTICS, StatisticName, Thresholds
 
-SHARE_UNIT: Final = 1000
-"""Trials of `luck` for one miss, if all tokens of its group had the higher rewards."""
+LUCK_UNIT: Final = 1000
+"""Luck is counted in thousandths of a reward, and of the square of a reward."""
+
+LUCK_BETS: Final = ((29, 1), (58, 4), (117, 16), (235, 64))
+"""The alternatives of `luck`: what a thousandth of a reward adds, or takes off, and what a thousandth of a squared one
+takes off.
+"""
 
 _LARGEST: Final = (1 << 31) - 1
 
@@ -53,8 +62,8 @@ class Counts(Record):
         sketch: positions that are not repeated, by the distance of their sketch.
         margin: tokens, by their margin.
         stop: rollouts, by the largest margin of a token where the end token is taken or drawn.
-        luck: misses in rollouts with a reward above the mean of their group, whose trials are the shares that such
-            rollouts have of the tokens of their groups, one for each miss, in thousandths.
+        luck: rewards that rollouts have less and more than the validator's own continuations of them, two sums in
+            thousandths, and the sum of their squares as trials (`count_luck`).
         replay: groups of episodes whose replies are not exact, each of which reaches the only step if it was not
             reproduced; None in a run without such episodes.
     """
@@ -68,13 +77,12 @@ class Counts(Record):
 
     @model_validator(mode="after")
     def _possible(self) -> "Counts":
-        counted: tuple[StatisticName, ...] = ("sketch", "margin", "stop", "replay")
-        for name in counted:
+        for name in (*MEASURED, "replay"):
             tally = self.tally(name)
             if sum(tally.steps) > tally.trials:
                 raise ValueError(f"more values of {name} than trials")
-        if self.luck.trials < sum(self.luck.steps):
-            raise ValueError("more lucky misses than their shares allow")
+        if len(self.luck.steps) not in (0, 2) or bool(sum(self.luck.steps)) != bool(self.luck.trials):
+            raise ValueError("not two sums of luck, or no squares of them")
         return self
 
     def __add__(self, other: "Counts") -> "Counts":
@@ -107,8 +115,12 @@ NO_EVIDENCE: Final[Evidence] = {}
 def weigh(counts: Counts, thresholds: Thresholds) -> Evidence:
     """Return the evidence that a group adds, of each alternative of each statistic."""
     result: dict[StatisticName, tuple[int, ...]] = {}
+    less, more = counts.luck.steps or (0, 0)
     for name in thresholds.statistics:
         tally = counts.tally(name)
+        if name == "luck":
+            result[name] = tuple(score * (more - less) - tally.trials * growth for score, growth in LUCK_BETS)
+            continue
         result[name] = tuple(
             sum(count * score for count, score in zip(tally.steps, alternative.scores, strict=False))
             - tally.trials * alternative.growth
@@ -177,7 +189,7 @@ def count_group(
     thresholds: Thresholds,
     repeats: np.ndarray,
 ) -> Counts:
-    """Count the statistics of a group that need no rewards.
+    """Count the statistics of a group that need no rewards; its luck is 0.
 
     Args:
         distances: integer [N], of the sketches at each position, rollout behind rollout, in sketch units.
@@ -191,7 +203,7 @@ def count_group(
         sketch=_tally(distances[~repeats], thresholds.sketch.beyond),
         margin=_tally(margins, thresholds.margin.beyond),
         stop=_tally(largest_stops(margins, stops, lengths), thresholds.stop.beyond),
-        luck=Tally(trials=0, steps=(0,) * len(thresholds.luck.beyond)),
+        luck=count_luck(()),
     )
 
 
@@ -201,22 +213,21 @@ def largest_stops(margins: np.ndarray, stops: np.ndarray, lengths: Sequence[int]
     return largest
 
 
-def count_luck(margins: np.ndarray, lengths: Sequence[int], rewards: Sequence[int], beyond: Sequence[int]) -> Tally:
-    """Count the misses of a group, and those of them in rollouts with a reward above the group's mean, by their share.
+def count_luck(rewards: Iterable[tuple[int, int]]) -> Tally:
+    """Count by how much the rewards of rollouts differ from those of the validator's continuations of them.
 
-    Honest misses know nothing of rewards: the probability that one falls on a token of a rollout with a higher reward
-    is at most the share of such tokens in the group, times the odds that calibration allows (`Table` of `luck`).
+    Differences are cut to whole thousandths of a reward, and to one reward. Squares are rounded up.
 
     Args:
-        margins, lengths: see `count_group`; rewards: of each rollout, in millionths.
-        beyond: the steps of `luck`.
+        rewards: of each rollout, and of its continuation, in millionths.
     """
-    total = sum(rewards)
-    high = np.repeat([reward * len(rewards) > total for reward in rewards], lengths)
-    share = -(-SHARE_UNIT * int(high.sum()) // len(high))
-    misses = margins > 0
-    lucky = int((misses & high).sum())
-    return Tally(trials=share * int(misses.sum()), steps=_tally(np.full(lucky, share), beyond).steps)
+    less = more = squares = 0
+    for own, other in rewards:
+        difference = min(abs(own - other) * LUCK_UNIT // REWARD_UNIT, LUCK_UNIT)
+        more += difference * (own > other)
+        less += difference * (own < other)
+        squares += -(-(difference**2) // LUCK_UNIT)
+    return Tally(trials=squares, steps=(less, more))
 
 
 def whole_margins(margins: np.ndarray, unit: float) -> np.ndarray:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from protocol import limits, paths
 from protocol.encoding import Record, Reward, Version, Window
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging.evidence import NO_COUNTS, SHARE_UNIT, Counts, Evidence, exceeded, is_improbable, weigh
+from protocol.judging.evidence import LUCK_UNIT, NO_COUNTS, Counts, Evidence, exceeded, is_improbable, weigh
 from protocol.proof import STATISTICS, Arithmetic, StatisticName, Thresholds
 
 
@@ -32,7 +32,6 @@ class Reason(enum.StrEnum):
     TURN = "wrong-turn"  # not the replies of the environment, or an end where it would go on
     UNREPRODUCED = "unreproduced"  # a limit of this validator's machine, or other replies of an inexact environment
     REWARD = "wrong-reward"  # not the reward that the environment computes
-    LUCK = "chosen-reward"  # tokens that nearly tie were chosen for their reward
     WINDOW = "improbable-window"  # honest work would not give these windows, whatever this group shows
 
 
@@ -43,7 +42,7 @@ def _check_reason(reason: str) -> str:
 
 
 OWN_REASONS: Final[dict[StatisticName, Reason]] = {
-    "sketch": Reason.SKETCH, "margin": Reason.SAMPLING, "stop": Reason.STOP, "luck": Reason.LUCK,
+    "sketch": Reason.SKETCH, "margin": Reason.SAMPLING, "stop": Reason.STOP,
 }  # fmt: skip
 """The reason against a group that its own statistic refuses."""
 
@@ -68,7 +67,8 @@ class Judgement(Record):
             raise ValueError("rewards or log-probabilities of a rejected group")
         if not self.reason and len(self.logprobs) != 4 * self.tokens:
             raise ValueError("not one log-probability for each token")
-        if max(getattr(self.counts, name).trials for name in STATISTICS) > SHARE_UNIT * self.tokens:
+        trials = [self.counts.tally(name).trials for name in STATISTICS]
+        if max(*trials, sum(self.counts.luck.steps)) > LUCK_UNIT * self.tokens:
             raise ValueError("more trials than tokens can have")
         if self.reason == Reason.LAPSED and self.counts != NO_COUNTS:
             raise ValueError("counts of a group whose version has lapsed")

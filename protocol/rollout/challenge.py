@@ -80,6 +80,21 @@ def audit_indices(
     return tuple(sorted(group for number, (place, group) in enumerate(own) if place < count or number == 0))
 
 
+def continued_rollouts(
+    run: bytes, window: int, randomness: bytes, miner: bytes, group: int, *, size: int, max_tokens: int
+) -> tuple[int, ...]:
+    """Select the rollouts of a group that a validator continues if they miss; return their indices in ascending order.
+
+    They are all of `size` up to 1,024 tokens, and of longer completions as many as have these tokens, or one. A
+    selection of misses instead of rollouts would let a miner hide misses that gain among misses that do not.
+
+    Args:
+        randomness: of the window's round R1.
+    """
+    ranks = sorted(range(size), key=lambda index: _derive("luck", (run, window, randomness, miner, group, index), 16))
+    return tuple(sorted(ranks[: max(1, size * 1024 // max_tokens)]))
+
+
 def deal_order(
     run: bytes, window: int, randomness: bytes, miner: bytes, group: int, validators: Iterable[bytes]
 ) -> tuple[bytes, ...]:

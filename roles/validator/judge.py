@@ -1,12 +1,13 @@
 """The check of one group against the policy, the randomness and the rules (docs/spec/verdict.md).
 
-Order: version, quota and form, prompt, tokens and ending, sketch, sampling, stops, turns, reward, luck. The sketch
-comes before sampling, so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right
-one did but drew other tokens. The environment of an episode is stepped after these: with a forged reply a miner could
-make the true policy write whatever it likes, so no environment sees a turn before all replies ahead of it are its own.
+Order: version, quota and form, prompt, tokens and ending, sketch, sampling, stops, turns, reward. The sketch comes
+before sampling, so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did
+but drew other tokens. Rollouts with misses are continued after these, to count luck. The environment of an episode is
+stepped after these, too: with a forged reply a miner could make the true policy write whatever it likes, so no
+environment sees a turn before all replies ahead of it are its own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
@@ -33,7 +34,7 @@ from protocol.rollout.sampling import NOISE_UNIT
 from protocol.rollout.sketch import SketchKey
 from roles.policy.assignment import Assignment, Task
 from roles.policy.episodes import OpenEpisode, replayed_reward
-from roles.ports import CheckRequest, Engine
+from roles.ports import CheckRequest, Engine, Request
 
 _TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
 _MOST_LIMITS = 2  # groups at which the environment reaches a limit, which takes long; behind them no more are tried
@@ -64,16 +65,24 @@ class Judge:
 
     Args:
         shares_of: by which the groups of a version draw their strata.
+        draw: randomness of the window's second round, which selects the rollouts that are continued; None for none.
     """
 
     def __init__(
-        self, task: Task, engine: Engine, window: int, randomness: bytes, shares_of: SharesOf = lambda version: ()
+        self,
+        task: Task,
+        engine: Engine,
+        window: int,
+        randomness: bytes,
+        shares_of: SharesOf = lambda version: (),
+        draw: bytes | None = None,
     ) -> None:
         self._task = task
         self._engine = engine
         self._window = window
         self._randomness = randomness
         self._shares_of = shares_of
+        self._draw = draw
         self._sketch = SketchKey(task.run.proof.sketch, challenge.sketch_seed(task.run_id, window, randomness))
         self.arithmetic = engine.arithmetic
 
@@ -103,16 +112,17 @@ class Judge:
                     checks += await self._check(part, thresholds)
                     part, tokens = [], 0
             checks += await self._check(part, thresholds)
+            continued = await self._continue([group for group, _ in groups], checks)
         judgements: list[Judgement] = []
         limits = 0
         async with at_rewards():
-            for (group, digest), (own, check) in zip(groups, checks, strict=True):
+            for place, ((group, digest), (own, check)) in enumerate(zip(groups, checks, strict=True)):
                 result = check
                 if own is not None and check.reason is None:
                     result = GroupCheck(Reason.UNREPRODUCED)
                     try:
                         if limits < _MOST_LIMITS:
-                            result = await self._check_rewards(group, own, check, thresholds)
+                            result = await self._check_rewards(group, own, check, thresholds, continued[place])
                     except SandboxLimitError:
                         limits += 1
                 judgements.append(_judgement(group.index, digest, _token_count(group), result))
@@ -200,11 +210,49 @@ class Judge:
         logprobs = check.logprobs.numpy().astype(np.dtype("<f4")).tobytes()
         return GroupCheck(own_rejection(counts, thresholds), counts, logprobs=logprobs, margins=margins)
 
+    async def _continue(
+        self, groups: Sequence[Group], checks: Sequence[tuple[Assignment | None, GroupCheck]]
+    ) -> list[dict[int, tuple[int, ...]]]:
+        """Return, for each group, the rollouts that R1 selects and that have a miss, as this engine generates them from
+        their first miss on, by index. Episodes and groups that do not hold are not continued.
+
+        What follows from the first miss is all that a miner can have gained by any of its misses in a rollout.
+        """
+        run, requests, places = self._task.run, list[Request](), list[tuple[int, int]]()
+        result: list[dict[int, tuple[int, ...]]] = [{} for _ in groups]
+        most = run.sampling.max_tokens
+        for number, (group, (own, check)) in enumerate(zip(groups, checks, strict=True)):
+            if self._draw is None or own is None or check.reason is not None or run.episode is not None:
+                continue
+            ends = np.cumsum([len(rollout.tokens) for rollout in group.rollouts])
+            selected = challenge.continued_rollouts(
+                self._task.run_id, self._window, self._draw, group.miner, group.index, size=len(ends), max_tokens=most
+            )
+            for index, misses in enumerate(np.split(check.margins > 0, ends[:-1])):
+                if index in selected and misses.any():
+                    first = int(misses.argmax())
+                    right = own.prompt + group.rollouts[index].tokens[:first]
+                    requests.append(Request(right, own.seeds[index], self._sketch, first))
+                    places.append((number, index))
+        if requests:
+            longest = most - min(request.offset for request in requests)
+            generations = await self._engine.generate(requests, replace(run.sampling.params(), max_tokens=longest))
+            for (number, index), request, generation in zip(places, requests, generations, strict=True):
+                # What is too long is cut off: noise depends on the position alone.
+                tokens = groups[number].rollouts[index].tokens[: request.offset] + generation.tokens
+                result[number][index] = tokens[:most]
+        return result
+
     async def _check_rewards(
-        self, group: Group, assignment: Assignment, check: GroupCheck, thresholds: Thresholds
+        self,
+        group: Group,
+        assignment: Assignment,
+        check: GroupCheck,
+        thresholds: Thresholds,
+        continued: Mapping[int, tuple[int, ...]],
     ) -> GroupCheck:
-        """Compare turns and rewards of a group that holds so far with the environment's, and count where misses fall
-        among rewards. Raise SandboxLimitError if the environment reaches a limit.
+        """Compare turns and rewards of a group that holds so far with the environment's, and its rewards with those of
+        what was continued. Raise SandboxLimitError if the environment reaches a limit.
         """
         counts, is_exact = check.counts, self._task.environment.exact
         if self._task.run.episode is None:
@@ -219,10 +267,9 @@ class Judge:
             counts += REPRODUCED if thresholds.replay else NO_COUNTS
         if is_exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
             return GroupCheck(Reason.REWARD, counts)
-        lengths = [len(rollout.tokens) for rollout in group.rollouts]
-        luck = count_luck(check.margins, lengths, rewards, thresholds.luck.beyond)
-        counts = counts.model_copy(update={"luck": luck})
-        return replace(check, reason=own_rejection(counts, thresholds), counts=counts, rewards=rewards)
+        others = await self._task.rewards(assignment.problem, list(continued.values())) if continued else ()
+        luck = count_luck(zip((rewards[index] for index in continued), others, strict=True))
+        return replace(check, counts=counts.model_copy(update={"luck": luck}), rewards=rewards)
 
     def _replay(self, group: Group, assignment: Assignment) -> list[int | None]:
         """Return the reward of each episode; None for one whose replies or end are not the environment's."""

@@ -88,8 +88,8 @@ class Reaudit:
         commitment = await self._fetch(Commitment, path, first_verdict.commitment, error)
         await serve(node, self._engine, await self._follower.rebuild(first_verdict.version))
         opening = await node.randomness(schedule.opening(window))
-        judge = Judge(self._task, self._engine, window, opening, self._follower.shares)
         draw = await node.randomness(schedule.audit(window))
+        judge = Judge(self._task, self._engine, window, opening, self._follower.shares, draw)
         auditor = Auditor(node, judge, entry.dealing, draw, {})
         audited = {judgement.index for judgement in first_verdict.judgements}
         case = Case(commitment, row.pledged, first_verdict.seen_ms / 1000)

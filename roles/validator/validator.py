@@ -162,7 +162,7 @@ class Validator:
     ) -> list[Verdict]:
         """Return the verdict on every case that there is time for."""
         node, window = self._node, cases.window
-        judge = Judge(self._task, self._engine, window, opening, self._follower.shares)
+        judge = Judge(self._task, self._engine, window, opening, self._follower.shares, draw)
         auditor = Auditor(node, judge, roster, draw, self._accepted_work)
         queue = CaseQueue(node, self._ledger, draw)
         versions = ServingVersions.up_to(version, node.run.schedule.max_lag)

@@ -1,5 +1,6 @@
 """The real validator refuses every adversary in its first audited window, for a reason that fits."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -10,12 +11,14 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol.judging.evidence import NO_EVIDENCE, advance, count_group, exceeded, whole_margins
+from protocol.judging.verdict import Reason
+from protocol.proof import Arithmetic
 from protocol.rollout import sampling
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.adversaries.harness import TrialHarness, TrialOutcome
 from tests.support.adversaries.miners import ADVERSARIES, Adversary
-from tests.support.builders.proofs import packaged_thresholds, with_thresholds
+from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of, with_thresholds
 from tests.support.builders.samples import seeds, table
 from tests.support.pytest_options.few_daily import few_daily
 
@@ -52,6 +55,37 @@ def test_a_change_within_honest_noise_is_refused_for_no_other_reason(
 ) -> None:
     for outcome in trials(harness, adversary):
         assert not outcome.reasons or adversary.explains(outcome.reasons)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_near_ties_that_are_decided_for_the_reward_refuse_a_miner_by_its_rewards_alone(
+    harness: TrialHarness, dtype: torch.dtype
+) -> None:
+    """A validator continues each rollout from its first miss, and gets the rewards of honest work."""
+    name: Arithmetic = "torch-float32" if dtype == torch.float32 else "torch-bfloat16"
+    proof = with_thresholds(proof_of(packaged_thresholds(name, name)), **LENIENT)
+    own = replace(
+        harness, proof=proof, dtype=dtype, store=MemoryStore(), accepted_work={}, _engines={}, _group_cache={}
+    )
+    lucky = ADVERSARIES["lucky near ties"].producer(own)
+
+    async def run() -> tuple[int, TrialOutcome, tuple[int, Counter[str]]]:
+        window = own.mining_window(0)
+        cheated, honest = (
+            await lucky.produce(window, range(own.groups)),
+            await own.honest_groups(window, range(own.groups)),
+        )
+        rewards = [
+            sum(rollout.reward for group in groups for rollout in group.rollouts) for groups in (cheated, honest)
+        ]
+        return rewards[0] - rewards[1], await own.trial(lucky, 0), await own.windows_until_refusal(lucky, 200)
+
+    gained, outcome, (windows, reasons) = trio.run(run)
+    less, more = outcome.counts.luck.steps
+    assert gained > 0
+    assert (more - less) * 1000 == gained
+    assert 10 < windows < 200
+    assert reasons == {Reason.WINDOW.value: 1}
 
 
 FILTERS = [Filters(top_k=5), Filters(top_p=0.9), Filters(min_p=0.05)]

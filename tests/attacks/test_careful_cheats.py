@@ -7,7 +7,7 @@ The rows are those of tests, as `python -m bench.proofs cheats` has measured one
 import numpy as np
 import pytest
 
-from grailnode.calibration.thresholds import likelihood_scores, luck_table
+from grailnode.calibration.thresholds import likelihood_scores
 from grailnode.calibration.thresholds import table as calibrated_table
 from grailnode.run.creation import SCORING
 from protocol.proof import Table
@@ -33,14 +33,12 @@ ROWS = {
     "float32": thresholds(
         margin=margin_table((0.0, 1e-4, 1e-3, 1e-2), (1e-4, 1e-9, 1e-12, 1e-15)),
         stop=table(steps(1e-5, 1e-4), (1e-3, 1e-8), *_STOP_SCORES),
-        luck=luck_table(1.25),
     ),
     "bfloat16": thresholds(
         margin=margin_table(
             (0.0, 0.01, 0.03, 0.5, 0.9, 1.7, 3.1, 5.6), (4e-3, 2e-3, 8e-4, 2e-6, 7e-8, 8e-10, 2e-12, 1e-15)
         ),
         stop=table(steps(0.0, 0.02), (5e-3, 1e-3), *_STOP_SCORES),
-        luck=luck_table(1.25),
     ),
 }  # fmt: skip
 COINS, RARE = [[0.0] * 4 + [1.0] * 4], [[0.0] * 7 + [1.0]]
@@ -73,44 +71,48 @@ def test_a_miner_without_a_cheat_is_never_refused_and_gains_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "tokens", "cost"), [("float32", 512, 5e-4), ("bfloat16", 59, 2e-3), ("bfloat16", 512, 1e-2)]
+    ("row", "tokens", "cost"), [("float32", 512, 5e-4), ("bfloat16", 59, 2e-3), ("bfloat16", 512, 5e-3)]
 )
 def test_the_price_of_luck_costs_honest_work_little(row: str, tokens: int, cost: float) -> None:
-    """Some honest misses are in rollouts with the higher rewards by chance."""
+    """Some honest misses raise the reward by chance."""
     honest = choose_luck(tokens, 0.0, 0.25, COINS)
     results = [gain(honest, ROWS[row], SCORING, careful=False, windows=20, seed=seed) for seed in range(4)]
     assert {(result.reward, result.refused) for result in results} == {(0.0, None)}
     assert 1 - cost < np.mean([result.pay for result in results]) <= 1
 
 
-@pytest.mark.parametrize("reach", [0.1, 0.02])
-@pytest.mark.parametrize(("tokens", "rewards"), [(59, COINS), (512, COINS), (512, RARE)], ids=["59", "512", "rare"])
-def test_luck_gains_half_a_percent_of_reward_at_most_in_float32(
-    tokens: int, rewards: list[list[float]], reach: float
+@pytest.mark.parametrize(
+    ("row", "tokens", "rewards", "reach"),
+    [
+        *(("bfloat16", tokens, COINS, reach) for tokens in (59, 512) for reach in (0.1, 0.005)),
+        *(("bfloat16", 512, RARE, 0.1), ("float32", 59, COINS, 0.1), ("float32", 512, COINS, 0.02)),
+    ],
+)
+def test_who_chooses_its_luck_as_it_dares_gains_half_a_percent_of_reward_at_most(
+    row: str, tokens: int, rewards: list[list[float]], reach: float
 ) -> None:
-    result = gains(choose_luck(tokens, reach, 0.25, rewards), "float32", careful=True)
+    result = gains(choose_luck(tokens, reach, 0.25, rewards), row, careful=True, windows=100)
     assert result.refused is None
     assert result.reward <= 0.005
 
 
-def test_luck_hides_among_other_misses_in_bfloat16() -> None:
-    """A miner that misses as often where rewards are low is limited by the number of its misses alone."""
-    result = gains(choose_luck(59, 0.1, 0.25, COINS), "bfloat16", careful=True)
+def test_who_pays_for_luck_gains_little_and_loses_pay() -> None:
+    result = gain(choose_luck(512, 0.02, 0.25, COINS), ROWS["bfloat16"], SCORING, careful=True, pays=True)
     assert result.refused is None
-    assert result.pay > 0.99
-    assert 0.02 < result.reward < 0.06
+    assert result.reward < 0.03
+    assert result.pay < 0.995
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_who_chooses_its_luck_wherever_it_can_is_refused(row: str) -> None:
-    assert (gains(choose_luck(59, 0.5, 0.25, COINS), row, careful=False).refused or 99) <= 10
+@pytest.mark.parametrize(("reach", "window"), [(0.5, 5), (0.1, 5), (0.02, 12)])
+def test_who_chooses_its_luck_wherever_it_can_is_refused(row: str, reach: float, window: int) -> None:
+    assert (gains(choose_luck(59, reach, 0.25, COINS), row, careful=False).refused or 99) <= window
 
 
-def test_misses_of_rollouts_with_higher_rewards_refuse_a_miner_whose_margins_are_as_honest_ones() -> None:
+def test_rewards_refuse_a_miner_whose_margins_are_as_honest_ones() -> None:
     blind = ROWS["bfloat16"].model_copy(update={"margin": table(steps(0.0), (4e-4,), (1e-4,))})
-    for row, is_refused in ((blind, True), (blind.model_copy(update={"luck": table((0,), (1e-3,), (1e-4,))}), False)):
-        result = gain(choose_luck(59, 0.02, 0.25, RARE), row, SCORING, careful=False, windows=40)
-        assert (result.refused is not None) == is_refused
+    result = gain(choose_luck(59, 0.02, 0.25, RARE), blind, SCORING, careful=False, windows=40)
+    assert result.refused is not None and result.refused <= 25
 
 
 @pytest.mark.parametrize(("edited", "window", "share"), [(10, 2, 1.0), (1, 2, 0.7), (1, 4, 0.9)])

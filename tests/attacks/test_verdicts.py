@@ -179,7 +179,7 @@ async def test_the_largest_verdict_of_a_run_fits_its_limit():
     largest = samples.judgement(
         4095,
         tokens=tokens,
-        counts=Counts(sketch=tally, margin=tally, stop=tally, luck=tally),
+        counts=Counts(sketch=tally, margin=tally, stop=tally),
         rewards=(-limits.MAX_REWARD,) * run.group_size,
         logprobs=bytes(4 * tokens),
     )

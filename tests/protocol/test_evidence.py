@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from protocol.encoding import REWARD_UNIT
 from protocol.judging.evidence import (
+    LUCK_BETS,
+    LUCK_UNIT,
     NO_COUNTS,
     NO_EVIDENCE,
     REPRODUCED,
-    SHARE_UNIT,
     UNREPRODUCED,
     Counts,
     Evidence,
@@ -24,9 +25,10 @@ from protocol.judging.evidence import (
     exceeded,
     is_improbable,
     repeated_positions,
+    weigh,
     whole_margins,
 )
-from protocol.proof import DECADE, EXACT_PROOF, RATE_UNIT, StatisticName, Table, Thresholds
+from protocol.proof import DECADE, EXACT_PROOF, MEASURED, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.builders.proofs import packaged_thresholds
 from tests.support.builders.samples import counts, replay_thresholds, table, thresholds
@@ -68,17 +70,6 @@ def test_no_alternative_grows_at_the_full_rates(row: Thresholds, statistic: Stat
     assert max(worst_mean(item, [rate / RATE_UNIT for rate in item.rates])) <= 1e-15
 
 
-@pytest.mark.parametrize("row", NAMED_ROWS.values(), ids=NAMED_ROWS)
-def test_no_miss_of_any_share_grows_at_the_full_odds(row: Thresholds) -> None:
-    """A miss of n thousandths has a mean of 10^s of at most 10^(n g), whichever step n reaches."""
-    for share in range(1, SHARE_UNIT + 1):
-        step = sum(share > beyond for beyond in row.luck.beyond) - 1
-        for alternative in row.luck.alternatives:
-            gain = math.expm1(alternative.scores[step] / DECADE * math.log(10))
-            growth = share * alternative.growth / DECADE * math.log(10)
-            assert share * row.luck.rates[step] / RATE_UNIT * gain <= math.expm1(growth) * (1 + 1e-9)
-
-
 @given(st.data())
 def test_no_alternative_grows_under_any_honest_distribution(data: st.DataObject) -> None:
     """The worst of all distributions whose tails are within the rates is that of the rates themselves."""
@@ -93,19 +84,11 @@ def test_no_alternative_grows_under_any_honest_distribution(data: st.DataObject)
     assert max(worst_mean(item, tails)) <= max(worst_mean(item, rates)) <= 1e-12
 
 
-@pytest.mark.parametrize("row", [ROW, packaged_thresholds()], ids=["sample", "packaged"])
-@pytest.mark.parametrize("weight", [0.0, 1.0])
-def test_luck_does_not_grow_if_misses_know_nothing_of_rewards(weight: float, row: Thresholds) -> None:
-    """Misses are as frequent in every rollout, or in every token: the mean of 10^e is at most 1."""
-    rng, values = np.random.default_rng(0), []
-    for _ in range(4000):
-        lengths = rng.integers(1, 40, 8)
-        margins = np.zeros(lengths.sum(), dtype=np.int64)
-        missing = rng.random(8) < 0.5 * (lengths / lengths.max()) ** weight
-        margins[(lengths.cumsum() - 1)[missing]] = 1
-        luck = count_luck(margins, lengths.tolist(), (rng.random(8) < 0.4).astype(int).tolist(), row.luck.beyond)
-        values.append(advance(NO_EVIDENCE, Counts(luck=luck), row)["luck"])
-    assert (np.mean(10.0 ** (np.array(values) / DECADE), axis=0) <= 1.0).all()
+def test_luck_does_not_grow_if_either_of_two_nodes_has_the_higher_reward_with_equal_probability() -> None:
+    """For every difference of rewards, the mean of 10^e over both signs is at most 1."""
+    for difference in range(0, REWARD_UNIT + 1, REWARD_UNIT // LUCK_UNIT):
+        both = [weigh(Counts(luck=count_luck([pair])), ROW)["luck"] for pair in ((difference, 0), (0, difference))]
+        assert (np.mean(10.0 ** (np.array(both) / DECADE), axis=0) <= 1.0).all()
 
 
 # The sequential test
@@ -114,8 +97,7 @@ FREQUENT = thresholds(
     sketch=table((32, 64), (0.05, 0.01), (0.3, 0.6), (0.0, 1.0)),
     margin=table((10, 20, 30), (0.1, 0.02, 1e-3), (0.5, 0.5, 0.5), (0.2, 0.6, 2.0), (0.0, 0.0, 2.0)),
     stop=table((10,), (0.1,), (0.7,)),
-    luck=table((0,), (1.5e-3,), (0.3,), (0.6,)),
-    threshold=math.ceil(math.log10(8 / 0.01) * DECADE),
+    threshold=math.ceil(math.log10((6 + len(LUCK_BETS)) / 0.01) * DECADE),
 )
 """A row of so few trials, and with so low a threshold, that honest work is refused now and then; the level is 1e-2."""
 
@@ -123,29 +105,31 @@ FREQUENT = thresholds(
 def draw_groups(trials: dict[StatisticName, int], groups: int, histories: int) -> dict[StatisticName, np.ndarray]:
     """Return how many trials reach each step in groups at the full rates: int64 [groups, histories, steps]."""
     rng = np.random.default_rng(1)
-    drawn = {}
+    drawn: dict[StatisticName, np.ndarray] = {}
     for name, number in trials.items():
+        if name == "luck":  # rewards that differ by 1, each of which either node has
+            more = rng.binomial(number, 0.5, (groups, histories))
+            drawn[name] = LUCK_UNIT * np.stack([number - more, more], axis=-1)
+            continue
         rates = np.array(FREQUENT.table(name).rates) / RATE_UNIT
-        if name == "luck":  # rates are those of a thousandth of a share; here each share is 0.4
-            rates *= 400
-        shares = [1.0 - rates[0], *-np.diff([*rates, 0.0])]
-        draws = number // 400 if name == "luck" else number
-        drawn[name] = rng.multinomial(draws, shares, (groups, histories))[..., 1:]
+        drawn[name] = rng.multinomial(number, [1.0 - rates[0], *-np.diff([*rates, 0.0])], (groups, histories))[..., 1:]
     return drawn
 
 
 def test_honest_histories_are_refused_at_most_as_often_as_the_level_says() -> None:
     """100,000 miners at the full rates: after N groups at most N * level of them are refused, but some."""
-    trials: dict[StatisticName, int] = {"sketch": 20, "margin": 20, "stop": 4, "luck": 800}
+    trials: dict[StatisticName, int] = {"sketch": 20, "margin": 20, "stop": 4, "luck": 4}
     groups, histories = 10, 100_000
     drawn = draw_groups(trials, groups, histories)
+    trials["luck"] *= LUCK_UNIT
+    bets = {name: [(item.scores, item.growth) for item in FREQUENT.table(name).alternatives] for name in MEASURED} | {
+        "luck": [((-score, score), growth) for score, growth in LUCK_BETS]
+    }
     refused = np.zeros(histories, dtype=bool)
-    evidence = {name: np.zeros((histories, len(FREQUENT.table(name).alternatives)), np.int64) for name in trials}
+    evidence = {name: np.zeros((histories, len(bets[name])), np.int64) for name in trials}
     for group in range(groups):
         for name, number in trials.items():
-            alternatives = FREQUENT.table(name).alternatives
-            scores = np.array([alternative.scores for alternative in alternatives])
-            growths = np.array([alternative.growth for alternative in alternatives])
+            scores, growths = (np.array(column) for column in zip(*bets[name], strict=True))
             gained = drawn[name][group] @ scores.T - number * growths
             evidence[name] = np.maximum(evidence[name], 0) + gained
             refused |= evidence[name].max(axis=1) > FREQUENT.threshold
@@ -236,10 +220,12 @@ def test_a_cheat_that_no_group_shows_is_shown_by_several() -> None:
 
 
 def test_a_miner_that_chooses_among_near_ties_by_reward_is_refused_for_luck() -> None:
-    """Each of its groups has as many misses as an honest one, and all of them in rollouts with the higher reward."""
-    lucky, honest = counts(luck=(400, 1)), counts(luck=(2 * 400, 1))
-    assert exceeded(after([lucky] * 300), ROW) == "luck"
+    """A group has two rewards that differ from the validator's: both are higher, or one of them."""
+    lucky, honest = counts(luck=(2000, 0, 2000)), counts(luck=(2000, 1000, 1000))
+    assert exceeded(after([lucky] * 40), ROW) == "luck"
     assert exceeded(after([honest] * 1000), ROW) is None
+    assert exceeded(after([counts(luck=(1000 * 4096, 0, 1000 * 4096))]), ROW) == "luck"
+    assert max(after([counts(luck=(1000, 0, 1000))])["luck"]) < DECADE / 4  # one rollout alone says little
 
 
 # What is counted
@@ -275,35 +261,21 @@ def test_stops_are_counted_once_for_each_rollout_by_the_largest_margin() -> None
 
 
 @pytest.mark.parametrize(
-    ("lengths", "rewards", "missing", "expected"),
+    ("own", "other", "expected"),
     [
-        ((5, 5, 5), (1, 0, 0), (0, 1, 2), (3 * 334, 1)),  # a third, rounded up, for each of the three with a miss
-        ((5, 5, 5), (1, 0, 0), (1,), (334, 0)),
-        ((8, 1, 1), (1, 0, 0), (0,), (800, 1)),  # of the tokens, not of the rollouts
-        ((1, 8, 1), (1, 0, 0), (0,), (100, 1)),
-        ((5, 5, 5), (1, 0, 0), (0, 0, 1), (3 * 334, 2)),  # for each miss
-        ((5, 5, 5), (1, 1, 1), (0, 1, 2), (0, 0)),  # nobody is lucky
-        ((5, 5, 5), (-1, 3, -1), (1,), (334, 1)),
-        ((5, 5, 5), (1, 0, 0), (), (0, 0)),
+        (1_000_000, 0, (1000, 0, 1000)),
+        (0, 1_000_000, (1000, 1000, 0)),
+        (500_000, 750_000, (63, 250, 0)),  # 62.5 thousandths, rounded up
+        (7_000_000, -7_000_000, (1000, 0, 1000)),  # as one reward
+        (999, 0, (0, 0, 0)),  # less than a thousandth, either way
+        (0, 999, (0, 0, 0)),
+        (-3, -3, (0, 0, 0)),
     ],
 )
-def test_luck_counts_the_misses_of_rollouts_with_the_higher_rewards(
-    lengths: tuple[int, ...], rewards: tuple[int, ...], missing: tuple[int, ...], expected: tuple[int, int]
-) -> None:
-    margins = np.zeros(sum(lengths), np.int64)
-    begins = np.cumsum([0, *lengths[:-1]])
-    for place, rollout in enumerate(missing):
-        margins[begins[rollout] + missing[:place].count(rollout)] = 1
-    whole = [reward * REWARD_UNIT for reward in rewards]
-    result = count_luck(margins, lengths, whole, (0,))
+def test_luck_is_the_difference_of_the_rewards(own: int, other: int, expected: tuple[int, int, int]) -> None:
+    result = count_luck([(own, other)])
     assert (result.trials, *result.steps) == expected
-    assert SHARE_UNIT == 1000
-
-
-@pytest.mark.parametrize(("length", "steps"), [(1, (1, 0, 0)), (4, (1, 0, 0)), (5, (0, 1, 0)), (8, (0, 0, 1))])
-def test_a_lucky_miss_reaches_a_step_by_the_share_of_its_group(length: int, steps: tuple[int, ...]) -> None:
-    margins = np.array([1, *[0] * 9])
-    assert count_luck(margins, (length, 10 - length), (REWARD_UNIT, 0), (0, 499, 799)).steps == steps
+    assert count_luck([(own, other)] * 3) == result + result + result
 
 
 def test_margins_are_whole_units_rounded_up() -> None:
@@ -327,7 +299,15 @@ def test_a_margin_exceeds_a_step_exactly_if_its_whole_one_does(margin: int, step
 
 @pytest.mark.parametrize(
     "changes",
-    [{"margin": (3, 2, 2)}, {"sketch": (0, 1)}, {"stop": (-1,)}, {"luck": (1, 2)}, {"margin": (1 << 53,)}],
+    [
+        {"margin": (3, 2, 2)},
+        {"sketch": (0, 1)},
+        {"stop": (-1,)},
+        {"luck": (1, 2, 0, 0)},
+        {"luck": (0, 1, 0)},
+        {"luck": (9, 0, 0)},
+        {"margin": (1 << 53,)},
+    ],
 )
 def test_impossible_counts_are_invalid(changes: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(ValueError):

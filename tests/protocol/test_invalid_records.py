@@ -111,7 +111,12 @@ INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
         {"reason": "because"},
         {"reason": "wrong-sketch"},  # with rewards and log-probabilities
         *({"reason": "wrong-sketch", "rewards": ()}, {"logprobs": bytes(16)}, {"tokens": 6}),
-        *({"tokens": 1 << 40, "logprobs": bytes(20)}, {"counts": counts(luck=(5001,))}, {"rewards": (2 * 10**12,)}),
+        *(
+            {"tokens": 1 << 40, "logprobs": bytes(20)},
+            {"counts": counts(luck=(5001, 1, 0))},
+            {"counts": counts(luck=(9, 5001, 0))},
+            {"rewards": (2 * 10**12,)},
+        ),
         *({"rewards": (0.5, 1.0)}, {"index": 1 << 20}),
     ],
     row: [

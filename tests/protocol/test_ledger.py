@@ -239,9 +239,9 @@ def test_misses_beyond_the_honest_rate_have_a_price() -> None:
     assert balance(summary(many), scoring=scoring) == 16 * GROUP - 4 * (6 * GROUP - 16_000) // 2
     both = balance(summary(few, window=1), summary(many, window=2), scoring=scoring)
     assert both == 32 * GROUP - 4 * (6 * GROUP - 32_000) // 2  # what one window has too few makes up for another
-    each = row(counts=counts(sketch=(16, 1), margin=(20, 1), stop=(8, 1), luck=(400, 1)))
+    each = row(counts=counts(sketch=(16, 1), margin=(20, 1), stop=(8, 1), luck=(2_000, 1_000, 1_000)))
     excess = 4 * (GROUP - 16_000) + 4 * (GROUP - 20_000) + 4 * (GROUP - 80_000)
-    luck = 4 * (GROUP - 76 * 400 * 1_500 // 100)  # has a twentieth of the price, from 76% on
+    luck = 4 * (GROUP - GROUP * 95 // 100)  # has a twentieth of the price, from 95% of the bad luck on
     assert balance(summary(each), scoring=scoring) == 16 * GROUP - excess // 2 - luck // 40
 
 
@@ -396,7 +396,7 @@ def test_the_largest_verdict_has_a_row() -> None:
     for replay in (Tally(trials=(1 << 53) - 1, steps=(0,)), Tally(trials=1, steps=(1,))):
         with pytest.raises(ValidationError, match="replayed several times, or accepted though"):
             judgement(0, counts=counts(margin=(5,)).model_copy(update={"replay": replay}))
-    largest = judgement(0, tokens=1 << 25, logprobs=bytes(4 << 25), counts=counts(luck=(1000 << 25, 1)))
+    largest = judgement(0, tokens=1 << 25, logprobs=bytes(4 << 25), counts=counts(luck=(1000 << 25, 0, 1000 << 25)))
     assert sum([largest.counts] * 4096, NO_COUNTS).luck.trials < 1 << 53
 
 

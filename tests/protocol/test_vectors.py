@@ -34,7 +34,14 @@ from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.outer.round_checks import check_next_manifest, owner, turn_of
-from protocol.outer.round_records import RoundContribution, RoundManifest, RoundPointer
+from protocol.outer.round_records import (
+    AggregatedShare,
+    RoundContribution,
+    RoundManifest,
+    RoundPlan,
+    RoundPointer,
+    RoundProducts,
+)
 from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
@@ -51,7 +58,7 @@ KINDS: tuple[type[Record], ...] = (
     *(Announcement, Commitment, Counts, Envelope, Group, Head, Judgement),
     *(Manifest, ValidatorReport, Rollout, LedgerRow, RunManifest, Seal, Summary, Trust, Verdict),
     *(Invite, ReauditVerdict, Revision, Thresholds, Witness, ProofOfWorkSolution),
-    *(RoundManifest, RoundContribution, RoundPointer),
+    *(RoundManifest, RoundContribution, RoundPointer, RoundPlan, RoundProducts, AggregatedShare),
 )
 
 
@@ -166,6 +173,14 @@ def test_audits(item: dict[str, Any]) -> None:
         dealt=item.get("dealt"),
     )
     assert list(indices) == item["audit"]
+
+
+@pytest.mark.parametrize("item", cases("window", "continued"), ids=name_of)
+def test_continued_rollouts(item: dict[str, Any]) -> None:
+    run, randomness, miner = (bytes.fromhex(item[name]) for name in ("run", "randomness", "miner"))
+    places = run, item["window"], randomness, miner, item["group"]
+    selected = challenge.continued_rollouts(*places, size=item["size"], max_tokens=item["max_tokens"])
+    assert list(selected) == item["continued"]
 
 
 @pytest.mark.parametrize("item", cases("window", "order"), ids=name_of)
@@ -292,7 +307,7 @@ def test_counts() -> None:
     row, lengths, margins = row_of(item), [len(tokens) for tokens in item["completions"]], np.array(item["margins"])
     repeats = repeated_positions(item["completions"])
     counts = count_group(np.array(item["distances"]), margins, np.array(item["stops"]), lengths, row, repeats)
-    luck = count_luck(margins, lengths, item["rewards"], row.luck.beyond)
+    luck = count_luck(map(tuple, item["rewards"]))
     assert counts.model_copy(update={"luck": luck}) == Counts.model_validate_json(json.dumps(item["counts"]))
 
 

@@ -45,9 +45,8 @@ def test_log_probabilities_are_split_by_rollout() -> None:
     [
         ({"sketch": (200, 0, 0, 1), "margin": (200, 0, 0, 1)}, Reason.SKETCH),
         ({"margin": (200, 0, 0, 1), "stop": (2, 0, 1)}, Reason.SAMPLING),
-        ({"stop": (2, 0, 1), "luck": (5_000, 40)}, Reason.STOP),
-        ({"luck": (5_000, 40)}, Reason.LUCK),
-        ({"sketch": (200, 1), "margin": (200, 1), "stop": (2, 1), "luck": (400, 1)}, None),
+        ({"stop": (2, 0, 1), "luck": (2_000, 0, 2_000)}, Reason.STOP),
+        ({"sketch": (200, 1), "margin": (200, 1), "stop": (2, 1), "luck": (2_000, 0, 2_000)}, None),
         ({}, None),
     ],
 )

@@ -213,6 +213,19 @@ def window() -> list[Case]:
         },
         *(
             {
+                "name": f"rollouts of {tokens} tokens that are continued",
+                **inputs,
+                "group": 5,
+                "size": 8,
+                "max_tokens": tokens,
+                "continued": list(
+                    challenge.continued_rollouts(RUN_ID, 7, randomness, miner, 5, size=8, max_tokens=tokens)
+                ),
+            }
+            for tokens in (1024, 1025, 4096, 1 << 14)
+        ),
+        *(
+            {
                 "name": f"deal of group {group}",
                 **inputs,
                 "group": group,
@@ -325,14 +338,15 @@ def verdict() -> list[Case]:
 
 
 def _counts() -> Case:
-    """Return the statistics of a group of four rollouts, and what is counted of them by the sample row."""
+    """Return the statistics of a group of four rollouts, and what is counted of them by the sample row. `rewards` has
+    for each rollout its own, and that of the validator's continuation.
+    """
     completions = ((5, 6, 7), (5, 6, 1), (9,), (5, 6, 7))
-    lengths, rewards = [3, 3, 1, 3], (REWARD_UNIT, 0, -REWARD_UNIT, REWARD_UNIT)
+    lengths, rewards = [3, 3, 1, 3], ((REWARD_UNIT, 0), (0, 250_000), (-REWARD_UNIT, REWARD_UNIT), (40_999, 0))
     distances = (0, 33, 128, 40, 50, 65, 97, 1, 2, 3)
     margins = (0, 10_001, 10_000, 0, 300_000, 50_001, 250_001, 0, 0, 20_000)
     stops = (False, False, True, False, False, True, True, False, True, False)
     row = samples.thresholds()
-    luck = count_luck(np.array(margins), lengths, rewards, row.luck.beyond)
     arrays = np.array(distances), np.array(margins), np.array(stops)
     counts = count_group(*arrays, lengths, row, repeated_positions(completions))
     return {
@@ -343,7 +357,7 @@ def _counts() -> Case:
         "margins": margins,
         "stops": stops,
         "rewards": rewards,
-        "counts": counts.model_copy(update={"luck": luck}).model_dump(),
+        "counts": counts.model_copy(update={"luck": count_luck(rewards)}).model_dump(),
     }
 
 
@@ -351,9 +365,9 @@ def _evidence() -> Case:
     """Return groups, and after each of them the evidence and the statistic that refuses them, if one does."""
     row = samples.replay_thresholds()
     groups = [
-        samples.counts(sketch=(40,), margin=(40, 1), stop=(8,), luck=(250, 1)),
+        samples.counts(sketch=(40,), margin=(40, 1), stop=(8,), luck=(63, 250, 0)),
         samples.counts(sketch=(16, 2), margin=(24,), stop=(8,)),
-        *[samples.counts(sketch=(1000,), margin=(1000, 4, 1), stop=(8, 2), luck=(1000, 2))] * 2,
+        *[samples.counts(sketch=(1000,), margin=(1000, 4, 1), stop=(8, 2), luck=(3000, 0, 3000))] * 2,
         samples.counts(sketch=(40,), margin=(40, 14), stop=(8, 0, 1)),
         samples.counts(sketch=(16,)) + REPRODUCED,
         *[UNREPRODUCED] * 9,

@@ -2,8 +2,8 @@
 
 Groups are drawn from what was measured, and counted and judged as real ones. Honest trials reach the steps of a row as
 often as its rates say, divided by the headroom. A *careful* miner knows all of its evidence, and decides only what
-leaves a reserve below the threshold, and does not cost it the price of a miss (docs/spec/ledger.md); others decide
-whatever they can.
+leaves a reserve below the threshold, and does not cost it the price of a miss (docs/spec/ledger.md), unless it *pays*
+for luck; others decide whatever they can.
 """
 
 import math
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
+from protocol.encoding import REWARD_UNIT
 from protocol.judging.evidence import (
     NO_COUNTS,
     NO_EVIDENCE,
@@ -79,7 +80,14 @@ class Gain:
 
 
 def gain(
-    cheat: Cheat, thresholds: Thresholds, scoring: ScoringSpec, *, careful: bool, windows: int = 100, seed: int = 0
+    cheat: Cheat,
+    thresholds: Thresholds,
+    scoring: ScoringSpec,
+    *,
+    careful: bool,
+    pays: bool = False,
+    windows: int = 100,
+    seed: int = 0,
 ) -> Gain:
     """Return what a miner gains that cheats in all groups of so many windows.
 
@@ -94,7 +102,7 @@ def gain(
     for window in range(1, windows + 1):
         inside, groups = evidence, list[SimulatedGroup]()
         for _ in range(GROUPS):
-            accepts = partial(_dares, inside, shown, reserved) if careful else _always
+            accepts = partial(_dares, inside, shown, reserved, pays) if careful else _always
             groups.append(cheat(thresholds, rng, accepts))
             inside, shown = advance(inside, groups[-1].counts, thresholds), shown + groups[-1].counts
         made += groups
@@ -118,13 +126,13 @@ def _always(counts: Counts) -> bool:
     return True
 
 
-def _dares(evidence: Evidence, shown: Counts, reserved: Thresholds, counts: Counts) -> bool:
-    return exceeded(advance(evidence, counts, reserved), reserved) is None and _is_free(shown + counts, reserved)
+def _dares(evidence: Evidence, shown: Counts, reserved: Thresholds, pays: bool, counts: Counts) -> bool:
+    return exceeded(advance(evidence, counts, reserved), reserved) is None and _is_free(shown + counts, reserved, pays)
 
 
-def _is_free(counts: Counts, thresholds: Thresholds) -> bool:
-    """Return whether these counts have no more misses than cost nothing."""
-    names: tuple[StatisticName, ...] = ("margin", "stop", "luck")
+def _is_free(counts: Counts, thresholds: Thresholds, pays: bool) -> bool:
+    """Return whether these counts have no more misses than cost nothing, but for luck if the miner pays for it."""
+    names: tuple[StatisticName, ...] = ("margin", "stop") if pays else ("margin", "stop", "luck")
     row = ledger_row(audited=1, accepted=1, counts=counts)
     return all(excess_misses(row, thresholds, name) <= 0 for name in names)
 
@@ -153,8 +161,8 @@ def take_stops(tokens: int, reach: float) -> Cheat:
 def choose_luck(tokens: int, reach: float, density: float, rewards: Sequence[Sequence[float]]) -> Cheat:
     """Return the cheat that decides one near tie of at most the reach in each rollout, if the reward becomes higher.
 
-    What follows from it has the reward of any rollout of the group. A miner that does not dare this alone decides near
-    ties in rollouts with low rewards as well, which stay as low: then its misses do not follow rewards.
+    What follows from another token has the reward of any rollout of the group, whoever computes it: a validator that
+    continues from its own token has the honest reward where the miner decided, and any where both are honest.
 
     Args:
         tokens: of a rollout on average; none has more than four times as many.
@@ -165,38 +173,31 @@ def choose_luck(tokens: int, reach: float, density: float, rewards: Sequence[Seq
     def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
         honest_rewards = np.array(rewards[int(rng.integers(len(rewards)))])
         lengths = np.minimum(rng.geometric(1.0 / tokens, GROUP_SIZE), 4 * tokens)
-        total = int(lengths.sum())
-        margins = np.zeros(total, dtype=np.int64)
-        for miss in np.flatnonzero(rng.random(total) < _rates(thresholds.margin)[0]):
-            margins[miss] = _draw(thresholds.margin, rng)
-        own = honest_rewards.copy()
+        total, rate = int(lengths.sum()), _rates(thresholds.margin)[0]
+        missing = [_draw(thresholds.margin, rng) for _ in range(rng.binomial(total, rate))]
+        own, others = honest_rewards.copy(), honest_rewards.copy()
+        first = rng.geometric(rate, GROUP_SIZE).tolist()  # the place of the first honest miss, or behind the end
+        for rollout in np.flatnonzero(first <= lengths).tolist():
+            others[rollout] = rng.choice(honest_rewards)
+        continued = first <= lengths
 
         def counts() -> Counts:
-            whole = np.round(own * 1e6).astype(int).tolist()
-            luck = count_luck(margins, lengths.tolist(), whole, thresholds.luck.beyond)
-            margin = _tally(thresholds.margin, margins[margins > 0].tolist(), total)
-            return Counts(margin=margin, stop=_tally(thresholds.stop, [], GROUP_SIZE), luck=luck)
+            pairs = np.round(np.stack([own, others], axis=1)[continued] * REWARD_UNIT).astype(int).tolist()
+            margin = _tally(thresholds.margin, missing, total)
+            return Counts(margin=margin, stop=_tally(thresholds.stop, [], GROUP_SIZE), luck=count_luck(pairs))
 
-        ties = {
-            rollout: (
-                end - int(rng.integers(1, lengths[rollout] + 1)),
-                max(1, round(reach * rng.random() / NOISE_UNIT)),
-            )
-            for rollout, end in enumerate(np.cumsum(lengths).tolist())
-            if rng.random() < 1.0 - math.exp(-density * lengths[rollout] * reach)
-        }
-        for rollout in ties:
-            before, other = (own.copy(), margins.copy()), rng.choice(honest_rewards)
-            if other <= own[rollout]:
+        for rollout, length in enumerate(lengths.tolist()):
+            tie, other = int(rng.geometric(max(density * reach, 1e-9))), rng.choice(honest_rewards)
+            if tie > length or other <= own[rollout]:
                 continue
-            own[rollout] = other
-            for decided in (rollout, *(low for low in ties if own[low] <= own.mean())):
-                place, margin = ties[decided]
-                margins[place] = max(margin, margins[place])
-                if accepts(counts()):
-                    break
-            else:
-                own, margins = before
+            before = own.copy(), others.copy(), continued.copy()
+            own[rollout], continued[rollout] = other, True
+            if tie < first[rollout]:
+                others[rollout] = honest_rewards[rollout]
+            missing.append(max(1, round(reach * rng.random() / NOISE_UNIT)))
+            if not accepts(counts()):
+                missing.pop()
+                own, others, continued = before
         gained = float((own - honest_rewards).sum()) if len(set(own)) > 1 else 0.0
         return SimulatedGroup(counts(), total, total, gained)
 

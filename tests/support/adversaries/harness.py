@@ -340,9 +340,9 @@ class TrialHarness:
         window = commitment.window
         await self.store.put(paths.batch(miner.public, window, commitment.batch), batch)
         engine = self.judging_engine or await self.serving_engine()
-        judge = Judge(self.task, engine, window, self.randomness(window))
-        roster = Roster((self.node.key.public,), 1)
-        auditor = Auditor(self.node, judge, roster, sha256(f"draw {window}".encode()).digest(), self.accepted_work)
+        draw = sha256(f"draw {window}".encode()).digest()
+        judge = Judge(self.task, engine, window, self.randomness(window), draw=draw)
+        auditor = Auditor(self.node, judge, Roster((self.node.key.public,), 1), draw, self.accepted_work)
         signed = open_signed(sign(commitment, miner), Commitment, [miner.public])
         verdict, suspected_copies = await auditor.audit(
             Case(signed, self.groups, 0.0), _EVERY_GROUP, is_known=True, evidence=evidence

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY
-from protocol.proof import STATISTICS, Alternative, Arithmetic, ProofSpec, Table, Thresholds
+from protocol.proof import MEASURED, Alternative, Arithmetic, ProofSpec, Table, Thresholds
 
 FLOAT32: Final[tuple[Arithmetic, Arithmetic]] = ("torch-float32", "torch-float32")
 """The arithmetics of a miner and a validator, as nodes have them by default."""
@@ -17,7 +17,7 @@ _NOTHING: Final = Table(
     beyond=((1 << 31) - 1,), rates=(1,), alternatives=(Alternative(scores=(0,), growth=1),)
 )  # not even a margin that is no number reaches its step
 
-LENIENT: Final[dict[str, Any]] = dict.fromkeys(STATISTICS, _NOTHING)
+LENIENT: Final[dict[str, Any]] = dict.fromkeys(MEASURED, _NOTHING)
 """Values of thresholds that refuse nothing."""
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import struct
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -32,12 +33,16 @@ from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.objects import ObjectRef
 from protocol.outer.round_records import (
+    AggregatedShare,
     CountedContribution,
     OuterState,
+    PlannedContribution,
     Refusal,
     RoundContribution,
     RoundManifest,
+    RoundPlan,
     RoundPointer,
+    RoundProducts,
     RoundRules,
 )
 from protocol.proof import DECADE, RATE_UNIT, STATISTICS, Alternative, ProofSpec, Table, Thresholds
@@ -133,7 +138,7 @@ def table(beyond: tuple[int, ...], rates: tuple[float, ...], *scores: tuple[floa
     """Return a table with the least growth of each alternative.
 
     Args:
-        rates: as probabilities; of `luck`, odds / 1000.
+        rates: as probabilities.
         scores: of each alternative, in decades.
     """
     whole_rates = tuple(round(rate * RATE_UNIT) for rate in rates)
@@ -159,8 +164,7 @@ thresholds = sample_of(
     sketch=table((32, 64, 96), (1e-3, 1e-6, 1e-15), *_SCORES),
     margin=table((10_000, 50_000, 250_000), (1e-3, 1e-6, 1e-15), *_SCORES),
     stop=table((10_000, 250_000), (1e-2, 1e-15), (0.5, 0.5), (0.0, 12.0)),
-    luck=table((0,), (1.5e-3,), (0.3,), (0.6,)),
-    threshold=math.ceil((9 + math.log10(12)) * DECADE),  # there are 12 alternatives
+    threshold=math.ceil((9 + math.log10(14)) * DECADE),  # there are 14 alternatives
     logprob_tolerance=50_000,
     logprob_bias=1_000,
     confidence_ppm=990_000,
@@ -177,13 +181,14 @@ def counts(row: Thresholds | None = None, /, **tallies: tuple[int, ...]) -> Coun
     """Return counts of groups that were judged by a row, by default the sample one.
 
     Args:
-        tallies: by statistic, the trials and how many of them reach each step, up to the last one that any reaches.
+        tallies: by statistic, the trials and how many of them reach each step, up to the last one that any reaches; of
+            luck, the squares and both sums.
     """
     row = row or thresholds()
     fields = {}
     for name in STATISTICS:
         trials, *steps = tallies.get(name, (0,))
-        zeros = [0] * (len(row.table(name).beyond) - len(steps))
+        zeros = [0] * ((2 if name == "luck" else len(row.table(name).beyond)) - len(steps))
         fields[name] = Tally(trials=trials, steps=(*steps, *zeros))
     return Counts(**fields)
 
@@ -436,6 +441,7 @@ round_rules = sample_of(
     quorum=1,
     delay=0,
     streams=1,
+    spread=0,
 )
 
 
@@ -481,6 +487,7 @@ def round_manifest(number: int = 0, previous: bytes | None = None, **changes: An
         "epoch": 1,
         "counted": (counted(),) if number else (),
         "refused": (Refusal(worker=WORKERS[1], reason="lost"),) if number else (),
+        "aggregated": (),
         "state": outer_state(number),
         "version": number,
         "workers": WORKERS,
@@ -491,6 +498,35 @@ def round_manifest(number: int = 0, previous: bytes | None = None, **changes: An
     return RoundManifest(**(fields | changes))
 
 
+round_plan = sample_of(
+    RoundPlan,
+    run=RUN_ID,
+    trainer=TRAINER.public,
+    number=1,
+    opening=digest("round 0"),
+    contributions=tuple(
+        PlannedContribution(worker=worker, payload=ObjectRef(digest=digest("payload"), size=1000)) for worker in WORKERS
+    ),
+    aggregators=WORKERS[::-1],
+)
+round_products = sample_of(
+    RoundProducts,
+    run=RUN_ID,
+    worker=WORKERS[0],
+    number=1,
+    subject=digest("plan"),
+    parts=(1, 2),
+    numbers=struct.pack("<4d", 0.5, -1.5, 2.0, 0.0),
+)
+aggregated = sample_of(
+    AggregatedShare,
+    worker=WORKERS[0],
+    products=digest("products"),
+    outcome="sound",
+    checker=WORKERS[1],
+    repeat=b"",
+    check="lost",
+)
 round_pointer = sample_of(
     RoundPointer,
     run=RUN_ID,
@@ -530,6 +566,9 @@ def every_record() -> list[Record]:
         round_manifest(1),
         contribution(),
         round_pointer(),
+        round_plan(),
+        round_products(),
+        aggregated(),
         announcement(),
         Envelope(body=b"body", of="head", signatures=(Signature(key=MINER.public, value=bytes(64)),)),
         group(1, rollouts=(episode_rollout(),)),

@@ -216,7 +216,7 @@ async def take_stops(harness: TrialHarness, mining_window: MiningWindow, indices
     )
 
 
-@adversary("lucky near ties", Reason.LUCK, Reason.SAMPLING, within_noise=True)
+@adversary("lucky near ties", Reason.WINDOW, Reason.SAMPLING, within_noise=True)
 async def choose_luck(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
     """Decide one near tie in each rollout if that makes its reward higher."""
     task, problems = (

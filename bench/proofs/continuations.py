@@ -1,0 +1,56 @@
+"""Table (k): what a validator decodes to count luck, and how the rewards of honest work differ from its continuations.
+
+A line has the arithmetics of miner and validator, the judged tokens and rollouts, how many rollouts are continued, by
+how many tokens, as a share of those that are judged, and the sums of rewards below and above the continuations'.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from bench.proofs.setting import GROUP_SIZE, Setting
+from protocol.judging.evidence import LUCK_UNIT, NO_COUNTS
+from protocol.rollout.sampling import SamplingParams
+from roles.ports import Generation, Request
+from roles.validator.judge import Judge
+from tests.support.builders.proofs import LENIENT, packaged_thresholds
+
+_DTYPES: Final = (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
+_GROUPS: Final = 16  # of a window
+
+
+async def table(setting: Setting, groups: int) -> None:
+    """Print a line for each pair of dtypes of miner and validator, with about so many groups."""
+    for miner, validator in _DTYPES:
+        await _line(setting, miner, validator, max(1, groups // _GROUPS))
+
+
+async def _line(setting: Setting, miner: str, validator: str, windows: int) -> None:
+    plain = replace(setting.harness(_GROUPS), batched=False)
+    producer, checker = (
+        replace(plain, dtype=getattr(torch, dtype), _engines={}, _group_cache={}) for dtype in (miner, validator)
+    )
+    engine, row = await checker.serving_engine(), packaged_thresholds().model_copy(update=LENIENT)
+    generate, decoded = engine.generate, list[int]()
+
+    async def counted(requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
+        generations = await generate(requests, params)
+        decoded.extend(len(item.tokens) for item in generations)
+        return generations
+
+    engine.generate = counted  # type: ignore[method-assign]
+    counts, tokens = NO_COUNTS, 0
+    for window in range(windows):
+        made = await producer.honest_groups(producer.mining_window(window), range(_GROUPS))
+        judge = Judge(plain.task, engine, window, plain.randomness(window), draw=bytes(32))
+        for judgement in await judge.judge([(group, bytes(32)) for group in made], row):
+            counts, tokens = counts + judgement.counts, tokens + judgement.tokens
+        producer._group_cache.clear()
+    less, more = (total / LUCK_UNIT for total in counts.luck.steps)
+    print(
+        f"{miner:9}{validator:9}{tokens:9} tokens of {windows * _GROUPS * GROUP_SIZE:6} rollouts; {len(decoded):5} "
+        f"continued by {sum(decoded):7} tokens, {sum(decoded) / tokens:.2%}; rewards {less:g} below and {more:g} above",
+        flush=True,
+    )
