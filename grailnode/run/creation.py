@@ -198,10 +198,10 @@ def open_run(data: bytes, run_id: bytes | None = None) -> Signed[RunManifest]:
         manifest = open_signed(data, RunManifest, signers)
     except (MalformedError, LimitError, SignatureError) as error:
         if signers and isinstance(error, MalformedError):  # what was signed is no manifest, or one of another form
-            text = f"not a run of this version of grailnode ({error}): create the run again, or use the version that did"
+            text, advice = "not a run of this version of grailnode", "create the run again, or use the version that did"
         else:
-            text = f"damaged ({error}): restore it from a copy, or fetch it again"
-        raise type(error)(text, "run manifest") from error
+            text, advice = "damaged", "restore it from a copy, or fetch it again"
+        raise type(error)(f"{text} ({error}): {advice}", "run manifest") from error
     authority = manifest.record.authority
     if not set(manifest.signers) <= set(authority.roots) or len(manifest.signers) < authority.root_threshold:
         raise SignatureError(f"not signed by {authority.root_threshold} of its own roots", "run manifest")

@@ -278,11 +278,12 @@ def test_a_bad_url_to_join_is_reported_as_the_option_that_gave_it(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_an_interruption_while_modules_are_imported_ends_the_program_without_a_word():
+@pytest.mark.parametrize("parameters", [{}, {"run": "run.toml"}])
+def test_an_interruption_while_modules_are_imported_ends_the_program_without_a_word(parameters: dict[str, str]):
     interrupted = (
         "import importlib, os, signal; from grailnode.cli import options; "
         "importlib.import_module = lambda name: os.kill(os.getpid(), signal.SIGINT); "
-        "options.run_action('demo_run', 'demo', {})"
+        f"options.run_action('demo_run', 'demo', {parameters})"
     )
     result = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
