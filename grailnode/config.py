@@ -139,6 +139,8 @@ class OuterSection(Settings):
     """1: sites go on with their local steps while a round closes."""
     streams: int = Field(default=1, ge=1, le=MAX_STREAMS)
     """Into how many parts the tensors are divided; a round has one of them."""
+    spread: int = Field(default=0, ge=0, le=1)
+    """1: the sites compare the contributions of a round together, each a share of the tensors."""
     outer_rate: float | None = Field(default=None, gt=0, le=10)
     """Of the outer step. Default: the method's."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
@@ -154,7 +156,7 @@ class OuterSection(Settings):
     state_interval: Count = 8
     """Rounds between two states in storage, from which new sites begin."""
     payload_seconds: Positive = 30.0
-    """How long the coordinator waits for storage when a round is over: for contributions, and then for payloads."""
+    """How long the coordinator waits when a round is over: for contributions, for payloads, and for sites' shares."""
     upload_seconds: Positive = 5.0
     """So long before the end of a round a site stops its local steps."""
 
@@ -237,8 +239,8 @@ class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSe
         if self.ranks > 1 and self.optimizer != "adamw":
             raise ValueError(f'{self.ranks} processes need optimizer = "adamw": the others need whole tensors')
         port = int("0" + self.hosts.meeting.rpartition(":")[2]) if self.hosts else 1
-        if self.hosts is not None and (self.host >= self.hosts.count or not 0 < port < 1 << 16):
-            rule = "`meeting` is the ADDRESS:PORT of host 0, with a port from 1 to 65535"
+        if self.hosts is not None and (self.host >= self.hosts.count or not 0 < port < (1 << 16) - 1):
+            rule = "`meeting` is the ADDRESS:PORT of host 0, with a port from 1 to 65534"
             raise ValueError(f"hosts: `number` is below `count`, and {rule}")
         if self.outer is not None and self.canaries:
             raise ValueError("canaries need a trainer that collects groups itself; with [trainer.outer] its sites do")

@@ -90,6 +90,7 @@ payload: Final = _by_digest("payloads")  # a contribution's payload, which a wor
 # Signed objects: the path of (writer, window), or of (writer, number).
 revision_copy: Final = _by_number("revisions")  # a revision of the authority, in the space of a trainer or validator
 round_manifest: Final = _by_number("rounds")  # closes an outer round
+round_plan: Final = _by_number("plans")  # a trainer's, which says who computes what when a round closes
 contribution: Final = _by_number("contributions")  # a worker's, to an outer round
 commitment: Final = _by_number("commitments")  # a miner's, to its batch of a window
 seal: Final = _by_number("seals")  # a validator's promise of the summary that it will reveal
@@ -101,6 +102,7 @@ report: Final = _by_number("reports")  # a trainer's, on the validators of a win
 manifest: Final = _by_number_and_name("manifests")  # a signed manifest of a version, by the SHA-256 of its body
 batch: Final = _by_number_and_name("batches")  # a miner's groups of a window, their frames in order, by the SHA-256
 verdict: Final = _by_number_and_name("verdicts")  # a validator's signed verdict on a miner's window
+products: Final = _by_number_and_name("products")  # a worker's, of a share of a plan, or of products that it repeats
 reaudit: Final = _by_number_and_name("reaudits")  # a verdict on groups of an earlier window, not audited then
 
 

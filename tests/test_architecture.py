@@ -44,12 +44,12 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
         *("participants", "seals", "rosters", "policy", "miner", "validator", "trainer"),
     ),
     "roles.trainer": (
-        *("tensor_shards", "verified_batch", "spool", "dithering", "external_training", "learn"),
+        *("tensor_shards", "verified_batch", "spool", "external_training", "learn"),
         *("publish", "collect", "outer"),
     ),
     "grailnode": (
         *("store", "beacon", "engine", "config", "chat", "sandbox", "environments", "convert", "observe"),
-        *("calibration", "track", "run", "ui", "node", "library", "demo", "cli", "__main__"),
+        *("calibration", "track", "run", "ui", "ranks", "node", "library", "demo", "cli", "__main__"),
     ),
 }
 SEPARATE = {  # rooms that do not import each other at all

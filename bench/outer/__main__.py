@@ -7,7 +7,7 @@
     python -m bench.outer ablations     without error feedback or momentum, other quantizers, a delay, and streams
     python -m bench.outer overlap       the share of time computing, with and without a delay, on a virtual clock
     python -m bench.outer crashes       sites and coordinator killed at 20 operations with 20 seeds each
-    python -m bench.outer sites         how long a coordinator compares and applies, by the number of sites
+    python -m bench.outer sites         what a round costs coordinator and site, by the number of sites
     python -m bench.outer projection    a 7B model with H = 8 over 400 Mbit/s from measured rates
 
 Times are CPU seconds of one core. Learning is reinforcement learning of sums with the product's learner; bytes and
@@ -69,8 +69,7 @@ def main() -> None:
     command.add_argument("--seeds", type=int, default=20, help="of the groups")
     command.add_argument("--points", type=int, default=20, help="operations at which each process is killed")
     command = commands.add_parser("sites")
-    command.add_argument("--sites", default="4,8,16,32", help="numbers of sites")
-    command.add_argument("--threads", type=int, default=2, help="threads that are compared with one")
+    command.add_argument("--sites", default="4,16,64", help="numbers of sites")
     command = commands.add_parser("projection")
     command.add_argument("--rounds", type=int, default=12, help="outer rounds before rates are measured")
     command.add_argument("--repeats", type=int, default=3, help="runs of which the fastest counts")
@@ -91,7 +90,7 @@ def main() -> None:
     if arguments.command == "crashes" and not crashes(arguments.seeds, arguments.points):
         sys.exit(1)
     if arguments.command == "sites":
-        by_sites([int(number) for number in arguments.sites.split(",")], arguments.threads)
+        by_sites([int(number) for number in arguments.sites.split(",")])
     if arguments.command == "projection":
         projection(arguments.rounds, arguments.repeats, arguments.cores)
     if arguments.command == "learning":

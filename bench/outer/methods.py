@@ -57,6 +57,7 @@ class Variant:
             quorum=1,
             delay=self.delay,
             streams=self.streams,
+            spread=0,
         )
 
 

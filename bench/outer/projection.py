@@ -1,7 +1,5 @@
 """A projection to a model of 7.6e9 parameters with H = 8 over links of 400 Mbit/s, from measured sizes and rates."""
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +13,9 @@ from bench.outer.sizes import SHAPES, Run, elements, simulate
 from bench.outer.trials import SITES
 from bench.tables import print_table
 from protocol import pseudogradient
-from protocol.outer.comparing import compare
+from protocol.outer.comparing import part_products, project
+from protocol.outer.round_records import RoundRules
+from protocol.outer.round_shares import REPEATED
 from protocol.outer.shared_state import SharedState
 
 PARAMETERS: Final = 7.6e9
@@ -39,8 +39,8 @@ class Stages:
 
     Attributes:
         payload: bytes.
-        encode, upload: of a site; check: decoding all payloads; weigh: their inner products; step: the new state with
-            its digests, which every site and the coordinator compute; fetch: of all payloads.
+        encode, upload: of a site; check: decoding and projecting all payloads; weigh: their inner products; step: the
+            new state with its digests, which every site and the coordinator compute; fetch: of all payloads.
     """
 
     payload: float
@@ -72,51 +72,54 @@ def measure(run: Run, repeats: int) -> Stages:
         decay = rules.feedback_decay or 1.0
         return pseudogradient.encode(last.shared.weights, last.local, last.feedback, rules.coding, digest, decay=decay)
 
-    def check() -> None:
-        for payload in last.payloads:
-            for _ in pseudogradient.decode(payload, last.shared.weights, digest):
-                pass
-
     payload = sum(map(len, last.payloads)) / len(last.payloads) * scale
     step = best_of(lambda: last.shared.after(last.payloads, [1.0] * SITES, rules), repeats)
     return Stages(
         payload=payload,
         encode=best_of(encode, repeats) * scale,
         upload=payload / LINK,
-        check=best_of(check, repeats) * scale,
-        weigh=best_of(lambda: compare(last.shared, last.payloads, rules, bytes(32)), repeats) * scale,
+        check=best_of(partial(_check, last.shared, last.payloads, rules), repeats) * scale,
+        weigh=best_of(partial(part_products, last.shared, last.payloads, rules), repeats) * scale,
         step=step * scale,
         fetch=SITES * payload / LINK,
     )
 
 
-def by_sites(numbers: Sequence[int], threads: int, shape: tuple[int, int] = (1024, 1024), repeats: int = 3) -> None:
-    """Print how long a coordinator compares and applies dense contributions, by the number of sites."""
+def _check(shared: SharedState, payloads: Sequence[bytes], rules: RoundRules) -> None:
+    for payload in payloads:
+        project(shared, rules, bytes(32), payload)
+
+
+def by_sites(numbers: Sequence[int], shape: tuple[int, int] = (1024, 1024), repeats: int = 3) -> None:
+    """Print what a round costs the coordinator and a site with dense contributions, by the number of sites.
+
+    A share is measured on one part of two, and scaled to a share of all.
+    """
     generator, rows = torch.Generator().manual_seed(0), []
     shared = SharedState.begin({f"w{place}": torch.zeros(shape) for place in range(2)}, has_momentum=True)
     rules, elements = VARIANTS["diloco"].rules(LOCAL_STEPS, 1), 2 * shape[0] * shape[1]
+    scale, parts = PARAMETERS / elements, round(PARAMETERS / (shape[0] * shape[1]))
     for sites in numbers:
         payloads = []
         for _ in range(sites):
             local = {name: torch.randn(shape, generator=generator) for name in shared.weights}
             payloads.append(pseudogradient.encode(shared.weights, local, None, DENSE, shared.digests.weights).payload)
-        runs: dict[str, Callable[[int], object]] = {
-            "compare": partial(compare, shared, payloads, rules, bytes(32)),
-            "apply": partial(shared.after, payloads, [1.0] * sites, rules),
-        }
-        for name, run in runs.items():
-            best = dict.fromkeys((1, threads), (math.inf, math.inf))
-            for count in (1, threads) * repeats:  # in turn, so that other work on the machine slows both
-                begin, processor = time.perf_counter(), time.process_time()
-                run(count)
-                own = time.perf_counter() - begin, time.process_time() - processor
-                best[count] = min(best[count][0], own[0]), min(best[count][1], own[1])
-            scale = 1e9 / elements
-            (wall, cpu), (many, _) = best[1], best[threads]
-            figures = (cpu * scale, cpu * scale / sites, wall * scale, many * scale)
-            rows.append([name, str(sites), *(f"{figure:.2f}" for figure in figures)])
-    columns = ("work", "sites", "CPU s", "a site", "wall s", f"with {threads} threads")
-    print_table(f"1e9 dense weights, from {elements}; least of {repeats}", columns, rows)
+        works: list[Callable[[], object]] = [
+            partial(_check, shared, payloads, rules),
+            partial(part_products, shared, payloads, rules),
+            partial(part_products, shared, payloads, rules, places=[0]),
+            partial(shared.after, payloads, [1.0] * sites, rules),
+        ]
+        check, alone, one_part, apply = (best_of(work, repeats) for work in works)
+        share = 2 * one_part / sites
+        payload, products = len(payloads[0]) * scale, 8 * parts * sites
+        rows.append([
+            str(sites), *(f"{seconds * scale:.0f}" for seconds in (check, alone, share, share / REPEATED, apply)),
+            f"{sites * payload / 1e9:.0f}", f"{products * (1 + 1 / REPEATED) / 1e6:.2f}",
+            f"{products / sites * (1 + 1 / REPEATED) / 1e6:.2f}",
+        ])  # fmt: skip
+    columns = ("sites", "check", "products", "a share", "repeat", "apply", "GB read", "MB of products", "of a site")
+    print_table(f"{PARAMETERS:g} dense weights, from {elements}; CPU seconds of one core", columns, rows)
 
 
 def projection(rounds: int, repeats: int, cores: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> None:
@@ -127,7 +130,7 @@ def projection(rounds: int, repeats: int, cores: int, shapes: dict[str, tuple[in
         pass
     count = elements(runs[0].shared.weights)
     columns = (
-        "method", "GB", "GB/s encode", "GB/s decode", "encode", "upload", "check", "weigh", "step", "fetch", "a round",
+        "method", "GB", "GB/s encode", "GB/s check", "encode", "upload", "check", "weigh", "step", "fetch", "a round",
         f"with {cores} cores", "the papers: payload, upload",
     )  # fmt: skip
     title = f"7.6e9 weights, {SITES} sites, 400 Mbit/s; from {count} weights, rate {RATE:g}, round {rounds}"

@@ -17,10 +17,10 @@ from bench.outer.methods import DENSE, VARIANTS, Variant
 from bench.outer.quantizing import requantized
 from bench.outer.task import GROUPS_PER_STEP, Task, new_learner, split
 from protocol import pseudogradient
+from protocol.outer.local_work import begin_round, masters, own_state, without_masters
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.trainer.learn.learner import Learner
-from roles.trainer.outer.local_learner import begin_round, masters, own_state, without_masters
 from roles.trainer.verified_batch import VerifiedGroup
 
 SITES: Final = 4

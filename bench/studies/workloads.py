@@ -21,10 +21,10 @@ from torch import Tensor
 from bench.checkpoints import MEAN_DEVIATION, WEIGHT_DEVIATION, noisy_gradient
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
+from protocol.outer.local_work import masters
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer import MasterOptimizer
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
-from roles.trainer.outer.local_learner import masters
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.simulation.learning import Setup, Simulation
 

@@ -105,6 +105,7 @@ class ReasoningGym:
         create = importlib.import_module("reasoning_gym").create_dataset
         for name in _UNORDERED:
             importlib.import_module(f"reasoning_gym.{name}").list = lambda values: sorted(values, key=str)
+        _bound_number_sequences()
         self._datasets = {
             task: create(task, **{**tasks[task], "seed": 0, "size": DATASET_SIZE}) for task in sorted(tasks)
         }
@@ -150,6 +151,22 @@ class ReasoningGym:
         finally:
             sys.setprofile(None)
         return score if FLOORS.get(task, 0.0) < score <= 1.0 else 0.0
+
+
+def _bound_number_sequences() -> None:
+    """Let number_sequence discard a sequence at its first number above 1,000, and not only when all are computed: some
+    have numbers of millions of digits.
+    """
+    rule = importlib.import_module("reasoning_gym.cognition.number_sequences").PatternRule
+    apply = rule.apply
+
+    def bounded_apply(self: Any, sequence: list[int], position: int) -> int:
+        if abs(sequence[position]) > 1000:
+            raise OverflowError
+        number: int = apply(self, sequence, position)
+        return number
+
+    rule.apply = bounded_apply
 
 
 def answer_of(completion: str) -> str:

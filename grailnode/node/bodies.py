@@ -37,7 +37,10 @@ from grailnode.node.run_model import (
 )
 from grailnode.node.settings import TrainerSettings, coordinator_settings, site_settings, trainer_settings
 from grailnode.node.state_locks import lock_state
+from grailnode.node.stores import Storage
+from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.tracking import track
+from grailnode.node.upload_hosts import OtherHost, follow_host_0, listen_for_hosts
 from grailnode.node.wiring import (
     MINER_VERSIONS,
     make_task,
@@ -210,7 +213,12 @@ def _training_compute(config: Config, run: RunManifest) -> tuple[Compute, Traine
 
 async def _upload(node: Node, launch: Launch) -> None:
     await _publish_run(node, launch.config)
-    await run_publisher(node, _publisher_settings(node, launch.config))
+    settings, hosts = _publisher_settings(node, launch.config), launch.config.trainer.hosts
+    others = [OtherHost(node, number, settings.profile) for number in range(1, hosts.count)] if hosts else []
+    async with trio.open_nursery() as nursery:
+        if hosts:
+            nursery.start_soon(listen_for_hosts, node, others, hosts.meeting)
+        await run_publisher(node, settings, others)
 
 
 async def _publish_run(node: Node, config: Config) -> None:
@@ -275,7 +283,7 @@ async def _validator(node: Node, launch: Launch) -> None:
     await run_validator(node, task, compute, launch.config.validator)
 
 
-async def follow_rank_0(launch: Launch, seat: Seat, telemetry: Telemetry) -> None:
+async def follow_rank_0(launch: Launch, telemetry: Telemetry, seat: Seat) -> None:
     """Compute what rank 0 asks for, on another rank, which has no key and no store."""
     from grailnode.node import rank_processes  # noqa: PLC0415 - it imports torch's compiler
 
@@ -292,6 +300,17 @@ async def follow_rank_0(launch: Launch, seat: Seat, telemetry: Telemetry) -> Non
             await learner.follow(state, sweeps=seat.leads_host)
 
         await meeting.run(work, telemetry)
+
+
+async def upload_for_host_0(launch: Launch, telemetry: NodeTelemetry) -> None:
+    """Encode and upload this host's files of each version, as host 0 asks: without the trainer's key."""
+    config, hosts = launch.config, launch.config.trainer.hosts
+    assert hosts is not None
+    with lock_state(state_directory(config, launch.name), launch.kind):
+        spectator = make_spectator(config)
+        state, store = open_trainer_state(config, launch.name, spectator), Storage(config, telemetry).own()
+        node = replace(spectator, store=store, state=state, telemetry=telemetry, shared_revisions=spectator.revisions)
+        await follow_host_0(node, hosts.number, hosts.meeting, config.engine.threads)
 
 
 BODIES: dict[Kind, ProcessBody] = {

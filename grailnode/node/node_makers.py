@@ -93,6 +93,15 @@ def state_directory(config: Config, name: str) -> Path:
     return config.at(config.node.state) / name
 
 
+def newest_saved(config: Config, name: str) -> str:
+    """Return what this host's state of a trainer has of the newest checkpoint and version, in words."""
+    objects = state_directory(config, name) / "objects"
+    newest = [
+        max((path.name for path in (objects / kind).glob("*")), default="") for kind in ("checkpoints", "weights")
+    ]
+    return f"step {newest[0].partition('-')[0] or 'none'}, version {newest[1] or 'none'}"
+
+
 def engine_directory(state: Path) -> Path:
     """Return the directory of an engine of vLLM in a node's state: its log, its weights, and a socket."""
     return state / "engine"

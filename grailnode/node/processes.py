@@ -17,16 +17,16 @@ import torch
 import trio
 
 from grailnode.config import Config
-from grailnode.node.bodies import BODIES, ProcessBody, follow_rank_0, train, train_site
+from grailnode.node.bodies import BODIES, ProcessBody, follow_rank_0, train, train_site, upload_for_host_0
 from grailnode.node.metrics import serve_metrics
-from grailnode.node.node_makers import make_canary, make_node
+from grailnode.node.node_makers import make_canary, make_node, newest_saved
 from grailnode.node.process_launch import TRAINER_KINDS, Kind, Launch, Seat, prepare_rank
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans
 from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, run_process
 from grailnode.node.telemetry import LONG_STEP_SECONDS, LoopWatch, NodeTelemetry, StepReporter
 from grailnode.node.user_errors import explain, fault_name, is_transient, with_repair_command
-from grailnode.observe.node_logs import recent_starts
+from grailnode.observe.node_logs import equal_failures, recent_starts
 
 _ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "coordinator", "site", "miner", "validator")
 """One for each space."""
@@ -37,6 +37,7 @@ FOLLOWER_BLOCK = 1 << 20
 _M_MMAP_THRESHOLD: Final = -3  # of malloc.h
 _FOLLOWERS = ("canary", "miner", "validator")
 _TRAINERS = ("training", "site")
+_MAX_EQUAL_FAULTS: Final = 6
 
 
 def main(launch: Launch, body: ProcessBody | None = None) -> None:
@@ -52,7 +53,8 @@ async def _run(launch: Launch, body: ProcessBody) -> int:
     """Run the body of a process under the lock of its state, and return the exit code."""
     process = f"{launch.name}/{launch.kind}" if launch.kind in TRAINER_KINDS else launch.name
     telemetry = _telemetry(launch, process)
-    return await _report_failure(launch, telemetry, partial(_run_body, launch, body, telemetry, _log(launch, process)))
+    work = partial(_run_body, launch, body, telemetry, _log(launch, process))
+    return await _report_failure(launch, process, telemetry, work)
 
 
 async def _run_body(launch: Launch, body: ProcessBody, telemetry: NodeTelemetry, log: Path) -> None:
@@ -88,18 +90,32 @@ def main_of_rank(launch: Launch, seat: Seat) -> None:
         return
     torch.set_num_threads(launch.config.engine.threads)
     return_large_blocks(TRAINER_BLOCK)
-    run_process(f"{launch.name}/{launch.kind}-{seat.rank}", partial(_run_rank, launch, seat))
+    follow = partial(follow_rank_0, seat=seat)
+    run_process(f"{launch.name}/{launch.kind}-{seat.rank}", partial(_run_keyless, launch, f"-{seat.rank}", follow))
 
 
-async def _run_rank(launch: Launch, seat: Seat) -> int:
-    """Follow rank 0, and return the exit code."""
-    process = f"{launch.name}/{launch.kind}-{seat.rank}"
+def main_of_upload(launch: Launch) -> None:
+    """Run the upload process of a host other than host 0 until it is stopped."""
+    torch.set_num_threads(launch.config.engine.threads)
+    return_large_blocks(TRAINER_BLOCK)
+    run_process(f"{launch.name}/{launch.kind}", partial(_run_keyless, launch, "", upload_for_host_0))
+
+
+async def _run_keyless(launch: Launch, suffix: str, body: Callable[[Launch, NodeTelemetry], Awaitable[None]]) -> int:
+    """Follow rank 0 or host 0 without a key of this process's own, and return the exit code."""
+    process = f"{launch.name}/{launch.kind}{suffix}"
     telemetry = _telemetry(launch, process)
-    return await _report_failure(launch, telemetry, partial(follow_rank_0, launch, seat, telemetry))
+    return await _report_failure(launch, process, telemetry, partial(body, launch, telemetry))
 
 
-async def _report_failure(launch: Launch, telemetry: NodeTelemetry, body: Callable[[], Awaitable[None]]) -> int:
-    """Watch the event loop while a process does its work, and return the exit code: of what fails, a line is logged."""
+async def _report_failure(
+    launch: Launch, process: str, telemetry: NodeTelemetry, body: Callable[[], Awaitable[None]]
+) -> int:
+    """Watch the event loop while a process does its work, and return the exit code: of what fails, a line is logged.
+
+    Training that has one fault again and again, without a new checkpoint or version in between, is not started again.
+    Hosts wait minutes for each other, so the supervisor's limit for faults within a minute may never be reached.
+    """
     gc.freeze()  # what was imported stays, and to look through it takes tenths of a second on the event loop
     trio.lowlevel.add_instrument(LoopWatch(StepReporter(telemetry), LONG_STEP_SECONDS))
     try:
@@ -107,7 +123,11 @@ async def _report_failure(launch: Launch, telemetry: NodeTelemetry, body: Callab
     except Exception as error:
         line = explain(error)
         text = f"{fault_name(error)}, a fault of this program" if line is None else line
-        telemetry.event("failed", error=with_repair_command(text, launch.config, launch.name))
+        text = with_repair_command(text, launch.config, launch.name)
+        place = newest_saved(launch.config, launch.name) if line is None and launch.kind in _TRAINERS else ""
+        if place and equal_failures(_log(launch, process), text, place) == _MAX_EQUAL_FAULTS - 1:
+            line = text = f"{text}, {_MAX_EQUAL_FAULTS} times at {place}: {error!r}"
+        telemetry.event("failed", error=text, **({"place": place} if place else {}))
         await trio.to_thread.run_sync(telemetry.close)
         if line is None:
             raise  # a bug: the traceback goes to standard error, and a restart may help

@@ -22,12 +22,12 @@ from grailnode import UserError
 from grailnode.engine.compute import Compute
 from grailnode.node.process_launch import LostRankError, Seat
 from grailnode.node.supervisor import EXIT_TRANSIENT
+from grailnode.ranks.rank_group import RankGroup
+from grailnode.ranks.sharded_learner import ShardedLearner
 from protocol.digest import Weights
 from protocol.quantization import Precision
 from roles.ports import Telemetry
 from roles.trainer.learn.learner import LearnerSettings
-from roles.trainer.learn.sharded.rank_group import RankGroup
-from roles.trainer.learn.sharded.sharded_learner import ShardedLearner
 
 _JOIN: Final = timedelta(minutes=5)
 _BEAT_SECONDS: Final = 2.0

@@ -6,7 +6,7 @@ from typing import Final
 
 from grailnode.config import Config
 from grailnode.node.process_launch import Kind, Launch, Seat
-from grailnode.node.processes import main, main_of_rank
+from grailnode.node.processes import main, main_of_rank, main_of_upload
 from grailnode.node.role_checks import Role
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
 from roles.ports import LineReporter
@@ -37,13 +37,13 @@ def make_spec(launch: Launch) -> ProcessSpec:
         ranks = range(first, first + trainer.gpus)
         seats = [Seat(rank, trainer.ranks, meeting, trainer.gpus) for rank in ranks]
         return ProcessSpec(title, main_of_rank, (launch,), seats)
-    return ProcessSpec(title, main, (launch,))
+    return ProcessSpec(title, main_of_upload if launch.kind == "upload" and trainer.host else main, (launch,))
 
 
 def process_kinds(config: Config, role: Role) -> tuple[Kind, ...]:
-    """Return the kinds of processes of a node; a host whose ranks follow those of another has no others."""
+    """Return the kinds of processes of a node; a host that follows host 0 has no others."""
     if config.trainer.host:
-        return ("site",) if role == "worker" else ("training",)
+        return ("site",) if role == "worker" else ("training", "upload")
     has_sites = role == "trainer" and config.trainer.outer is not None
     kinds: tuple[Kind, ...] = ("coordinator",) if has_sites else PROCESSES[role]
     if role == "trainer" and config.trainer.external:

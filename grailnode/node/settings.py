@@ -74,6 +74,7 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
             keep_anchors=section.keep_anchors,
             profile=section.patch_profile,
             threads=config.engine.threads,
+            part_bytes=section.file_bytes // 16,
         ),
         collector=CollectorSettings(poll_seconds=section.poll_seconds, canaries=section.canaries),
         seed=section.seed,
@@ -116,6 +117,7 @@ def _round_rules(section: OuterSection) -> RoundRules:
             "quorum": section.quorum,
             "delay": section.delay,
             "streams": section.streams,
+            "spread": section.spread,
         }
     )
 

@@ -1,7 +1,7 @@
 """Assembles each role from a node, an engine and its settings. The processes and the simulator both use it."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -38,6 +38,7 @@ from roles.trainer.outer.local_learner import LocalLearner
 from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.outer.site import Site
 from roles.trainer.publish.history import History
+from roles.trainer.publish.host_files import HostFiles
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import checked_genesis, newest_weights, weights_folder
 from roles.trainer.tensor_shards import read_tensors
@@ -151,12 +152,12 @@ async def run_training(
     await Training(node, learner, buffer, genesis, settings.training).run()
 
 
-async def run_publisher(node: Node, settings: PublisherSettings) -> None:
-    """Publish versions until cancelled: the upload process of a trainer."""
+async def run_publisher(node: Node, settings: PublisherSettings, others: Sequence[HostFiles] = ()) -> None:
+    """Publish versions until cancelled, with what other hosts encode: the upload process of a trainer."""
 
     async def publish() -> None:
         history = await History.open(node.state)
-        await Publisher(node, history, settings).run()
+        await Publisher(node, history, settings, others).run()
 
     await run_under_authority(node, publish)
 

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,14 @@ def recent_starts(path: Path, now: float) -> tuple[int, str, str]:
         elif event.get("event") == "failed":
             cause = cause or str(event.get("error"))
     return starts, _clock(since), cause or "none in its log"
+
+
+def equal_failures(path: Path, error: str, place: str) -> int:
+    """Return how many of the last faults in a process's log have this text and place. Failures without a place, such as
+    a lost link, are left out.
+    """
+    faults = (event for event in tail_events(path) if event.get("event") == "failed" and "place" in event)
+    return sum(1 for _ in takewhile(lambda event: (event.get("error"), event["place"]) == (error, place), faults))
 
 
 def troubles(logs: Path, now: float) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ order. Each product and each sum is rounded once: numba's defaults fuse and reor
 
 from typing import Any, Final
 
+import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -17,6 +18,11 @@ Matrix = NDArray[np.float64]
 LANES: Final = 64
 """Partial sums: the loop over them is compiled to SIMD, and is long enough that no addition waits for the one before.
 """
+
+BYTE: Final = 8
+"""Bits of a byte."""
+
+_SIGNS: Final = 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) - 1.0
 
 
 @lazy_kernel("float64[:, ::1]", "float64[::1]", "float64[::1]", "float64[::1]")
@@ -33,6 +39,69 @@ def _products(rows: Any, vector: Any, sums: Any, result: Any) -> None:
         for lane in range(LANES):
             total += sums[lane]
         result[row] = total
+
+
+@lazy_kernel("float32[::1]", "float64[::1]", "float64[::1]")
+def _product(values: Any, vector: Any, sums: Any) -> Any:
+    whole = vector.size // LANES * LANES
+    for begin in range(0, whole, LANES):
+        for lane in range(LANES):
+            sums[lane] += numba.float64(values[begin + lane]) * vector[begin + lane]
+    for place in range(whole, vector.size):
+        sums[place - whole] += numba.float64(values[place]) * vector[place]
+    total = 0.0
+    for lane in range(LANES):
+        total += sums[lane]
+    return total
+
+
+@lazy_kernel("float64[::1]", "float32[::1]", "float64")
+def _add_scaled(total: Any, values: Any, factor: Any) -> Any:
+    for place in range(values.size):
+        total[place] += factor * numba.float64(values[place])
+    return 0
+
+
+@lazy_kernel("float64[::1]", "float32[::1]", "uint8[::1]", "float64[:, ::1]", "float64[::1]")
+def _add_signed(sums: Any, values: Any, bits: Any, signs: Any, squares: Any) -> Any:
+    whole = values.size // BYTE * BYTE
+    for begin in range(0, whole, sums.size):
+        for place in range(begin, min(begin + sums.size, whole), BYTE):
+            byte = bits[place // BYTE]
+            for lane in range(BYTE):
+                value = numba.float64(values[place + lane])
+                sums[place - begin + lane] += signs[byte, lane] * value
+                squares[lane] += value * value
+    for place in range(whole, values.size):
+        value = numba.float64(values[place])
+        sums[place % sums.size] += signs[bits[place // BYTE], place % BYTE] * value
+        squares[place % BYTE] += value * value
+    return 0
+
+
+def product(values: NDArray[np.float32], vector: Matrix) -> float:
+    """Return the product of float32 [n] and float64 [n]."""
+    return float(_product(values, vector, np.zeros(LANES)))
+
+
+def add_scaled(total: Matrix, values: NDArray[np.float32], factor: float) -> None:
+    """Add factor * values, float32 [n], to total, float64 [n]."""
+    _add_scaled(total, values, factor)
+
+
+def add_signed(sums: Matrix, values: NDArray[np.float32], bits: NDArray[np.uint8]) -> float:
+    """Add each value, with a sign, to the sum with its index modulo their number.
+
+    Args:
+        sums: float64 [m], m a multiple of 8; values: float32 [n].
+        bits: a bit for each value, the highest of a byte first, 1 for a positive sign: uint8 [ceil(n / 8)].
+
+    Returns:
+        The sum of the squares of the values.
+    """
+    squares = np.zeros(BYTE)
+    _add_signed(sums, values, bits, _SIGNS, squares)
+    return float(np.add.accumulate(squares)[-1])
 
 
 def row_products(rows: Matrix, vector: Matrix) -> Matrix:

@@ -14,7 +14,7 @@ What is computed from the projections of many rounds is in protocol/outer/drift.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -24,18 +24,22 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.kernels.inner_products import Matrix, dot, row_products
-from protocol.outer.round_records import RoundRules
+from protocol.kernels.inner_products import Matrix, add_scaled, add_signed, dot, product
+from protocol.outer.round_checks import RefusedContributionError, sender_digest
+from protocol.outer.round_records import RoundContribution, RoundRules
 from protocol.outer.shared_state import SharedState, ordered_map
-from protocol.pseudogradient import parts_of, read_head
+from protocol.pseudogradient import read_head
 from protocol.pseudogradient.arithmetic import Floats
 
 Projections = NDArray[np.float32]
 
 PROJECTED: Final = 1 << 14
-"""Numbers in a projection; also the elements of each contribution that are multiplied at a time, to fit in a cache."""
+"""Numbers in a projection."""
 
-_CHUNK: Final = 16 * PROJECTED
+_BLOCK: Final = 1 << 14
+"""Elements of each contribution that are multiplied at a time, to fit in a cache."""
+
+_CHUNK: Final = 16 * _BLOCK
 """Elements of each contribution that one thread compares at a time, or a 64th of the part if that is more."""
 
 REMEMBERED_ROUNDS: Final = 96
@@ -170,47 +174,130 @@ class SiteSums:
         return scale * (dot(self.total, self.total) - self.square_lengths), 2 * scale * scale * variance
 
 
-def compare(
-    state: SharedState, payloads: Sequence[bytes], rules: RoundRules, secret: bytes, threads: int = 1
-) -> Comparison:
-    """Compare the contributions of a round.
+@dataclass(frozen=True)
+class Projection:
+    """What a coordinator keeps of one contribution.
+
+    Attributes:
+        numbers: its random projection: float64 [PROJECTED].
+        norms: the L2 norms of its parts: float64 [P].
+    """
+
+    numbers: Matrix
+    norms: Matrix
+
+
+def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes) -> Projection:
+    """Decode a payload, and so check it, and return the projection of its values. One part is in memory at a time.
+
+    Args:
+        state: with which the round began; rules: of the round.
+        secret: of the coordinator, for the signs: at least 16 bytes.
+
+    Raises:
+        MalformedError, LimitError, ContributionError: the payload is broken.
+    """
+    key, stream = int.from_bytes(secret[:16], "little"), state.stream_number(rules)
+    numbers, norms = np.zeros(PROJECTED), list[float]()
+    for number, (part, rows) in enumerate(state.values_of([payload], rules)):
+        random = np.random.Generator(np.random.Philox(key=key, counter=(stream << 32 | number) << 192))
+        bits = np.frombuffer(bytearray(random.bytes(-(-part.elements // 8))), np.uint8)
+        for values in rows:
+            norms.append(math.sqrt(add_signed(numbers, values, bits)))
+    return Projection(numbers, np.array(norms))
+
+
+def check_payload(
+    state: SharedState, rules: RoundRules, secret: bytes, contribution: RoundContribution, payload: bytes
+) -> Projection:
+    """Check a payload against its contribution, and return the projection of its values (`project`).
+
+    Raises:
+        ProtocolError: it is broken, or not the contribution's.
+    """
+    head = read_head(payload, state.stream_parts(rules))
+    if head.sender != sender_digest(contribution.opening, contribution.worker):
+        raise RefusedContributionError("a payload that another site made, or that was made for another round")
+    if head.coding != rules.coding:
+        raise RefusedContributionError("values of another kind than the round's rules say")
+    if head.squared_norm**0.5 != contribution.norm:
+        raise RefusedContributionError("another norm than the contribution states")
+    return project(state, rules, secret, payload)
+
+
+def part_products(
+    state: SharedState,
+    payloads: Sequence[bytes],
+    rules: RoundRules,
+    threads: int = 1,
+    places: Collection[int] | None = None,
+) -> Matrix:
+    """Return the product of each contribution with the sum of all, once they are scaled down to the median length, in
+    each part: float64 [P, R].
 
     Args:
         state: with which the round began; rules: of the round.
         payloads: which were checked before.
-        secret: of the coordinator, for the signs: at least 16 bytes.
         threads: that compute. Their number changes no bit of the result.
+        places: of the parts; None for all.
     """
-    parts = parts_of({name: tensor.shape for name, tensor in state.stream(rules).items()})
-    lengths = [math.sqrt(read_head(payload, parts).squared_norm) for payload in payloads]
-    factors, stream = np.array(length_factors(lengths)), state.stream_number(rules)
-    with_all, projections = np.zeros(len(payloads)), np.zeros((len(payloads), PROJECTED))
+    factors, result = length_factors(_lengths(state, payloads, rules)), []
     with ordered_map(threads) as each:
-        for number, (part, rows) in enumerate(state.values_of(payloads, rules, each)):
-            random = np.random.Philox(key=int.from_bytes(secret[:16], "little"), counter=(stream << 32 | number) << 192)
-            bits = np.frombuffer(np.random.Generator(random).bytes(-(-part.elements // 8)), np.uint8)
-            size = max(_CHUNK, -(-part.elements // (64 * PROJECTED)) * PROJECTED)
+        for part, decoded in state.values_of(payloads, rules, each, len(payloads), places):
+            rows = list(decoded)
+            size = max(_CHUNK, -(-part.elements // (64 * _BLOCK)) * _BLOCK)
             chunks = pairwise([*range(0, part.elements, size), part.elements])
-            for products, projected in each(partial(_compare_chunk, rows, factors, bits), chunks):
-                with_all += products
-                projections += projected
-    return Comparison(np.array(lengths), factors * with_all, projections, rules.local_steps, stream)
+            products = np.zeros(len(payloads))
+            for own in each(partial(_chunk_products, rows, factors), chunks):
+                products += own
+            result.append(products)
+    return np.array(result).reshape(len(result), len(payloads))
 
 
-def _compare_chunk(
-    rows: Sequence[Floats], factors: Matrix, bits: NDArray[np.uint8], chunk: tuple[int, int]
-) -> tuple[Matrix, Matrix]:
-    """Return the products with the scaled sum, float64 [R], and the projections, float64 [R, PROJECTED], of a chunk."""
-    products, projections = np.zeros(len(rows)), np.zeros((len(rows), PROJECTED))
-    for begin, end in pairwise([*range(*chunk, PROJECTED), chunk[1]]):
-        block = np.array([values[begin:end] for values in rows], np.float64)
+def _chunk_products(rows: Sequence[Floats], factors: Sequence[float], chunk: tuple[int, int]) -> Matrix:
+    """Return the products of the rows with their scaled sum in a chunk: float64 [R]."""
+    products = np.zeros(len(rows))
+    for begin, end in pairwise([*range(*chunk, _BLOCK), chunk[1]]):
         total = np.zeros(end - begin)
-        for factor, own in zip(factors, block, strict=True):
-            total += factor * own
-        products += row_products(block, total)
-        signs = 2.0 * np.unpackbits(bits[begin // 8 : -(-end // 8)])[: end - begin] - 1.0
-        projections[:, : end - begin] += signs * block
-    return products, projections
+        for factor, values in zip(factors, rows, strict=True):
+            add_scaled(total, values[begin:end], factor)
+        products += [product(values[begin:end], total) for values in rows]
+    return products
+
+
+def _lengths(state: SharedState, payloads: Sequence[bytes], rules: RoundRules) -> list[float]:
+    parts = state.stream_parts(rules)
+    return [math.sqrt(read_head(payload, parts).squared_norm) for payload in payloads]
+
+
+def comparison_of(
+    state: SharedState,
+    payloads: Sequence[bytes],
+    rules: RoundRules,
+    projections: Sequence[Projection],
+    products: Matrix,
+) -> Comparison:
+    """Return the comparison of contributions by their projections and by the products of all their parts."""
+    lengths = _lengths(state, payloads, rules)
+    with_all = np.zeros(len(payloads))
+    for own in products:
+        with_all += own
+    return Comparison(
+        np.array(lengths),
+        np.array(length_factors(lengths)) * with_all,
+        np.array([projection.numbers for projection in projections]).reshape(len(payloads), PROJECTED),
+        rules.local_steps,
+        state.stream_number(rules),
+    )
+
+
+def compare(
+    state: SharedState, payloads: Sequence[bytes], rules: RoundRules, secret: bytes, threads: int = 1
+) -> Comparison:
+    """Compare the contributions of a round, as a coordinator does that is alone (`project`, `part_products`)."""
+    with ordered_map(threads) as each:
+        projections = list(each(partial(project, state, rules, secret), payloads))
+    return comparison_of(state, payloads, rules, projections, part_products(state, payloads, rules, threads))
 
 
 NOTHING_SENT: Final = SentRound((), np.empty((0, PROJECTED), np.float32))

@@ -89,6 +89,10 @@ def check_next_manifest(trusted: Signed[RoundManifest], following: Signed[RoundM
         raise ChainError("does not say what became of each worker", place)
     if 0 < len(closing.counted) < opening.rules.quorum:
         raise ChainError(f"{len(closing.counted)} contributions where {opening.rules.quorum} are needed", place)
+    if not {key for share in closing.aggregated for key in (share.worker, share.checker)} <= set(workers):
+        raise ChainError("names an aggregator that is no worker", place)
+    if closing.aggregated and not opening.rules.spread:
+        raise ChainError("names aggregators of a round without", place)
     growth = 1 if closing.counted else 0
     if closing.state.step != opening.state.step + growth or closing.version != opening.version + growth:
         raise ChainError("a step or a version that does not follow", place)

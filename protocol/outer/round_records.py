@@ -79,6 +79,7 @@ class RoundRules(Record):
     quorum: Annotated[int, Field(ge=1, le=limits.MAX_WORKERS)]
     delay: Annotated[int, Field(ge=0, le=1)]
     streams: Annotated[int, Field(ge=1, le=limits.MAX_STREAMS)]
+    spread: Annotated[int, Field(ge=0, le=1)]
 
     @model_validator(mode="after")
     def _codable(self) -> "RoundRules":
@@ -145,6 +146,76 @@ class Refusal(Record):
     reason: ReasonCode
 
 
+class PlannedContribution(Record):
+    """A contribution that the coordinator found sound (fields: docs/spec/outer-round.md)."""
+
+    kind: ClassVar[str] = "planned"
+    worker: Key
+    payload: ObjectRef
+
+
+class RoundPlan(PublishedRecord):
+    """Who computes what when a round closes (fields: docs/spec/outer-round.md)."""
+
+    kind: ClassVar[str] = "round-plan"
+    max_bytes: ClassVar[int] = limits.MAX_ROUND_PLAN_BYTES
+    trainer: Key
+    number: Annotated[int, Field(ge=1, lt=1 << 33)]
+    opening: Digest
+    contributions: Annotated[tuple[PlannedContribution, ...], Field(max_length=limits.MAX_WORKERS)]
+    aggregators: Annotated[tuple[Key, ...], Field(min_length=2, max_length=limits.MAX_WORKERS)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RoundPlan":
+        workers = [item.worker for item in self.contributions]
+        if workers != sorted(set(workers)):
+            raise ValueError("workers that do not ascend")
+        if len(set(self.aggregators)) < len(self.aggregators):
+            raise ValueError("an aggregator twice")
+        return self
+
+    @property
+    def path(self) -> str:
+        return paths.round_plan(self.trainer, self.number)
+
+
+class RoundProducts(PublishedRecord):
+    """The products that a site computed of some parts (fields: docs/spec/outer-round.md)."""
+
+    kind: ClassVar[str] = "products"
+    max_bytes: ClassVar[int] = limits.MAX_ROUND_PRODUCTS_BYTES
+    worker: Key
+    number: Annotated[int, Field(ge=1, lt=1 << 33)]
+    subject: Digest
+    parts: Annotated[tuple[OuterNumber, ...], Field(max_length=limits.MAX_SHARE_PARTS), Ascending]
+    numbers: bytes
+
+    @property
+    def path(self) -> str:
+        return paths.products(self.worker, self.number, self.subject)
+
+
+Outcome = Literal["sound", "lost", "wrong"]
+
+
+class AggregatedShare(Record):
+    """A share of a plan, and what became of it (fields: docs/spec/outer-round.md)."""
+
+    kind: ClassVar[str] = "aggregated"
+    worker: Key
+    products: OptionalDigest
+    outcome: Outcome
+    checker: Key
+    repeat: OptionalDigest
+    check: Outcome
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "AggregatedShare":
+        if (not self.products) != (self.outcome == "lost") or (not self.repeat) != (self.check == "lost"):
+            raise ValueError("lost products have no digest, and others have one")
+        return self
+
+
 class RoundManifest(PublishedRecord):
     """What closes one outer round and opens the next (fields: docs/spec/outer-round.md)."""
 
@@ -156,6 +227,7 @@ class RoundManifest(PublishedRecord):
     epoch: Epoch
     counted: Annotated[tuple[CountedContribution, ...], Field(max_length=limits.MAX_WORKERS)]
     refused: Annotated[tuple[Refusal, ...], Field(max_length=limits.MAX_WORKERS)]
+    aggregated: Annotated[tuple[AggregatedShare, ...], Field(max_length=limits.MAX_WORKERS)]
     state: OuterState
     version: Version
     workers: Annotated[tuple[Key, ...], Field(min_length=1, max_length=limits.MAX_WORKERS), Ascending]

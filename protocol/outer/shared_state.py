@@ -4,10 +4,11 @@ The arithmetic is that of protocol/pseudogradient/arithmetic.py, part by part, w
 the round manifest. A step makes a new state, so a contribution that turns out to be broken leaves the old one whole.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -17,8 +18,8 @@ import torch
 from protocol.digest import Weights, tensor_digest, weights_digest
 from protocol.errors import ContributionError, MalformedError
 from protocol.outer.round_records import OuterState, RoundRules
-from protocol.pseudogradient import Part, decode, mean_of, parts_of, streams_of
-from protocol.pseudogradient.arithmetic import Floats
+from protocol.pseudogradient import ContributionDecoder, Method, Part, parts_of, streams_of
+from protocol.pseudogradient.arithmetic import Floats, add_contribution, divide
 
 OrderedMap = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
 """Computes a function of some values, and yields the results in the order of the values."""
@@ -90,18 +91,41 @@ class SharedState:
             return self
         return self.of(self.step, self.weights, _zeros(self.weights))
 
+    def stream_parts(self, rules: RoundRules) -> tuple[Part, ...]:
+        """Return the parts that contributions to the next round have."""
+        return parts_of({name: tensor.shape for name, tensor in self.stream(rules).items()})
+
     def values_of(
-        self, payloads: Sequence[bytes], rules: RoundRules, each: OrderedMap
-    ) -> Iterator[tuple[Part, list[Floats]]]:
-        """Yield the parts that contributions to the next round have, and the values of each contribution.
+        self,
+        payloads: Sequence[bytes],
+        rules: RoundRules,
+        each: OrderedMap = map,
+        at_once: int = 1,
+        places: Collection[int] | None = None,
+    ) -> Iterator[tuple[Part, Iterator[Floats]]]:
+        """Yield the parts of contributions to the next round, and for each the values of each contribution.
+
+        Args:
+            at_once: contributions that `each` decodes at a time. The values of one stay as they are until so many
+                others were decoded.
+            places: of the parts; None for all, which checks the norms at the end.
 
         Raises:
             MalformedError, LimitError, ContributionError: a payload is broken.
         """
-        stream = self.stream(rules)
-        decoders = [decode(payload, stream, self.digests.weights) for payload in payloads]
-        for part in parts_of({name: tensor.shape for name, tensor in stream.items()}) if payloads else ():
-            yield part, [values for _, values in each(next, decoders)]
+        stream, parts = self.stream(rules), self.stream_parts(rules)
+        decoders = [ContributionDecoder(payload, stream, self.digests.weights) for payload in payloads]
+        places = sorted(range(len(parts)) if places is None else places)
+        largest = max((parts[place].elements for place in places), default=0)
+        buffers = [np.empty(largest, np.float32) for _ in decoders[:at_once]]
+
+        def rows(place: int) -> Iterator[Floats]:
+            for begin in range(0, len(decoders), at_once):
+                own = zip(decoders[begin : begin + at_once], buffers, strict=False)
+                yield from each(lambda pair: pair[0].values(place, pair[1]), own)
+
+        for place in places if payloads else ():
+            yield parts[place], rows(place)
 
     def after(
         self, payloads: Sequence[bytes], factors: Sequence[float], rules: RoundRules, threads: int = 1
@@ -111,24 +135,24 @@ class SharedState:
         Args:
             payloads: of the contributions that count, in the manifest's order; none leaves everything as it is.
             factors: one for each.
-            threads: that compute. Their number changes no bit of the result.
+            threads: that compute, each with one contribution's part in memory. Their number changes no bit of the
+                result.
         """
         if not payloads:
             return self
         weights, momentum = dict(self.weights), dict(self.momentum or {})
         with ordered_map(threads) as each:
-            for part, rows in self.values_of(payloads, rules, each):
+            for part, rows in self.values_of(payloads, rules, each, threads):
                 base = part.gather(self.weights).copy()
                 own = np.zeros_like(base) if self.momentum is None else part.gather(self.momentum).copy()
-
-                def step(
-                    chunk: tuple[int, int], rows: list[Floats] = rows, base: Floats = base, own: Floats = own
-                ) -> None:
-                    begin, end = chunk
-                    mean = mean_of([values[begin:end] for values in rows], factors)
-                    rules.method.step(base[begin:end], own[begin:end], mean)
-
-                list(each(step, pairwise([*range(0, part.elements, _CHUNK), part.elements])))
+                # A float32 sum depends on its order, and all sites must have the same weights: so the order is the
+                # manifest's.
+                mean, chunks = np.zeros_like(base), [*pairwise([*range(0, part.elements, _CHUNK), part.elements])]
+                for factor, values in zip(factors, rows, strict=True):
+                    add = partial(_add_chunk, mean, values, factor)
+                    list(each(add, chunks))
+                step = partial(_step_chunk, rules.method, base, own, mean, len(payloads))
+                list(each(step, chunks))
                 weights |= part.scatter(base)
                 momentum |= part.scatter(own)
             return self.of(self.step + 1, weights, None if self.momentum is None else momentum, each)
@@ -185,3 +209,16 @@ def _digest(weights: Weights, each: OrderedMap) -> bytes:
 
 def _zeros(weights: Weights) -> dict[str, torch.Tensor]:
     return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+
+
+def _add_chunk(total: Floats, values: Floats, factor: float, chunk: tuple[int, int]) -> None:
+    begin, end = chunk
+    add_contribution(total[begin:end], values[begin:end], factor)
+
+
+def _step_chunk(
+    method: Method, base: Floats, momentum: Floats, total: Floats, count: int, chunk: tuple[int, int]
+) -> None:
+    begin, end = chunk
+    divide(total[begin:end], count)
+    method.step(base[begin:end], momentum[begin:end], total[begin:end])

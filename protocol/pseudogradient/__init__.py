@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.pseudogradient.arithmetic import Floats, SquaredNorm, nesterov_step, plain_step
-from protocol.pseudogradient.contribution import Contribution, decode, encode, mean_of
+from protocol.pseudogradient.contribution import Contribution, ContributionDecoder, decode, encode
 from protocol.pseudogradient.parts import Part, parts_of, streams_of
 from protocol.pseudogradient.payload import Coding, Head, Kind, read_head, write_head
 from protocol.pseudogradient.sparse_encoding import Inputs
@@ -20,6 +20,7 @@ __all__ = [
     "SPARSELOCO",
     "Coding",
     "Contribution",
+    "ContributionDecoder",
     "Head",
     "Inputs",
     "Kind",
@@ -28,7 +29,6 @@ __all__ = [
     "SquaredNorm",
     "decode",
     "encode",
-    "mean_of",
     "parts_of",
     "read_head",
     "streams_of",

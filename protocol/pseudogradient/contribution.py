@@ -1,7 +1,7 @@
 """Make and read contributions, part by part (docs/spec/pseudogradient.md, sections 1 to 3)."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,7 @@ from protocol.pseudogradient.arithmetic import (
     LANES,
     Floats,
     SquaredNorm,
-    add_contribution,
     check_finite,
-    divide,
     pseudo_gradient,
 )
 from protocol.pseudogradient.chunk_frames import decode_chunks, encode_chunks, entries_of
@@ -78,7 +76,13 @@ def _sparse(coding: Coding) -> SparseCoding:
 
 
 def decode_part(
-    frame: memoryview, coding: Coding, part: Part, base: Floats, entries: int, norm: SquaredNorm | None = None
+    frame: memoryview,
+    coding: Coding,
+    part: Part,
+    base: Floats,
+    entries: int,
+    norm: SquaredNorm | None = None,
+    out: Floats | None = None,
 ) -> Floats:
     """Decode one part; return its values, zeros where nothing was sent: float32 [n].
 
@@ -87,26 +91,28 @@ def decode_part(
         base: the part of the shared weights: float32 [n].
         entries: the number of entries that the head states.
         norm: to which the part is added.
+        out: memory for the values; None for new memory.
 
     Raises:
         MalformedError, LimitError, ContributionError: the frame breaks docs/spec/pseudogradient.md.
     """
     norm = norm or SquaredNorm()
+    values: Floats = np.empty(part.elements, np.float32) if out is None else out[: part.elements]
     match coding.kind:
         case Kind.DENSE:
             if len(frame) != 4 * part.elements:
                 raise MalformedError(f"a dense frame of {len(frame)} bytes", part.names[0])
-            values = np.frombuffer(frame, "<f4").astype(np.float32)
+            values[:] = np.frombuffer(frame, "<f4")
         case Kind.CHUNKED:
             # Of chunked values the number follows from the shapes, so the head can only be right or wrong.
             expected = sum(entries_of(blocks_of(shape), coding.chosen) for shape in part.shapes if math.prod(shape))
             if entries != expected:
                 raise ContributionError(f"{entries} entries instead of {expected}", part.names[0])
-            values = decode_chunks(frame, part.shapes, coding.chosen)
+            decode_chunks(frame, part.shapes, coding.chosen, values)
         case _:
             # The decoder has refused what is not finite, and added up the squares on its way.
             squares = np.zeros(LANES)
-            values = decode_sparse(frame, base, _sparse(coding), entries, squares)
+            decode_sparse(frame, base, _sparse(coding), entries, squares, values)
             norm.add_lanes(squares)
             return values
     check_finite(values, part.names[0])
@@ -154,12 +160,8 @@ def encode(
     return Contribution(write_head(head) + b"".join(frames), residual, head)
 
 
-def decode(
-    payload: bytes | memoryview, base: Mapping[str, torch.Tensor], digest: bytes, *, max_norm: float = math.inf
-) -> Iterator[tuple[Part, Floats]]:
-    """Yield the parts of a contribution with their values.
-
-    No value may be used before the last part was yielded: only then has the norm been checked.
+class ContributionDecoder:
+    """The decoder of a payload, part by part.
 
     Args:
         payload: hostile bytes.
@@ -171,32 +173,43 @@ def decode(
         MalformedError, LimitError, ContributionError: the payload breaks docs/spec/pseudogradient.md or starts from
             other weights.
     """
-    # Head, size and base first: then the place of each frame is known, and none reaches beyond the payload.
-    parts = parts_of({name: tensor.shape for name, tensor in base.items()})
-    head = read_head(payload, parts, max_norm=max_norm)
-    if head.base != digest:
-        raise ContributionError("it starts from other weights", "contribution")
-    if len(payload) != head.payload_bytes:
-        raise MalformedError(f"{len(payload)} bytes instead of {head.payload_bytes}", "contribution")
-    norm, whole = SquaredNorm(), memoryview(payload)
-    for part, entries, (begin, end) in zip(parts, head.entries, head.frames, strict=True):
-        values = decode_part(whole[begin:end], head.coding, part, part.gather(base), entries, norm)
+
+    def __init__(
+        self, payload: bytes | memoryview, base: Weights, digest: bytes, *, max_norm: float = math.inf
+    ) -> None:
+        # Head, size and base first: then the place of each frame is known, and none reaches beyond the payload.
+        self.parts = parts_of({name: tensor.shape for name, tensor in base.items()})
+        self.head = head = read_head(payload, self.parts, max_norm=max_norm)
+        if head.base != digest:
+            raise ContributionError("it starts from other weights", "contribution")
+        if len(payload) != head.payload_bytes:
+            raise MalformedError(f"{len(payload)} bytes instead of {head.payload_bytes}", "contribution")
+        self._base, self._payload, self._frames = base, memoryview(payload), head.frames
+        self._norm, self._checked = SquaredNorm(), 0
+
+    def values(self, place: int, out: Floats | None = None) -> Floats:
+        """Return the values of a part: float32 [n]. If all are read in order, the last one checks the norm.
+
+        Args:
+            out: memory for at least so many values; None for new memory.
+        """
+        (begin, end), part = self._frames[place], self.parts[place]
+        frame, base = self._payload[begin:end], part.gather(self._base)
+        values = decode_part(frame, self.head.coding, part, base, self.head.entries[place], self._norm, out)
         # The norm that was compared with the limit is the head's: so at the end the values must have it, bit for bit.
-        if part is parts[-1] and norm.value != head.squared_norm:
+        self._checked += place == self._checked
+        if self._checked == len(self.parts) == place + 1 and self._norm.value != self.head.squared_norm:
             raise ContributionError("values of another norm than the head states", "contribution")
-        yield part, values
+        return values
 
 
-def mean_of(contributions: Sequence[Floats], weights: Sequence[float] | None = None) -> Floats:
-    """Return the mean of one part of several contributions, in their order: float32 [n].
+def decode(
+    payload: bytes | memoryview, base: Mapping[str, torch.Tensor], digest: bytes, *, max_norm: float = math.inf
+) -> Iterator[tuple[Part, Floats]]:
+    """Yield the parts of a contribution with their values; arguments and errors are those of `ContributionDecoder`.
 
-    Args:
-        contributions: the values of each, of the same part; at least one.
-        weights: a factor for each, such as that of a clipped norm; None for ones.
+    No value may be used before the last part was yielded: only then has the norm been checked.
     """
-    # A float32 sum depends on its order, and all sites must have the same weights: so the order is the manifest's.
-    total = np.zeros_like(contributions[0])
-    for values, weight in zip(contributions, weights or [1.0] * len(contributions), strict=True):
-        add_contribution(total, values, weight)
-    divide(total, len(contributions))
-    return total
+    decoder = ContributionDecoder(payload, base, digest, max_norm=max_norm)
+    for place, part in enumerate(decoder.parts):
+        yield part, decoder.values(place)

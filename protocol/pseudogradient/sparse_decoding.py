@@ -220,7 +220,9 @@ def place(
     return status
 
 
-def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries: int, squares: Lanes) -> Floats:
+def decode_sparse(
+    frame: memoryview, base: Floats, coding: SparseCoding, entries: int, squares: Lanes, out: Floats
+) -> None:
     """Decode a part.
 
     Args:
@@ -228,9 +230,7 @@ def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries
         base: the shared weights: float32 [n].
         entries: the number of entries that the head states.
         squares: to which the squares of the values are added, see `SquaredNorm`.
-
-    Returns:
-        The values, zeros where nothing was sent: float32 [n].
+        out: gets the values, zeros where nothing was sent: float32 [n].
 
     Raises:
         MalformedError, LimitError, ContributionError: the frame breaks docs/spec/pseudogradient.md.
@@ -239,8 +239,8 @@ def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries
     if not entries:
         if len(frame):
             raise MalformedError("bytes where nothing was sent", _WHERE)
-        return np.zeros(base.size, np.float32)
-    out = np.empty(base.size, np.float32)
+        out[:] = 0
+        return
     cursor, count, block = Cursor(frame, _WHERE), 0, block_scratch()
     for begin in range(0, base.size, CHUNK_ELEMENTS):
         end = min(begin + CHUNK_ELEMENTS, base.size)
@@ -248,7 +248,6 @@ def decode_sparse(frame: memoryview, base: Floats, coding: SparseCoding, entries
     cursor.finish()
     if count != entries:
         raise ContributionError(f"{count} entries in the chunks where the head says {entries}", _WHERE)
-    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,14 @@ async def put_snapshot(
     state: ObjectStore, name: SnapshotName, source: TensorSource, run_sync: RunSync, shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Put a snapshot into the outbox."""
-    count = await put_shards(state, weights_folder(name.version), source, run_sync, shard_bytes)
-    await state.put(name.path, str(count).encode())
+    await note_snapshot(
+        state, name, await put_shards(state, weights_folder(name.version), source, run_sync, shard_bytes)
+    )
+
+
+async def note_snapshot(state: ObjectStore, name: SnapshotName, files: int) -> None:
+    """Note in the outbox that a snapshot's files are complete, and how many they are, on all hosts."""
+    await state.put(name.path, str(files).encode())
 
 
 async def count_shards(state: ObjectStore, path: str) -> int:

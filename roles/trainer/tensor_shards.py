@@ -54,22 +54,20 @@ async def put_shards(
 
 
 class ShardReader:
-    """Reads a folder's tensors, in `count` files, in order of name."""
+    """Reads the tensors of a folder's files with these numbers, in order of name."""
 
-    def __init__(self, state: ObjectStore, folder: str, count: int, run_sync: RunSync) -> None:
+    def __init__(self, state: ObjectStore, folder: str, numbers: Sequence[int], run_sync: RunSync) -> None:
         self._state = state
         self._folder = folder
-        self._count = count
+        self._numbers = iter(numbers)
         self._run_sync = run_sync
-        self._next = 0
         self._tensors: dict[str, Tensor] = {}  # that were read and not taken yet
 
     async def next_shard(self) -> dict[str, Tensor] | None:
         """Return the tensors of the next file; None after the last."""
-        if self._next == self._count:
+        if (number := next(self._numbers, None)) is None:
             return None
-        self._next += 1
-        file = [await self._state.get(shard_path(self._folder, self._next - 1), MAX_SHARD_BYTES)]
+        file = [await self._state.get(shard_path(self._folder, number), MAX_SHARD_BYTES)]
         tensors: dict[str, Tensor] = await self._run_sync(lambda: safetensors.read(file.pop()))
         return tensors
 
@@ -87,7 +85,7 @@ async def run_inline(function: Callable[..., Any], *arguments: Any) -> Any:
 
 async def read_tensors(state: ObjectStore, folder: str, count: int, run_sync: RunSync = run_inline) -> Weights:
     """Return all tensors of a folder; they are all in memory."""
-    reader, tensors = ShardReader(state, folder, count, run_sync), dict[str, Tensor]()
+    reader, tensors = ShardReader(state, folder, range(count), run_sync), dict[str, Tensor]()
     while (shard := await reader.next_shard()) is not None:
         tensors |= shard
     return tensors

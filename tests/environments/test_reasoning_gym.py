@@ -66,16 +66,39 @@ def test_a_plug_in_does_without_what_it_replaces(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_some_tasks_keep_the_contract() -> None:
+    result = run_with_gym("-m", "bench.reasoning_gym", "--problems", "10", *SAMPLE)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+LARGE_NUMBERS = """
+import resource
+from hashlib import sha256
+import grailnode_reasoning_gym
+
+tasks = grailnode_reasoning_gym.ReasoningGym({"task": "number_sequence"})
+usage = resource.getrusage(resource.RUSAGE_SELF)
+resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 5,) * 2)
+print(tasks.problem(sha256(b"6").digest())["prompt"])
+"""
+
+
+@pytest.mark.slow
+def test_a_sequence_whose_numbers_grow_without_bound_is_discarded_at_once() -> None:
+    """The task tries four squares in a row for this seed, which takes it 13 seconds of processor time."""
+    result = run_with_gym("-c", LARGE_NUMBERS)
+    assert (result.returncode, result.stdout) == (0, "-1, -1, -2, -3, ?\n"), result.stderr
+
+
+def run_with_gym(*arguments: str) -> subprocess.CompletedProcess[str]:
     python = os.environ.get("GRAILNODE_GYM_PYTHON", "")
     if not Path(python).is_file():
         pytest.skip(NO_GYM)
-    result = subprocess.run(
-        (python, "-m", "bench.reasoning_gym", "--problems", "10", *SAMPLE),
+    return subprocess.run(
+        (python, *arguments),
         cwd=ROOT,
-        env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
+        env=ENVIRONMENT | {"PYTHONPATH": f"{ROOT}:{ROOT / 'examples/reasoning_gym'}"},
         capture_output=True,
         text=True,
         timeout=3 * PATIENCE,  # most of it is spent on packing, which waits for the disk
         check=False,
     )
-    assert result.returncode == 0, result.stdout + result.stderr

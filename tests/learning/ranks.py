@@ -21,6 +21,7 @@ from grailnode.engine.models import build
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.node.process_launch import Seat, prepare_rank
 from grailnode.node.rank_processes import Meeting
+from grailnode.ranks.sharded_learner import ShardedLearner
 from grailnode.store.local import LocalStore
 from protocol.lora import LoraSpec
 from protocol.quantization import Precision
@@ -28,7 +29,6 @@ from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.checkpoint_files import checkpoint_folder
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
-from roles.trainer.learn.sharded.sharded_learner import ShardedLearner
 from roles.trainer.learn.state_rows import SavedRows
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
@@ -139,6 +139,7 @@ class Ranks:
                 precision,
                 state,
                 sweeps,
+                count // len(states) if states else None,
                 answers,
                 scenario,
                 pickle.dumps(rest),
@@ -176,6 +177,7 @@ def _take_seat(
     precision: Precision,
     state: Path,
     sweeps: bool,
+    local_ranks: int | None,
     answers: "Connection[Any, Any]",
     scenario: Scenario,
     rest: bytes,
@@ -186,7 +188,7 @@ def _take_seat(
     if lora is not None:
         model = LoraModel(model, load_weights(directory), dtype=dtype)
     weights = random_weights(model) if seat.rank == 0 else None
-    learner = ShardedLearner(model, weights, settings, Meeting(seat, "cpu", {}).join(), dtype, precision)
+    learner = ShardedLearner(model, weights, settings, Meeting(seat, "cpu", {}).join(), dtype, precision, local_ranks)
     if seat.rank == 0:
         result = scenario(learner, *pickle.loads(rest))
         answer = io.BytesIO()

@@ -2,7 +2,7 @@
 
 import torch
 
-from roles.trainer.dithering import dither
+from protocol.outer.dithering import dither
 
 
 def _every_bf16_number() -> torch.Tensor:

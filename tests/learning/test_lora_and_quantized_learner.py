@@ -8,21 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+import trio
 
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.models import build
 from grailnode.engine.output_projection import project
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.run.base_files import lora_spec
+from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
 from protocol.lora import LoraSpec
+from protocol.outer.local_work import masters
 from protocol.quantization import Precision, dequantize, quantize
 from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.checkpoint_files import newest_checkpoint, repair_checkpoint
 from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.loss.loss_settings import LossSettings
-from roles.trainer.outer.local_learner import masters
 from roles.trainer.spool import SnapshotName, put_snapshot
 from roles.trainer.tensor_shards import run_inline
 from tests.learning.groups import group
@@ -187,14 +189,18 @@ def test_two_ranks_publish_the_codes_of_one_process_bit_for_bit(policy: Path, pr
     assert_same_run(trained, train(learner_of(policy, precision, loss=settings.loss), None, 0, 3))
 
 
-def refuse(learner: Learner) -> tuple[list[str], tuple[list[Tensors], Tensors]]:
+def refuse(learner: Learner, host: Path) -> tuple[list[str], tuple[list[Tensors], Tensors]]:
     """Give a learner masters that no scale can represent, in the rows of either rank; then take a step without them."""
     errors, state, name = [], learner.state(), "master/model.layers.0.mlp.up_proj.weight"
+
+    def save() -> None:
+        trio.run(learner.save, LocalStore(host), trio.to_thread.run_sync, 4096, "checkpoints/refused/", "")
+
     for row in (0, -1):
         large = state[name].clone()
         large[row, 0] = 2.0**80
         learner.restore(state | {name: large})
-        for attempt in (lambda: read(learner.view_source()), lambda: learner.gradients(groups_of(0))):
+        for attempt in (lambda: read(learner.view_source()), lambda: learner.gradients(groups_of(0)), save):
             try:
                 attempt()
             except ValueError as error:
@@ -202,9 +208,16 @@ def refuse(learner: Learner) -> tuple[list[str], tuple[list[Tensors], Tensors]]:
     return errors, train(learner, state, 0, 1)
 
 
-def test_masters_that_no_scale_can_represent_are_refused_by_one_process_and_by_ranks(policy: Path) -> None:
-    refusals = [refuse(learner_of(policy, "fp8")), run_ranks(2, policy, SETTINGS, refuse, precision="fp8")]
-    assert [errors for errors, _ in refusals] == [["a weight of 1.20893e+24, which no scale can represent"] * 4] * 2
+def test_masters_that_no_scale_can_represent_are_refused_by_one_process_and_by_ranks_and_not_saved(
+    policy: Path, tmp_path: Path
+) -> None:
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    refusals = [
+        refuse(learner_of(policy, "fp8"), tmp_path / "alone"),
+        run_ranks(2, policy, SETTINGS, refuse, hosts[0], precision="fp8", states=hosts),
+    ]
+    assert [errors for errors, _ in refusals] == [["a weight of 1.20893e+24, which no scale can represent"] * 6] * 2
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert_same_run(refusals[0][1], refusals[1][1])
 
 

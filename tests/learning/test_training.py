@@ -178,9 +178,9 @@ async def test_gradients_are_computed_while_a_version_is_written_and_each_versio
         return result
 
     node = replace(network.node("trainer"), state=state, run_sync=run_sync)
-    settings = TrainingSettings(groups_per_step=2)
+    settings = TrainingSettings(groups_per_step=2, file_bytes=1 << 19)
     with trio.move_on_after(40):
-        await Training(node, learner, buffer_of("abcd"), lambda: network.weights, settings, 1 << 19).run()
+        await Training(node, learner, buffer_of("abcd"), lambda: network.weights, settings).run()
     names = await list_snapshots(state)
     assert [name.version for name in names] == list(range(len(names)))
     assert len(names) >= 4

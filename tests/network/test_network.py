@@ -14,9 +14,11 @@ from grailnode.observe.observer import Observer, newest_summarized
 from grailnode.run import authority_changes, authority_drafts
 from protocol import paths
 from protocol.judging.verdict import Reason
+from protocol.outer.round_records import RoundManifest
 from protocol.rollout.batch import Group
 from roles.authority_updates import refresh_authority
 from roles.miner.produce import HonestProducer, MiningWindow
+from roles.records import fetch_record
 from roles.trainer.outer.coordinator import CoordinatorSettings
 from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
@@ -201,18 +203,21 @@ async def test_a_validator_abstains_while_it_is_down_and_then_goes_on():
     assert {7, 8} <= set(on_miner)
 
 
-# Two sites train one policy in a simulated network, from the groups that its miners make and its validators accept
+# Three sites train one policy in a simulated network, from the groups that its miners make and its validators accept,
+# and compare their contributions together
 
 
-SITES = ("site-0", "site-1")
+SITES = ("site-0", "site-1", "site-2")
 
 
-async def test_two_sites_publish_one_chain_of_policies() -> None:
+async def test_sites_publish_one_chain_of_policies() -> None:
     network = Network(RULES)
     workers = tuple(sorted(key(name).public for name in SITES))
     network.amend(authority=network.run.authority.model_copy(update={"workers": workers}))
     rounds = CoordinatorSettings(
-        rules=round_rules(local_steps=2, quorum=2), beacon_rounds=network.run.schedule.rounds, state_interval=2
+        rules=round_rules(local_steps=2, quorum=2, spread=1),
+        beacon_rounds=network.run.schedule.rounds,
+        state_interval=2,
     )
     trainer = network.trainer_settings()
     async with running(network.run_beacon) as nursery:
@@ -233,16 +238,21 @@ async def test_two_sites_publish_one_chain_of_policies() -> None:
         await trio.sleep(5)
         await observer.refresh()
     tables = [{event["number"]: event["state"] for event in network.events(name, "round-applied")} for name in SITES]
-    assert tables[0].keys() == tables[1].keys() and tables[0] == tables[1]
+    assert tables[0] == tables[1] == tables[2]
     closed = {event["number"]: event for event in network.events("trainer", "round-closed")}
-    assert sum(event["counted"] == 2 for event in closed.values()) >= 3
+    spread = [number for number, event in closed.items() if event["counted"] == 3]
+    assert len(spread) >= 3
+    trainer_key, reader = key("trainer").public, network.node("observer")
+    for number in spread:
+        closing = (await fetch_record(reader, RoundManifest, paths.round_manifest(trainer_key, number))).record
+        assert {share.outcome for share in closing.aggregated} == {"sound"}
     assert (await network.head()).version >= 3
     assert max(event["changed"] for event in network.events("trainer", "published")) > 0
     used = [event["groups"] for name in SITES for event in network.events(name, "contributed")]
     assert sum(used) > 6
     state = observer.state()
     assert [row.number for row in state.rounds] == list(range(1, state.rounds[-1].number + 1))
-    assert {row.counted for row in state.rounds} <= {0, 2}
+    assert {row.counted for row in state.rounds} <= {0, 2, 3}
     assert state.rounds[-1].version == state.rounds[-1].step >= 3
     assert [site.name for site in state.sites] == sorted(SITES)
     assert all(site.rounds >= 3 and site.steps >= site.rounds and site.payload_bytes > 0 for site in state.sites)

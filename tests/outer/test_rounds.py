@@ -11,8 +11,8 @@ from protocol import paths
 from protocol.identity.signing import Signed, open_signed, sign
 from protocol.limits import MAX_ROUND_GROUPS, MAX_WORKERS
 from protocol.outer.comparing import PROJECTED
+from protocol.outer.dithering import first_state
 from protocol.outer.round_records import RoundContribution, RoundManifest
-from roles.trainer.outer.coordinator import first_state
 from roles.trainer.outer.round_files import SentContribution, SentRoundRecord, SiteRecord, UsedGroup
 from roles.trainer.outer.round_reader import HEAD_START, KEPT_ROUNDS
 from tests.outer.methods import METHODS

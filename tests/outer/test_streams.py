@@ -10,11 +10,11 @@ import trio
 from protocol import pseudogradient
 from protocol.errors import ProtocolError
 from protocol.outer import robust
+from protocol.outer.dithering import first_state
 from protocol.outer.round_checks import DELAYED_TURN, owner, turn_of
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import streams_of
-from roles.trainer.outer.coordinator import first_state
 from tests.support.builders.samples import round_rules
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_crashes import (

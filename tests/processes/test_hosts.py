@@ -32,11 +32,14 @@ def test_hosts_of_which_one_is_killed_and_one_is_cut_off_publish_what_one_host_d
 ) -> None:
     """A step has one pass, so that the second rank adds nothing to the gradients but its rows of the masters."""
     alone = make_run(tmp_path / "alone")
+    settings = alone / "run.toml"
+    settings.write_text(settings.read_text().replace("[trainer]\n", "[trainer]\nfile_bytes = 200_000\n"))
     hosts = [tmp_path / "a", tmp_path / "b"]
     for number, host in enumerate(hosts):
         shutil.copytree(alone, host)
         settings = host / "run.toml"
-        settings.write_text(settings.read_text().replace("[trainer]\n", HOSTS.format(number)))
+        text = settings.read_text().replace("[trainer]\n", HOSTS.format(number))
+        settings.write_text(text.replace('path = "store"', f'path = "{hosts[0] / "store"}"'))
     shutil.rmtree(hosts[1] / "keys")
     weights = StepwiseTrainer(alone).publish_versions(VERSIONS)
     others: list[Program] = []
@@ -70,6 +73,10 @@ def test_hosts_of_which_one_is_killed_and_one_is_cut_off_publish_what_one_host_d
         trainer = StepwiseTrainer(hosts[0], within=network.command_prefix("a"))
         assert trainer.publish_versions(VERSIONS, when_published=harm) == weights
         assert min(failures()) > 0
+        # What the second host has uploaded: parts of patches, and the last files of anchors.
+        uploads = logged_events(hosts[1] / "logs" / "trainer-upload.jsonl", "uploaded")
+        assert ("put_part", "True") in {(event["call"], event["answer"]) for event in uploads}
+        assert ("put_files", "(4, 5, 6, 7)") in {(event["call"], event["answer"]) for event in uploads}
         parts = [{path.parent.name for path in host.glob("**/checkpoints/*/*/*")} for host in hosts]
         assert parts == [{"00000"}, {"00001"}]
     finally:

@@ -185,7 +185,7 @@ async def test_a_process_that_a_bug_ends_has_sent_an_alarm(run_toml: Path, pager
 
     telemetry = NodeTelemetry("miner-1", alarm_url=pager.url)
     with pytest.raises(ExceptionGroup):
-        await processes._report_failure(Launch(load(run_toml), "miner", "miner-1"), telemetry, fail)
+        await processes._report_failure(Launch(load(run_toml), "miner", "miner-1"), "miner-1", telemetry, fail)
     (message,) = pager.messages  # it has arrived before the traceback is printed
     assert message["fields"]["error"].startswith("KeyError")
 

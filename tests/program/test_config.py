@@ -42,7 +42,7 @@ def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
         ("[trainer.hosts]\nmeeting = 'somewhere'\n", "trainer.hosts.meeting: string should match pattern"),
         ("[trainer.hosts]\n", "trainer: hosts: `number` is below `count`, and `meeting` is the ADDRESS:PORT of host 0"),
         ("[trainer.hosts]\nnumber = 2\nmeeting = 'a:1'\n", "trainer: hosts: `number` is below `count`"),
-        ("[trainer.hosts]\nmeeting = 'a:65536'\n", "ADDRESS:PORT of host 0, with a port from 1 to 65535"),
+        ("[trainer.hosts]\nmeeting = 'a:65535'\n", "ADDRESS:PORT of host 0, with a port from 1 to 65534"),
         ("[trainer]\ngpus = 1\noptimizer = 'muon'\nhosts.meeting = 'a:1'\n", "trainer: 2 processes need optimizer"),
         ("[engine]\ndtype = 'int4'\n", "engine.dtype: input should be 'float32' or 'bfloat16'"),
         ("[engine]\nflags = ['--pipeline-parallel-size', '2']\n", "engine.flags: --pipeline-parallel-size 2: pipeline"),

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ import trio
 from torch import distributed as dist
 
 from grailnode import UserError
-from grailnode.node.process_launch import LostRankError, Seat, prepare_rank
+from grailnode.config import load
+from grailnode.node import processes
+from grailnode.node.process_launch import Launch, LostRankError, Seat, prepare_rank
 from grailnode.node.rank_processes import Meeting
+from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, is_transient
 
@@ -92,3 +96,35 @@ def test_a_mistake_of_one_rank_is_no_lost_rank_there_and_one_for_the_other_host(
     assert lost is not None
     assert lost.startswith("a rank has ended")
     assert mistake is None
+
+
+async def test_a_rank_whose_fault_repeats_without_a_new_checkpoint_ends_and_one_whose_link_is_lost_does_not(
+    run_toml: Path,
+) -> None:
+    config = load(run_toml)
+    launch, title = Launch(config, "training", "trainer"), "trainer/training-1"
+    telemetry = NodeTelemetry.to_file(title, config.at(config.node.logs) / "trainer-training-1.jsonl")
+
+    async def exit_code(error: Exception) -> int:
+        async def fail() -> None:
+            raise error
+
+        try:
+            return await processes._report_failure(launch, title, telemetry, fail)
+        except ValueError:
+            return 1  # of a process that an exception ends
+
+    saved = config.at(config.node.state) / "trainer" / "objects" / "checkpoints"
+    codes = []
+    for step in (1, 2):
+        (saved / f"{step:012d}-0000").mkdir(parents=True)
+        codes.append([await exit_code(error) for _ in range(5) for error in (ValueError("w"), LostRankError("lost"))])
+    assert codes == [[1, EXIT_TRANSIENT] * 5] * 2
+    assert [await exit_code(error) for error in (LostRankError("lost"), ValueError("w"))] == [
+        EXIT_TRANSIENT,
+        EXIT_PERMANENT,
+    ]
+    assert (
+        "ValueError, a fault of this program, 6 times at step 000000000002"
+        in (config.at(config.node.logs) / "trainer-training-1.jsonl").read_text()
+    )

@@ -34,7 +34,14 @@ from protocol.judging.ledger import LedgerRow, Seal, Summary, Witness
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.outer.round_checks import check_next_manifest, owner, turn_of
-from protocol.outer.round_records import RoundContribution, RoundManifest, RoundPointer
+from protocol.outer.round_records import (
+    AggregatedShare,
+    RoundContribution,
+    RoundManifest,
+    RoundPlan,
+    RoundPointer,
+    RoundProducts,
+)
 from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
@@ -51,7 +58,7 @@ KINDS: tuple[type[Record], ...] = (
     *(Announcement, Commitment, Counts, Envelope, Group, Head, Judgement),
     *(Manifest, ValidatorReport, Rollout, LedgerRow, RunManifest, Seal, Summary, Trust, Verdict),
     *(Invite, ReauditVerdict, Revision, Thresholds, Witness, ProofOfWorkSolution),
-    *(RoundManifest, RoundContribution, RoundPointer),
+    *(RoundManifest, RoundContribution, RoundPointer, RoundPlan, RoundProducts, AggregatedShare),
 )
 
 

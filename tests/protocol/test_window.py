@@ -111,6 +111,8 @@ ALL = [
     paths.summary(KEY, 3),
     paths.witness(KEY, 3),
     paths.round_manifest(KEY, 3),
+    paths.round_plan(KEY, 3),
+    paths.products(KEY, 3, KEY),
     paths.newest_round(KEY),
     paths.state_shard(KEY, digest("shard")),
     paths.contribution(KEY, 3),

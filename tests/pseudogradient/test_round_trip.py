@@ -168,7 +168,8 @@ def test_the_largest_of_each_chunk_are_sent(shape: tuple[int, ...], chosen: int)
     update = np.random.default_rng(1).standard_normal(math.prod(shape)).astype(np.float32)
     rest = update.copy()
     entries, frame = encode_chunks(rest, [shape], chosen)
-    decoded_values = decode_chunks(memoryview(frame), [shape], chosen)
+    decoded_values = np.empty_like(update)
+    decode_chunks(memoryview(frame), [shape], chosen, decoded_values)
     assert np.array_equal(update - decoded_values, rest)
     matrix, values = (a.reshape(shape[0] if len(shape) > 1 else 1, -1) for a in (update, decoded_values))
     height, width = (64, 64) if len(shape) > 1 else (1, 4096)
@@ -187,7 +188,8 @@ def test_of_equal_entries_the_first_are_sent() -> None:
     update = np.ones(4096, np.float32)
     update[4000] = -2.0
     _, frame = encode_chunks(update.copy(), [(4096,)], 4)
-    decoded_values = decode_chunks(memoryview(frame), [(4096,)], 4)
+    decoded_values = np.empty_like(update)
+    decode_chunks(memoryview(frame), [(4096,)], 4, decoded_values)
     assert np.flatnonzero(decoded_values).tolist() == [0, 1, 2, 4000]
 
 

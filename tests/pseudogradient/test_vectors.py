@@ -10,7 +10,8 @@ import torch
 
 from protocol import errors, pseudogradient
 from protocol.digest import digest_weights
-from protocol.pseudogradient import DILOCO, Coding, Kind, mean_of, parts_of
+from protocol.pseudogradient import DILOCO, Coding, Kind, parts_of
+from protocol.pseudogradient.arithmetic import add_contribution, divide
 
 FOLDER = Path(__file__).parent.parent / "vectors" / "pseudogradient"
 GOLDEN = json.loads((FOLDER / "golden.json").read_text())
@@ -40,7 +41,10 @@ def test_golden(case: dict[str, Any]) -> None:
 
 def test_the_outer_step() -> None:
     part, step = parts_of({name: tensor.shape for name, tensor in BASE.items()})[0], GOLDEN["step"]
-    mean = mean_of([part.gather(parsed(case["values"])) for case in GOLDEN["cases"]], step["weights"])
+    mean = np.zeros(part.elements, np.float32)
+    for case, weight in zip(GOLDEN["cases"], step["weights"], strict=True):
+        add_contribution(mean, part.gather(parsed(case["values"])), weight)
+    divide(mean, len(GOLDEN["cases"]))
     base, momentum = part.gather(BASE).copy(), part.gather(FEEDBACK).copy()
     DILOCO.step(base, momentum, mean)
     for name, values in (("mean", mean), ("base", base), ("momentum", momentum)):

@@ -90,9 +90,9 @@ class Machine:
         buffer = ReplayBuffer(ReplaySettings(decay=0.7, max_staleness=1000, max_uses=1000), 0)
         buffer.add(group())
         settings = TrainingSettings(
-            groups_per_step=1, steps_per_version=1, training_steps=VERSIONS, checkpoint_versions=1
+            groups_per_step=1, steps_per_version=1, training_steps=VERSIONS, checkpoint_versions=1, file_bytes=1 << 23
         )
-        training = Training(node, learner, buffer, lambda: self.weights, settings, shard_bytes=1 << 23)
+        training = Training(node, learner, buffer, lambda: self.weights, settings)
         await _until(training.run, lambda: _has_snapshots(node))
         return learner  # whose memory is given back after the last step
 

@@ -10,7 +10,7 @@ from queue import Queue
 import pytest
 import trio
 
-from grailnode.observe.state import STORAGE_ALARM
+from grailnode.observe.state import STORAGE_ALARM, VersionRow
 from grailnode.ui.report.page import page as report_page
 from grailnode.ui.report.templates import ASSETS
 from tests.support.builders.observed_runs import observed_run
@@ -132,7 +132,9 @@ def test_its_curves_grow_and_leave_a_reader_the_windows_that_he_looks_at(new_pag
 @pytest.mark.parametrize("has_script", [True, False])
 def test_the_report_draws_its_curves_from_one_file_and_has_tables_without_a_script(new_page, tmp_path, has_script):
     file = tmp_path / "report.html"
-    file.write_text(report_page(runs.report(runs.hostile())))
+    sizes = [32_200 if number == 150 else None for number in range(300)]
+    versions = tuple(VersionRow(number, number, number, size, None, 9, runs.TOTAL) for number, size in enumerate(sizes))
+    file.write_text(report_page(runs.report(replace(runs.hostile(), versions=versions))))
     page = new_page(file.as_uri(), java_script_enabled=has_script, viewport={"width": 390, "height": 800})
     assert page.locator(".plot canvas").count() == (3 if has_script else 0)
     assert page.get_by_text("Held-out pass@1 over windows: 0.43 → 0.54").count() == (0 if has_script else 1)
@@ -140,6 +142,13 @@ def test_the_report_draws_its_curves_from_one_file_and_has_tables_without_a_scri
     assert page.locator("details[open] tbody tr").count() == 12
     if has_script:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.evaluate("plot = plots.get('patch-size')")
+        place = "Math.round(plot.valToPos(150, 'x', true)), Math.round(plot.valToPos(32200, 'y', true))"
+        assert page.evaluate(f"plot.ctx.getImageData({place}, 1, 1).data[3]")  # a figure between gaps is a point
+        assert page.evaluate("plot.axes[1]._values") == ["10 KB", "100 KB", "1 MB", "10 MB"]
+        assert page.evaluate("UNIT_OPTIONS.bytes.axis.values(null, [1, null, 100])") == ["1 B", "", "100 B"]
+    else:
+        assert max(box["height"] for box in (item.bounding_box() for item in page.locator(".plot").all()) if box) < 99
 
 
 def test_a_page_that_was_opened_before_the_first_reading_lists_the_rollouts_that_come(new_page):

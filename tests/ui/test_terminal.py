@@ -1,6 +1,7 @@
 """The terminal view fits any terminal, shows the figures of the run, and no stranger's text can act in it."""
 
 import io
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -70,7 +71,7 @@ def test_screen_and_status_show_what_sites_did(width: int, height: int):
     state = runs.many_sites()
     for page in (screen(state), render_status(state)):
         text = "\n".join(render(page, width, height))
-        figures = ("round 6", "2 of 2 contributions", "8 steps, 60 groups", "worker-0", "worker-1", "180", "4 lost 3")
+        figures = ("round 6", "2 of 2 contributions", "8 steps, 60 groups", "worker-0", "worker-1", "180", "4: lost 3")
         assert not [words for words in figures if words not in text]
     assert "2, 6 rounds, 48 local steps on 360 groups" in "\n".join(render(render_summary(runs.report(state)), width))
 
@@ -128,9 +129,13 @@ def test_status_cuts_nothing_at_80_columns():
 
 def test_a_miners_row_says_how_many_groups_nobody_judged():
     miner = MinerRow("a1" * 32, "miner-1", "unknown", 192, 0, {"copied": 12}, 0.0)
-    lines = render(render_status(replace(runs.network(), nodes=(), miners=(miner,))), 100)
-    row = next(line for line in lines if line.startswith("miner-1"))
-    assert "12 180 not judged copied" in row
+    other = MinerRow("a2" * 32, "miner-2", "unknown", 192, 188, {}, 0.0)
+    state = replace(runs.network(), nodes=(), miners=(miner, other))
+    text = "\n".join(render(render_status(state), 100))
+    assert re.search(r"rejected; not judged .*\nminer-1 .* 12: copied 12; 180 not judged .*\n.* 0; 4 not judged", text)
+    live = "\n".join(render(screen(state), 60))
+    assert re.search(r"rejected; not judged .*\nminer-1 .* 12; 180 not judged .*\n.* 0; 4 not judged", live)
+    assert "not judged" not in "".join(render(screen(replace(state, miners=(replace(miner, submitted=12),))), 100))
 
 
 def test_status_shows_pass_at_k_and_kinds_of_problems():
@@ -164,7 +169,7 @@ def test_the_summary_cuts_no_reason_at_80_columns():
     reasons = {"wrong-sampling": 15, "wrong-sketch": 13, "copied": 9, "wrong-reward": 8}
     miner = MinerRow("a3" * 32, "cheat", "cheating", 720, 0, reasons, 0.0)
     text = "\n".join(render(render_summary(runs.report(replace(runs.network(), miners=(miner,)))), 80))
-    assert not [word for word in ("45 675 not", *reasons, "judged") if word not in text]
+    assert not [word for word in ("45: wrong-sampling 15,", *reasons, "; 675 not", "judged") if word not in text]
     assert "…" not in text
     assert "+" not in text.partition("rejected")[2]
 

@@ -26,9 +26,23 @@ def page() -> list[Case]:
     def after(**changes: Any) -> RoundManifest:
         return samples.round_manifest(1, link, **changes)
 
+    spread = samples.round_manifest(rules=samples.round_rules(spread=1))
+
+    def spread_after(**changes: Any) -> RoundManifest:
+        shares = (samples.aggregated(**changes),)
+        return samples.round_manifest(1, content_digest(spread.to_bytes()), aggregated=shares)
+
     two = samples.round_manifest(rules=samples.round_rules(quorum=2))
     link_of_two = content_digest(two.to_bytes())
     fields, contribution = unpack(following.to_bytes()), unpack(samples.contribution().to_bytes())
+    plan, products = unpack(samples.round_plan().to_bytes()), unpack(samples.round_products().to_bytes())
+    share = unpack(samples.aggregated().to_bytes())
+    plans = {
+        "workers not ascending": {"contributions": plan["contributions"][::-1]},
+        "one aggregator": {"aggregators": plan["aggregators"][:1]},
+        "an aggregator twice": {"aggregators": plan["aggregators"][:1] * 2},
+        "of round 0": {"number": 0},
+    }
     manifests = {
         "without a link": {"previous": b""},
         "a worker twice": {"counted": (fields["counted"][0],) * 2},
@@ -41,6 +55,10 @@ def page() -> list[Case]:
         "closing before it opens": {"closes": fields["beacon_round"]},
         "a factor of 0": {"counted": (fields["counted"][0] | {"factor": 0.0},)},
         "a delay of two rounds": {"rules": fields["rules"] | {"delay": 2}},
+        "rules that spread in two ways": {"rules": fields["rules"] | {"spread": 2}},
+        "lost products with a digest": {"aggregated": (share | {"outcome": "lost"},)},
+        "sound products without a digest": {"aggregated": (share | {"products": b""},)},
+        "an unknown outcome": {"aggregated": (share | {"outcome": "late"},)},
         "a factor above 1": {"counted": (fields["counted"][0] | {"factor": 1.5},)},
     }
     contributions = {
@@ -55,19 +73,30 @@ def page() -> list[Case]:
     return [
         *(
             good(record.kind, record.kind, record.to_bytes())
-            for record in (following, samples.contribution(), samples.round_pointer())
+            for record in (
+                following,
+                samples.contribution(),
+                samples.round_pointer(),
+                samples.round_plan(),
+                samples.round_products(),
+            )
         ),
         *(bad(f"round: {name}", "round", pack(fields | change), MALFORMED) for name, change in manifests.items()),
         *(
             bad(f"contribution: {name}", "contribution", pack(contribution | change), MALFORMED)
             for name, change in contributions.items()
         ),
+        *(bad(f"plan: {name}", "round-plan", pack(plan | change), MALFORMED) for name, change in plans.items()),
+        bad("products: parts not ascending", "products", pack(products | {"parts": (2, 1)}), MALFORMED),
         bad("a state of the future", RoundPointer.kind, pack(pointer | {"state_number": 4}), MALFORMED),
         bad("no shards", RoundPointer.kind, pack(pointer | {"shards": ()}), MALFORMED),
         step("the next one", following, None),
         step("a newer epoch", after(epoch=2), None),
         step("below quorum", after(counted=(), refused=refusals, state=same, version=0), None),
         step("both sites", after(counted=both, refused=()), None),
+        step("shares of a spread round", spread_after(), None, spread),
+        step("shares of a round that is not spread", after(aggregated=(samples.aggregated(),)), "ChainError"),
+        step("a stranger's share", spread_after(worker=TRAINER.public), "ChainError", spread),
         step("the same again", first, "RollbackError"),
         step("an older epoch", after(epoch=0), "RollbackError"),
         step("one too far", samples.round_manifest(2, link), "GapError"),

@@ -28,7 +28,11 @@ function decades(_, __, low, high) {
 }
 
 const UNIT_OPTIONS = {
-  bytes: { words: bytes, scale: { distr: 3 }, axis: { splits: decades, values: (_, marks) => marks.map(bytes) } },
+  bytes: {
+    words: bytes,
+    scale: { distr: 3, range: (_, low, high) => (low === null ? [1, 10] : uPlot.rangeLog(low, high, 10, true)) },
+    axis: { splits: decades, values: (_, marks) => marks.map((mark) => (mark === null ? "" : bytes(mark))) },
+  },
   share: {
     words: (value) => String(Number(value.toPrecision(4))),
     scale: { range: shareRange },
@@ -51,6 +55,14 @@ function joined(values) {
   return points;
 }
 
+// uPlot draws points only where they stand far apart. A point between two gaps, which no line reaches, is always drawn.
+function lonePoints(plot, series, areShown) {
+  const values = plot.data[series];
+  const isGap = (place) => !(place in values) || values[place] === null;
+  const isLone = (place) => values[place] != null && isGap(place - 1) && isGap(place + 1);
+  return areShown ? null : [...values.keys()].filter(isLone);
+}
+
 function options({ unit, names, colours }, width) {
   const { words, scale, axis } = UNIT_OPTIONS[unit];
   const style = { font: FONT, stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false } };
@@ -69,7 +81,7 @@ function options({ unit, names, colours }, width) {
         label: names[place + 1],
         stroke: colour(name === "level" ? "--ink" : `--${name}`),
         width: 2,
-        points: { size: 6, fill: colour("--card"), ...(name === "level" && { show: false }) },
+        points: { size: 6, fill: colour("--card"), filter: lonePoints, ...(name === "level" && { show: false }) },
         value: (_, value) => (value == null ? "" : words(value)),
         ...LINES[name],
       })),

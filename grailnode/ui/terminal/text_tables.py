@@ -43,6 +43,7 @@ def miners(rows: Sequence[MinerRow], width: int, *, keyed: bool = False, wraps: 
     fixed = name + (8 if keyed else 0) + (8 if kind else 0) + (6 if submitted else 0) + 8 + score
     gaps = _GAP * (3 + keyed + kind + submitted)
     why = max(width - fixed - gaps, 4)
+    is_partly_judged = why >= 20 and any(row.unjudged for row in rows)
     return fitted(
         [
             Column("miner", name, right=False),
@@ -50,7 +51,7 @@ def miners(rows: Sequence[MinerRow], width: int, *, keyed: bool = False, wraps: 
             Column("kind", 8, right=False) if kind else None,
             Column("sent", 6) if submitted else None,
             Column("accepted", 8),
-            Column("rejected", why, right=False, wraps=wraps),
+            Column("rejected; not judged" if is_partly_judged else "rejected", why, right=False, wraps=wraps),
             Column("score", score, right=False),
         ],
         [_miner(row, _ALL if wraps else why, has_kind=kind, bar_width=bar_width) for row in rows],
@@ -143,15 +144,17 @@ def _name_cells(rows: Sequence[MinerRow | SiteRow | NodeRow], least: int) -> int
 
 
 def _rejections(reasons: Mapping[str, int], cells: int, unjudged: int = 0) -> Text:
-    """Write how many were rejected and, as far as there is room, how many nobody judged, and the reasons."""
+    """Write '45: copied 30, +2; 675 not judged', as far as there is room, the reasons last."""
     total = sum(reasons.values())
-    text = Text.assemble((f"{total:,}", "red") if total else ("-", "dim"))
-    if unjudged and cell_len(words := f" {unjudged:,} not judged") <= cells - text.cell_len:
-        text.append(words, style="dim")
-    room = cells - text.cell_len - 1
+    number = f"{total:,}" if total or unjudged else "-"
+    rest = f"; {unjudged:,} not judged" if unjudged else ""
+    if cell_len(number + rest) > cells:
+        rest = ""
+    text = Text.assemble((number, "red" if total else "dim"))
+    room = cells - cell_len(number + rest) - 2
     if total and room >= 6:
-        text.append(f" {reasons_text(reasons, room)}", style="dim")
-    return text
+        text.append(f": {reasons_text(reasons, room)}", style="dim")
+    return text.append(rest, style="dim")
 
 
 def _score(score: float, bar_width: int) -> Text:

@@ -21,9 +21,9 @@ from protocol.digest import Weights
 from protocol.encoding import Record, Version
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_SHARD_BYTES
+from protocol.outer.dithering import dither
 from protocol.quantization import SCALE, dequantize, is_scale
 from roles.ports import LineReporter, NotFoundError, ObjectStore, StateError
-from roles.trainer.dithering import dither
 from roles.trainer.learn.optimizer import MASTER
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.state_rows import SavedRows, is_whole, part_folder

@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from protocol.digest import dtypes
-from protocol.quantization import Precision, published_outline, published_tensors
+from protocol.outer.dithering import dither
+from protocol.quantization import Precision, is_matrix, published_outline, published_tensors, row_scales
 from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
 from roles.ports import ObjectStore
-from roles.trainer.dithering import dither
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, advantages, entropy, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens
@@ -31,7 +31,7 @@ from roles.trainer.learn.optimizer import MasterOptimizer
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
 from roles.trainer.learn.state_rows import Peers, SavedRows, Share, StateRows
-from roles.trainer.tensor_shards import RunSync, TensorSource
+from roles.trainer.tensor_shards import RunSync, TensorSource, put_shards
 from roles.trainer.verified_batch import VerifiedGroup
 
 
@@ -311,6 +311,10 @@ class Learner:
         tensors = self._optimizer.tensors
         return StateRows(tensors, {name: tensor.shape for name, tensor in tensors.items()}, Share())
 
+    async def put_version(self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str) -> int:
+        """Write the tensors to publish into a folder; return how many files they have, on all hosts."""
+        return await put_shards(state, folder, self.view_source(), run_sync, shard_bytes)
+
     async def save(
         self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str
     ) -> tuple[list[int], int]:
@@ -321,8 +325,22 @@ class Learner:
 
         Returns:
             How many files each rank has written, and how many ranks, the first ones, share this state.
+
+        Raises:
+            ValueError: a weight can have no scale; nothing is written, since no version can be made from it.
         """
+        await run_sync(self._check_scales)
         return [await self.state_rows().save(state, folder, run_sync, shard_bytes)], 1
+
+    def _check_scales(self) -> None:
+        self._scales()
+
+    def _scales(self) -> dict[str, Tensor]:
+        """Return the scales of the quantized matrices that this process has rows of; raise ValueError if a weight can
+        have none.
+        """
+        masters = self._optimizer.masters.items() if self._precision != "bf16" else ()
+        return {name: row_scales(rows, self._precision) for name, rows in masters if is_matrix(name, rows.shape)}
 
     async def load(self, state: ObjectStore, saved: SavedRows, run_sync: RunSync) -> None:
         """Go on from what any number of ranks has saved.

@@ -100,7 +100,7 @@ class StateRows:
             holder = next((holder for holder, there in enumerate(present) if there[part]), None)
             if holder is None:
                 raise StateError(saved.part(part), "not in the state of this host, nor of another that has joined")
-            reader = ShardReader(state, saved.part(part), saved.parts[part], run_sync)
+            reader = ShardReader(state, saved.part(part), range(saved.parts[part]), run_sync)
             for _ in range(saved.parts[part]):
                 tensors = await reader.next_shard() if in_place or holder == rank else None
                 if peers is not None and not in_place:

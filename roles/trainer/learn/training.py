@@ -34,8 +34,7 @@ from roles.trainer.learn.checkpoint_files import (
 from roles.trainer.learn.learner import Learner, StepReport
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training_settings import TrainingSettings
-from roles.trainer.spool import Inbox, SnapshotName, begin_versions, put_snapshot
-from roles.trainer.tensor_shards import SHARD_BYTES, TensorSource
+from roles.trainer.spool import Inbox, SnapshotName, begin_versions, note_snapshot, weights_folder
 
 _LARGE: Final = 100_000_000  # parameters
 _POLL_SECONDS: Final = 0.05  # between two looks into the inbox
@@ -46,7 +45,6 @@ class Training:
 
     Args:
         genesis: reads the weights of version 0, before they are quantized; called only if there is no checkpoint.
-        shard_bytes: bytes of tensors in one file of the state, and so in one shard of an anchor.
     """
 
     def __init__(
@@ -56,14 +54,13 @@ class Training:
         buffer: ReplayBuffer,
         genesis: Callable[[], Weights],
         settings: TrainingSettings,
-        shard_bytes: int = SHARD_BYTES,
     ) -> None:
         self._node = node
         self._learner = learner
         self._buffer = buffer
         self._genesis = genesis
         self._settings = settings
-        self._shard_bytes = shard_bytes
+        self._shard_bytes = settings.file_bytes
         self._version = -1
         self._new_groups = trio.Event()
         self._masters_written = trio.Event()  # for the newest version
@@ -170,12 +167,14 @@ class Training:
             save = partial(self._learner.save, node.state, node.run_sync, self._shard_bytes)
             moment = name.version, name.optimizer_step
             await put_checkpoint(node.state, moment, save, await node.run_sync(replay))
-        await self._put_snapshot(name, self._learner.view_source())
+        await self._put_snapshot(name)
         self._masters_written.set()
         await self._inbox.keep(lambda digest, _: digest not in digests)
 
-    async def _put_snapshot(self, name: SnapshotName, source: TensorSource) -> None:
-        await put_snapshot(self._node.state, name, source, self._node.run_sync, self._shard_bytes)
+    async def _put_snapshot(self, name: SnapshotName) -> None:
+        node, folder = self._node, weights_folder(name.version)
+        files = await self._learner.put_version(node.state, node.run_sync, self._shard_bytes, folder)
+        await note_snapshot(node.state, name, files)
 
     async def _read_inbox(self) -> None:
         """Add what the collector delivers to the replay buffer."""
@@ -203,7 +202,7 @@ class Training:
         await self._load(note)
         if newest < note.version:
             # killed between the checkpoint and its snapshot: the restored masters give the very same view
-            await self._put_snapshot(SnapshotName(note.version, note.step), self._learner.view_source())
+            await self._put_snapshot(SnapshotName(note.version, note.step))
         self._checkpoint_version = note.version
         self._version = max(newest, note.version)
         self._buffer.advance(self._version)

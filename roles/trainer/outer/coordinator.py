@@ -7,8 +7,8 @@ instruction publishes the same manifest again, and no round is decided twice.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-import torch
 import trio
 
 from protocol import limits, paths
@@ -17,9 +17,20 @@ from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
-from protocol.outer.comparing import NOTHING_SENT, REMEMBERED_ROUNDS, SentRound, SentRounds, compare
+from protocol.outer.comparing import (
+    NOTHING_SENT,
+    REMEMBERED_ROUNDS,
+    Comparison,
+    Projection,
+    SentRound,
+    SentRounds,
+    comparison_of,
+    part_products,
+)
+from protocol.outer.dithering import first_state
 from protocol.outer.robust import RobustSettings, Weighting, weigh_round
 from protocol.outer.round_records import (
+    AggregatedShare,
     CountedContribution,
     Refusal,
     RefusalReason,
@@ -27,6 +38,7 @@ from protocol.outer.round_records import (
     RoundPointer,
     RoundRules,
 )
+from protocol.outer.round_shares import plan_round, product_bounds
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import parts_of
 from roles.gather import gather
@@ -34,14 +46,17 @@ from roles.node.identity import Node
 from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
-from roles.trainer.dithering import dither
 from roles.trainer.outer import round_files
-from roles.trainer.outer.round_judging import PROJECTIONS, Attendance, fetch_payload
+from roles.trainer.outer.round_judging import Attendance, fetch_payload
 from roles.trainer.outer.round_repair import fetch_own_pointer
+from roles.trainer.outer.round_sharing import collect_products
 from roles.trainer.spool import SnapshotName, next_version, put_snapshot
 from roles.trainer.tensor_shards import TensorSource
 
 _CHECKS_AT_ONCE = 4  # of payloads
+
+Checked = dict[bytes, tuple[bytes, Projection]]
+"""The payloads that were checked, by worker, and their projections."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +83,6 @@ class PublisherLink:
     genesis: Callable[[], Awaitable[tuple[int, Weights]]]  # returns the newest version and its weights
 
 
-def first_state(weights: Weights, rules: RoundRules) -> SharedState:
-    """Return the state of manifest 0 from BF16 weights, dithered: the first rounds change the policy as later ones."""
-    floats = {
-        name: weight.detach().to("cpu", torch.float32, copy=True).contiguous() for name, weight in weights.items()
-    }
-    masters = {name: dither(name, master) for name, master in floats.items()}
-    return SharedState.begin(masters, has_momentum=rules.momentum > 0)
-
-
 class Coordinator:
     """Closes the rounds of one run."""
 
@@ -91,6 +97,7 @@ class Coordinator:
         self._pointer: RoundPointer | None = None
         self._previous_shards: tuple[ObjectRef, ...] = ()
         self._sent = SentRounds()  # up to the newest manifest
+        self._checks = trio.Semaphore(max(_CHECKS_AT_ONCE, settings.threads))
 
     async def run(self) -> None:
         """Close rounds for ever."""
@@ -150,6 +157,7 @@ class Coordinator:
         version: int,
         counted: tuple[CountedContribution, ...],
         refused: tuple[Refusal, ...],
+        aggregated: tuple[AggregatedShare, ...] = (),
     ) -> RoundManifest:
         """Return the manifest that closes the present round and opens the next one."""
         node, newest = self._node, self._newest
@@ -170,6 +178,7 @@ class Coordinator:
             epoch=self._publisher.epoch(),
             counted=counted,
             refused=refused,
+            aggregated=aggregated,
             state=shared.digests,
             version=version,
             workers=workers,
@@ -260,7 +269,7 @@ class Coordinator:
         named_paths |= {paths.state_shard(key, ref.digest) for ref in (*self._pointer.shards, *self._previous_shards)}
         self._previous_shards = self._pointer.shards
         try:
-            for kind in ("payloads", "rounds", "states"):
+            for kind in ("payloads", "plans", "rounds", "states"):
                 items = node.store.list(paths.kind_prefix(key, kind))
                 for path in [item.path async for item in items if item.path not in named_paths]:
                     await node.store.delete(path)
@@ -275,19 +284,20 @@ class Coordinator:
         node, opening = self._node, self._newest
         attendance = Attendance(opening)
         await attendance.recall(node)
+        checked: Checked = {}
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, attendance)
+            nursery.start_soon(self._watch, attendance, checked)
             await node.time.wait_for_round(opening.record.closes)
             nursery.cancel_scope.cancel()
         await attendance.look(node, opening.record.workers, self._settings.payload_seconds)
         attendance.check(frozenset().union(*self._used.values()))
-        payloads = await self._payloads(attendance)
-        counted, sent = await self._counted(attendance, payloads)
+        await self._check_payloads(attendance, checked)
+        counted, sent, aggregated = await self._counted(attendance, checked)
         await self._look_for_late_ones(attendance)
         shared = self._shared
         if counted:
             factors = [item.factor for item in counted]
-            in_order, threads = [payloads[item.worker] for item in counted], self._settings.threads
+            in_order, threads = [checked[item.worker][0] for item in counted], self._settings.threads
             try:
                 shared = await node.run_sync(shared.after, in_order, factors, opening.record.rules, threads)
             except ProtocolError as error:  # each is finite, and their sum is not
@@ -299,50 +309,77 @@ class Coordinator:
             Refusal(worker=worker, reason=str(reason)) for worker, reason in sorted(attendance.refusals.items())
         )
         version = opening.record.version + (1 if counted else 0)
-        await self._record(await self._manifest(shared, version, counted, refused), shared, sent)
+        manifest = await self._manifest(shared, version, counted, refused, aggregated)
+        await self._record(manifest, shared, sent)
 
-    async def _watch(self, attendance: Attendance) -> None:
-        while True:
-            await attendance.look(self._node, attendance.opening.record.workers, self._settings.payload_seconds)
-            await trio.sleep(self._settings.poll_seconds)
-
-    async def _payloads(self, attendance: Attendance) -> dict[bytes, bytes]:
-        """Return the payloads of the sound contributions by worker; refuse the others."""
-        node, shared, rules = self._node, self._shared, attendance.opening.record.rules
-        payloads: dict[bytes, bytes] = {}
-        checks = trio.Semaphore(_CHECKS_AT_ONCE)
-
-        async def fetch(worker: bytes) -> None:
-            record = attendance.contributions[worker].record
+    async def _watch(self, attendance: Attendance, checked: Checked) -> None:
+        """Look for contributions, and check each when it comes, so that little is left when the round is over."""
+        tried = set[bytes]()
+        async with trio.open_nursery() as checks:
             while True:
-                try:
-                    payloads[worker] = await fetch_payload(node, record, shared, rules, checks)
-                except StoreError as error:
-                    node.telemetry.event("payload-unread", worker=worker.hex()[:16], error=str(error))
-                    await trio.sleep(self._settings.poll_seconds)
-                    continue
-                except ProtocolError as error:
-                    node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
-                    attendance.refusals[worker] = RefusalReason.MALFORMED
-                return
+                await attendance.look(self._node, attendance.opening.record.workers, self._settings.payload_seconds)
+                for worker in [worker for worker in attendance.sound() if worker not in tried]:
+                    tried.add(worker)
+                    checks.start_soon(self._check_payload, attendance, checked, worker)
+                await trio.sleep(self._settings.poll_seconds)
 
-        workers = attendance.sound()
+    async def _check_payload(self, attendance: Attendance, checked: Checked, worker: bytes) -> None:
+        """Check the payload of a contribution, as soon as storage has it, and refuse it if it fails."""
+        node, record, rules = self._node, attendance.contributions[worker].record, attendance.opening.record.rules
+        while True:
+            try:
+                checked[worker] = await fetch_payload(node, record, self._shared, rules, self._checks)
+            except StoreError as error:
+                node.telemetry.event("payload-unread", worker=worker.hex()[:16], error=str(error))
+                await trio.sleep(self._settings.poll_seconds)
+                continue
+            except ProtocolError as error:
+                node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
+                attendance.refusals[worker] = RefusalReason.MALFORMED
+            return
+
+    async def _check_payloads(self, attendance: Attendance, checked: Checked) -> None:
+        """Check the payloads that are not checked yet; refuse contributions without one."""
+        workers = [worker for worker in attendance.sound() if worker not in checked]
         with trio.move_on_after(self._settings.payload_seconds):
-            await gather(fetch, workers, len(workers))  # one that withholds its payload takes nobody's place
+            # one that withholds its payload takes nobody's place
+            await gather(partial(self._check_payload, attendance, checked), workers, len(workers))
         for worker in workers:
-            if worker not in payloads:
+            if worker not in checked:
                 attendance.refusals.setdefault(worker, RefusalReason.WITHHELD)
-        return payloads
+
+    async def _compare(
+        self, attendance: Attendance, checked: Checked
+    ) -> tuple[Comparison, tuple[AggregatedShare, ...]]:
+        """Compare the sound contributions, alone or with their sites."""
+        node, settings, opening, workers = self._node, self._settings, attendance.opening, attendance.sound()
+        payloads, projections = [checked[worker][0] for worker in workers], [checked[worker][1] for worker in workers]
+        rules, shared = opening.record.rules, self._shared
+        aggregated: tuple[AggregatedShare, ...] = ()
+        compute = partial(node.run_sync, part_products, shared, payloads, rules, settings.threads)
+        if plan := plan_round(opening, [attendance.contributions[worker].record for worker in workers]):
+            bounds, times = product_bounds(projections), (settings.payload_seconds, settings.poll_seconds)
+            parts = shared.stream_parts(rules)
+            products, aggregated = await collect_products(node, plan, parts, compute, bounds, *times)
+        else:
+            products = await compute()
+        comparison: Comparison = await node.run_sync(comparison_of, shared, payloads, rules, projections, products)
+        return comparison, aggregated
 
     async def _counted(
-        self, attendance: Attendance, payloads: dict[bytes, bytes]
-    ) -> tuple[tuple[CountedContribution, ...], SentRound]:
-        """Return the contributions that count, after copying their payloads to this node's space, and what all sent."""
-        node, rules, threads = self._node, attendance.opening.record.rules, self._settings.threads
-        workers = attendance.sound()
-        secret = node.key.derive(PROJECTIONS)
-        in_order = [payloads[worker] for worker in workers]
-        comparison = await node.run_sync(compare, self._shared, in_order, rules, secret, threads)
+        self, attendance: Attendance, checked: Checked
+    ) -> tuple[tuple[CountedContribution, ...], SentRound, tuple[AggregatedShare, ...]]:
+        """Return the contributions that count, after copying their payloads to this node's space, what all sent, and
+        who compared it.
+        """
+        node, rules, workers = self._node, attendance.opening.record.rules, attendance.sound()
+
+        async def copy(worker: bytes) -> None:
+            payload = attendance.contributions[worker].record.payload
+            await node.publish(paths.payload(node.key.public, payload.digest), checked[worker][0])
+
+        await gather(copy, workers, _CHECKS_AT_ONCE)
+        comparison, aggregated = await self._compare(attendance, checked)
         weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent, self._settings.robust)
         factors = dict(zip(workers, weighting.factors, strict=True))
         for worker, cosine, drift in zip(workers, weighting.cosines, weighting.drift_factors, strict=True):
@@ -361,11 +398,10 @@ class Coordinator:
         remaining = attendance.sound()
         if len(remaining) < rules.quorum:
             attendance.refusals.update(dict.fromkeys(remaining, RefusalReason.QUORUM))
-            return (), weighting.sent
+            return (), weighting.sent, aggregated
         counted = []
         for worker in remaining:
             signed = attendance.contributions[worker]
-            await node.publish(paths.payload(node.key.public, signed.record.payload.digest), payloads[worker])
             counted.append(
                 CountedContribution(
                     worker=worker,
@@ -375,7 +411,7 @@ class Coordinator:
                     factor=factors[worker],
                 )
             )
-        return tuple(counted), weighting.sent
+        return tuple(counted), weighting.sent, aggregated
 
     async def _look_for_late_ones(self, attendance: Attendance) -> None:
         """Say of each worker without a contribution whether one has come meanwhile."""

@@ -4,28 +4,19 @@ The results of the steps become the payload of a contribution here. Nothing of i
 takes the steps of the present round again, from the shared weights.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
 import trio
-from torch import Tensor
 
-from protocol import limits, pseudogradient
+from protocol import limits
 from protocol.digest import Weights
+from protocol.outer.local_work import State, begin_round, masters, with_masters
 from protocol.outer.round_checks import owner, turn_of
 from protocol.outer.round_records import RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.node.identity import Node
-from roles.trainer.outer.local_learner import (
-    LocalLearner,
-    State,
-    StepFigures,
-    begin_round,
-    masters,
-    own_state,
-    with_masters,
-)
+from roles.trainer.outer.local_learner import LocalLearner, StepFigures
 from roles.trainer.spool import Inbox, is_too_stale
 from roles.trainer.verified_batch import VerifiedGroup
 
@@ -228,43 +219,3 @@ class LocalSteps:
             grad_norm=figures.grad_norm,
             reward=figures.reward,
         )
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """The payload and norm of a round's contribution, and the site's own states if it counts."""
-
-    payload: bytes
-    norm: float
-    feedback: dict[str, Tensor]
-    inner: Mapping[str, Tensor]
-
-
-def encode_work(
-    shared: SharedState, state: Mapping[str, Tensor], feedback: Weights | None, rules: RoundRules, sender: bytes
-) -> LocalWork:
-    """Encode what the local steps have changed.
-
-    Args:
-        state: of the learner after the steps.
-        feedback: the site's error feedback before the round; None for zeros.
-        sender: names the site and the round (`round_checks.sender_digest`).
-    """
-    uses_feedback, stream = rules.uses_feedback(shared.step), shared.stream(rules)
-    if feedback is None and len(stream) < len(shared.weights):
-        feedback = {name: torch.zeros_like(tensor) for name, tensor in shared.weights.items()}
-    contribution = pseudogradient.encode(
-        stream,
-        masters(state),
-        feedback,
-        rules.coding,
-        shared.digests.weights,
-        decay=rules.feedback_decay if uses_feedback else 1.0,
-        sender=sender,
-    )
-    return LocalWork(
-        payload=contribution.payload,
-        norm=contribution.head.squared_norm**0.5,
-        feedback={**(feedback or {}), **contribution.residual} if uses_feedback else {},
-        inner=own_state(state, shared.weights, stream),
-    )

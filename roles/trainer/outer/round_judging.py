@@ -10,10 +10,10 @@ import trio
 from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed
-from protocol.outer.round_checks import RefusedContributionError, check_contribution, sender_digest
+from protocol.outer.comparing import Projection, check_payload
+from protocol.outer.round_checks import RefusedContributionError, check_contribution
 from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
-from protocol.pseudogradient import Part, decode, parts_of, read_head
 from protocol.pseudogradient.payload import FRAME_SLACK, largest_frame
 from roles.gather import gather
 from roles.node.identity import Node
@@ -97,27 +97,14 @@ class Attendance:
 
 async def fetch_payload(
     node: Node, contribution: RoundContribution, shared: SharedState, rules: RoundRules, checks: trio.Semaphore
-) -> bytes:
+) -> tuple[bytes, Projection]:
     """Fetch a contribution's payload from its worker's space, and check it; `checks` limits how many at a time."""
-    ref, parts = contribution.payload, parts_of({name: tensor.shape for name, tensor in shared.stream(rules).items()})
-    largest = sum(largest_frame(part) + FRAME_SLACK for part in parts)  # the head has less than that for a part
+    ref = contribution.payload
+    largest = sum(largest_frame(part) + FRAME_SLACK for part in shared.stream_parts(rules))  # the head has less
     if ref.size > largest:
         raise RefusedContributionError(f"a payload of {ref.size} bytes for weights that need at most {largest}")
     payload = await fetch_object(node, paths.payload(contribution.worker, ref.digest), ref)
     async with checks:
-        await node.run_sync(_check_payload, payload, parts, contribution, shared, rules)
-    return payload
-
-
-def _check_payload(
-    payload: bytes, parts: tuple[Part, ...], contribution: RoundContribution, shared: SharedState, rules: RoundRules
-) -> None:
-    head = read_head(payload, parts)
-    if head.sender != sender_digest(contribution.opening, contribution.worker):
-        raise RefusedContributionError("a payload that another site made, or that was made for another round")
-    if head.coding != rules.coding:
-        raise RefusedContributionError("values of another kind than the round's rules say")
-    if head.squared_norm**0.5 != contribution.norm:
-        raise RefusedContributionError("another norm than the contribution states")
-    for _ in decode(payload, shared.stream(rules), shared.digests.weights):
-        pass
+        secret = node.key.derive(PROJECTIONS)
+        projection: Projection = await node.run_sync(check_payload, shared, rules, secret, contribution, payload)
+    return payload, projection

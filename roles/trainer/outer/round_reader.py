@@ -2,6 +2,7 @@
 deletes from its own space when a round is over.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -11,7 +12,13 @@ from protocol import paths
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed
 from protocol.objects import ObjectRef
-from protocol.outer.round_records import CountedContribution, RoundContribution, RoundManifest, RoundPointer
+from protocol.outer.round_records import (
+    CountedContribution,
+    PlannedContribution,
+    RoundContribution,
+    RoundManifest,
+    RoundPointer,
+)
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
 from roles.first_failure import first_failure
@@ -44,21 +51,25 @@ async def fetch_pointer(node: Node) -> RoundPointer:
     return signed.record
 
 
-async def fetch_payloads(node: Node, trainer: bytes, counted: tuple[CountedContribution, ...]) -> list[bytes]:
-    """Fetch the payloads of the contributions that count, in order.
+async def fetch_payloads(
+    node: Node,
+    trainer: bytes,
+    contributions: Sequence[CountedContribution | PlannedContribution],
+    fetched: dict[bytes, bytes],
+) -> list[bytes]:
+    """Fetch the payloads of some contributions, in order, but for those that were fetched before, by digest.
 
     The worker's space may have another load than the trainer's, so it is tried first; the trainer has a copy of each.
     So a failure of the worker's space says nothing, and if it takes long, the copy is fetched beside it: a worker that
     serves the coordinator alone costs the others HEAD_START, and a second for each HEAD_START_BYTES of its payload.
     """
 
-    async def fetch(item: CountedContribution) -> bytes:
-        payloads: list[bytes] = []
+    async def fetch(item: CountedContribution | PlannedContribution) -> bytes:
         worker_failed = trio.Event()
 
         async def from_space(writer: bytes) -> None:
-            payload = await fetch_object(node, paths.payload(writer, item.payload.digest), item.payload)
-            payloads.append(payload)
+            path = paths.payload(writer, item.payload.digest)
+            fetched[item.payload.digest] = await fetch_object(node, path, item.payload)
             tasks.cancel_scope.cancel()
 
         async def from_worker() -> None:
@@ -71,12 +82,13 @@ async def fetch_payloads(node: Node, trainer: bytes, counted: tuple[CountedContr
                 await worker_failed.wait()
             await from_space(trainer)
 
-        async with first_failure(*STORAGE_ERRORS) as tasks:
-            tasks.start_soon(from_worker)
-            tasks.start_soon(from_trainer)
-        return payloads[0]
+        if item.payload.digest not in fetched:
+            async with first_failure(*STORAGE_ERRORS) as tasks:
+                tasks.start_soon(from_worker)
+                tasks.start_soon(from_trainer)
+        return fetched[item.payload.digest]
 
-    return await gather(fetch, counted, _AT_ONCE)
+    return await gather(fetch, contributions, _AT_ONCE)
 
 
 async def fetch_state(
@@ -133,8 +145,9 @@ async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps:
 KEPT_ROUNDS: Final = 8
 
 
-async def delete_old_contributions(node: Node, newest: int) -> None:
-    """Delete the records and payloads of this site's contributions, but for those to the newest KEPT_ROUNDS rounds.
+async def delete_old_contributions(node: Node, newest: int, *, has_products: bool) -> None:
+    """Delete the records and payloads of this site's contributions, but for those to the newest KEPT_ROUNDS rounds, and
+    its products of closed rounds if it has some.
 
     The trainer has a copy of each payload that counts for as long as a site may need it. A store that refuses causes an
     event and no failure: what is left costs only space, and is deleted later.
@@ -153,5 +166,10 @@ async def delete_old_contributions(node: Node, newest: int) -> None:
             else:
                 await node.store.delete(paths.payload(key, record.payload.digest))
             await node.store.delete(path)
+        prefix = paths.kind_prefix(key, "products")
+        for path in [item.path async for item in node.store.list(prefix)] if has_products else []:
+            number = path.removeprefix(prefix).partition("-")[0]
+            if number.isdigit() and int(number) <= newest:
+                await node.store.delete(path)
     except StoreError as error:
         node.telemetry.event("deletion-failed", error=str(error))

@@ -118,7 +118,7 @@ async def _after(
     node: Node, shared: SharedState, opening: RoundManifest, closing: RoundManifest
 ) -> tuple[SharedState, SentRound]:
     """Return the state after a round, and what the sites sent whose contributions count."""
-    payloads = await fetch_payloads(node, closing.trainer, closing.counted)
+    payloads = await fetch_payloads(node, closing.trainer, closing.counted, {})
     factors = [item.factor for item in closing.counted]
     comparison = await node.run_sync(compare, shared, payloads, opening.rules, node.key.derive(PROJECTIONS))
     weighting = weigh_round([item.worker for item in closing.counted], comparison, SentRounds(), PLAIN_MEAN)

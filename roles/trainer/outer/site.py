@@ -15,6 +15,7 @@ from protocol.encoding import content_digest
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
+from protocol.outer.local_work import LocalWork, State, encode_work, masters, without_masters
 from protocol.outer.round_checks import check_next_manifest, sender_digest, turn_of
 from protocol.outer.round_records import Refusal, RefusalReason, RoundContribution, RoundManifest
 from protocol.outer.shared_state import SharedState
@@ -26,8 +27,8 @@ from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
 from roles.records import open_record
 from roles.trainer.outer import round_files
-from roles.trainer.outer.local_learner import LocalLearner, State, masters, without_masters
-from roles.trainer.outer.local_steps import GroupPool, LocalSteps, LocalWork, SiteSettings, encode_work
+from roles.trainer.outer.local_learner import LocalLearner
+from roles.trainer.outer.local_steps import GroupPool, LocalSteps, SiteSettings
 from roles.trainer.outer.round_files import SiteRecord, UsedGroup, numbered
 from roles.trainer.outer.round_reader import (
     delete_old_contributions,
@@ -37,6 +38,7 @@ from roles.trainer.outer.round_reader import (
     fetch_pointer,
     fetch_state,
 )
+from roles.trainer.outer.round_sharing import compute_share
 from roles.trainer.spool import Inbox
 from roles.trainer.tensor_shards import delete_below
 
@@ -63,6 +65,7 @@ class Site:
         self._record: SiteRecord | None = None
         self._opening: Signed[RoundManifest]  # opens the present round; set by `_open`
         self.shared: SharedState | None = None  # with which it begins; None before the first
+        self._fetched: dict[bytes, bytes] = {}  # payloads of the present round, by digest
         self._may_have_signed = True  # for the present round, with a state that was lost or set back since
 
     async def run(self) -> None:
@@ -76,11 +79,15 @@ class Site:
                     tasks.start_soon(self._steps.go_ahead, self._opening.record, self._end, used)
                 if prepared is not None:
                     await self._publish(prepared)
+                    if self._opening.record.rules.spread:
+                        tasks.start_soon(self._compute_share)
                 closing = await self._closing_manifest()
                 shared = None if closing is None else await self._applied(closing.record)
                 tasks.cancel_scope.cancel()
             await self._settle(closing, shared)
-            await delete_old_contributions(self._node, self._opening.record.number)
+            self._fetched = {}
+            spread = bool(self._opening.record.rules.spread)
+            await delete_old_contributions(self._node, self._opening.record.number, has_products=spread)
 
     async def _open(self) -> None:
         """Go on from this site's own state, or from the state in storage if there is none."""
@@ -260,6 +267,16 @@ class Site:
 
     # The end of a round
 
+    async def _compute_share(self) -> None:
+        assert self.shared is not None
+        node, settings = self._node, self._settings
+        try:
+            await compute_share(
+                node, self._opening, self.shared, self._fetched, settings.threads, settings.poll_seconds
+            )
+        except ProtocolError as error:  # of payloads that the coordinator found sound
+            node.telemetry.event("round-not-applied", number=self._opening.record.number + 1, error=str(error))
+
     async def _closing_manifest(self) -> Signed[RoundManifest] | None:
         """Wait for the manifest that closes the present round; None if a whole state must be fetched instead."""
         node, opening = self._node, self._opening
@@ -337,7 +354,7 @@ class Site:
         node, rules = self._node, self._opening.record.rules
         while True:
             try:
-                payloads = await fetch_payloads(node, manifest.trainer, manifest.counted)
+                payloads = await fetch_payloads(node, manifest.trainer, manifest.counted, self._fetched)
                 factors = [item.factor for item in manifest.counted]
                 shared: SharedState = await node.run_sync(
                     self.shared.after, payloads, factors, rules, self._settings.threads

@@ -62,9 +62,12 @@ class ChainRepair:
         # Storage may show one version more than is marked: the process was killed between head and mark, and its next
         # start goes on by itself (publisher.py). More than one, or a manifest that this state has not signed, means
         # that the state is a copy of an earlier time.
-        own_manifest = history.manifests.get(head.version)
+        own_manifest, version = history.manifests.get(head.version), history.published_version
+        # Files that other hosts have cannot be read from this state: it gets them all from storage.
+        path = f"{PUBLISHED_WEIGHTS}{version:010d}"
         return (
-            head.version > history.published_version + 1
+            (version >= 0 and not await self._is_complete(version, await count_shards(self._node.state, path)))
+            or head.version > version + 1
             or own_manifest is None
             or own_manifest.digest != head.digest(head.version)
         )

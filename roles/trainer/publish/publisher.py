@@ -6,8 +6,11 @@ process that is killed at any instruction goes on where it was. Anchors are uplo
 names them once they are complete.
 """
 
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import Final, TypeVar
 
 import trio
 
@@ -16,14 +19,15 @@ from protocol.chain.manifest import Manifest, PatchRef, tensor_table
 from protocol.difficulty import DifficultyTable
 from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
-from protocol.limits import MAX_SHARD_BYTES
 from protocol.objects import ObjectRef
 from protocol.patch import split_parts
+from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.trainer.publish.fencing import Fence
 from roles.trainer.publish.head_writer import HeadWriter
 from roles.trainer.publish.history import History
+from roles.trainer.publish.host_files import Base, EncodedFiles, HostFiles
 from roles.trainer.publish.key_migration import migrate
 from roles.trainer.publish.retention import DeletionSchedule
 from roles.trainer.publish.version_build import VersionBuild, VersionWeights, reference
@@ -35,7 +39,10 @@ from roles.trainer.spool import (
     list_snapshots,
     weights_folder,
 )
-from roles.trainer.tensor_shards import ShardReader, shard_path
+
+_LOST_SECONDS: Final = 1.0  # before an anchor that storage does not show is uploaded again
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -57,15 +64,24 @@ class PublisherSettings:
 
 
 class Publisher:
-    """Publishes the snapshots of one trainer."""
+    """Publishes the snapshots of one trainer.
 
-    def __init__(self, node: Node, history: History, settings: PublisherSettings) -> None:
+    Args:
+        others: the other hosts of a trainer on several, in the order of their files.
+    """
+
+    def __init__(
+        self, node: Node, history: History, settings: PublisherSettings, others: Sequence[HostFiles] = ()
+    ) -> None:
         self._node = node
+        self._own = HostFiles(node, node.key.public, settings.profile, settings.threads, settings.patch_attempts)
+        self._others = others
+        self._hosts = (self._own, *others)
+        self._encoded: Sequence[EncodedFiles] = ()  # what each host has of the newest version
         self._history = history
         self._settings = settings
         self.fence = Fence(node, history)
         self.started = trio.Event()
-        self._published_weights: VersionWeights | None = None  # of the newest published version
         self._uploading: set[int] = set()  # versions whose anchor is being uploaded
         self._heads = HeadWriter(
             node,
@@ -104,18 +120,13 @@ class Publisher:
         await self._heads.begin()
         version = history.published_version
         # The next patch leads from these weights. If one bit of them were wrong, no follower could apply it, so they
-        # are compared with the signed manifest before anything is built on them.
+        # are compared with the signed manifest before anything is built on them; those of which other hosts have
+        # files, when the next patch is built.
         if version >= 0:
-            build = VersionBuild(version)
-            shards = await count_shards(node.state, f"{PUBLISHED_WEIGHTS}{version:010d}")
-            await self._read(build, self._reader(version, shards))
-            weights: VersionWeights = await node.run_sync(build.weights)
-            if weights.digest != history.manifests[version].record.weights:
-                raise StateError(
-                    f"{weights_folder(version)} of this node's state",
-                    f"not the weights that were published as version {version}",
-                )
-            self._published_weights = weights
+            files = await count_shards(node.state, f"{PUBLISHED_WEIGHTS}{version:010d}")
+            if not self._others or len(await self._own.numbers(version)) == files:
+                build = await self._encode(version, files, (self._own,))
+                self._check_weights(await node.run_sync(build.weights), history.manifests[version].record)
         # After a rotation of the key the chain moves to the new key's space. The writer is recorded last, so a crash in
         # between makes the next start move it again.
         if history.writer not in (None, node.key.public):
@@ -165,23 +176,18 @@ class Publisher:
             raise ChainError(
                 f"the outbox begins with version {name.version}, {history.published_version} is published", "outbox"
             )
-        reader = self._reader(name.version, await count_shards(node.state, name.path))
+        files = await count_shards(node.state, name.path)
         # Objects first, then the signature that names them. If the manifest is signed already, a crash came after that:
         # its patch is in storage, and only the digest of the weights is computed again.
         signed = history.manifests.get(name.version)
         if signed is None:
-            weights, patch, anchor = await self._build(name, reader)
+            weights, patch, anchor = await self._build(name.version, files)
             signed = await self._sign_manifest(name, weights, patch, anchor)
         else:
-            build = VersionBuild(name.version)
-            await self._read(build, reader)
+            build = await self._encode(name.version, files, self._hosts)
             weights = await node.run_sync(build.weights)
         manifest = signed.record
-        if manifest.weights != weights.digest:
-            raise StateError(
-                f"{weights_folder(name.version)} of this node's state",
-                f"not the weights of the manifest that was signed for version {name.version}",
-            )
+        self._check_weights(weights, manifest)
         # From here on every step may be repeated with the same bytes, and followers see them in an order in which
         # nothing is named before it is there: anchor (if there is no other way to the version), manifest, head.
         if manifest.patch is None and manifest.version not in history.anchors:
@@ -191,48 +197,91 @@ class Publisher:
         # A crash before the mark: all of this is done again, and the version is logged twice, never not at all. A crash
         # after it: the snapshot is found to be published, and only deleted.
         self._log_version(manifest)
-        await history.mark_published(manifest.version, weights.shards)
+        await history.mark_published(manifest.version, files)
         await node.state.delete(name.path)
-        self._published_weights = weights
         # An anchor beside a patch is for nodes that join later, so it delays no version.
         if manifest.anchor and manifest.version not in history.anchors:
             nursery.start_soon(self._upload_anchor, manifest)
         await history.delete_needless_weights(self._uploading)
         await self._delete_unnamed_objects()
 
-    def _reader(self, version: int, shards: int) -> ShardReader:
-        return ShardReader(self._node.state, weights_folder(version), shards, self._node.run_sync)
+    def _check_weights(self, weights: VersionWeights, manifest: Manifest) -> None:
+        if weights.digest != manifest.weights:
+            raise StateError(
+                f"{weights_folder(manifest.version)} of this node's state",
+                f"not the weights of the manifest that was signed for version {manifest.version}",
+            )
 
-    async def _read(self, build: VersionBuild, reader: ShardReader) -> None:
-        """Read the weights of a version into its build."""
-        while (new := await reader.next_shard()) is not None:
-            await self._node.run_sync(build.add, new)
+    async def _of_all(
+        self, ask: Callable[[HostFiles], Awaitable[Result]], hosts: Sequence[HostFiles] = ()
+    ) -> list[Result]:
+        """Return what each host answers, by default all of them."""
+        hosts = hosts or self._hosts
+        return await gather(ask, hosts, len(hosts), errors=(PatchError, StateError))
 
-    async def _build(
-        self, name: SnapshotName, reader: ShardReader
-    ) -> tuple[VersionWeights, PatchRef | None, tuple[ObjectRef, ...]]:
+    async def _encode(
+        self, version: int, files: int, hosts: Sequence[HostFiles], base: Base | None = None
+    ) -> VersionBuild:
+        """Return the build of a version to which the hosts have added what they have of its files.
+
+        Raises:
+            PatchError: a host cannot encode its changes from the base.
+        """
+        digest = self._history.manifests[base.version].record.weights if base else b""
+        build = VersionBuild(
+            version, VersionWeights(version - 1, {}, {}, digest) if base else None, self._settings.profile
+        )
+        self._encoded = ()  # before there are those of another version
+        self._encoded = await self._of_all(lambda host: host.encode(version, base), hosts)
+        for encoded in self._encoded:
+            build.merge(encoded.tensors)
+        if (found := sum(encoded.files for encoded in self._encoded)) != files:
+            place = f"{weights_folder(version)} of this node's state"
+            raise StateError(place, f"{found} of {files} files are there; run `grailnode repair` (of host 0)")
+        return build
+
+    async def _build(self, version: int, files: int) -> tuple[VersionWeights, PatchRef | None, tuple[ObjectRef, ...]]:
         """Return a version's weights, its patch, which is uploaded then, and the shards of its anchor. If the patch
         fails, here or in the store, the version has an anchor instead.
         """
-        previous = self._published_weights
-        if previous is None:
-            build = VersionBuild(name.version)
-            await self._read(build, reader)
-            weights: VersionWeights = await self._node.run_sync(build.weights)
-            return weights, None, await self._shard_refs(weights)
-        weights, patch = await self._build_patch(name.version, previous, reader)
-        if patch is None:
-            return weights, None, await self._shard_refs(weights)
+        build, patch_ref = await self._build_patch(version, files) if version else (None, None)
+        build = build or await self._encode(version, files, self._hosts)
+        weights: VersionWeights = await self._node.run_sync(build.weights)
+        if patch_ref is not None and not self._needs_anchor(weights, patch_ref):
+            return weights, patch_ref, ()
+        refs = dict[int, ObjectRef]()
+        for own_refs in await self._of_all(lambda host: host.references(version)):
+            refs |= own_refs
+        return weights, patch_ref, tuple(refs[number] for number in range(files))
+
+    async def _upload_patch(self, patch: bytes, changed: int) -> PatchRef | None:
+        """Upload a patch; return None if storage refuses a part. Each host uploads the parts that are of its frames
+        alone, and this one the others, and those that another host could not upload.
+        """
         # The parts are uploaded before the manifest is signed: if storage refuses one, the version gets an anchor
         # instead, and a manifest that is signed can no longer say so.
-        parts: list[ObjectRef] = []
-        for part in await self._node.run_sync(split_parts, patch[0], self._settings.part_bytes):
-            parts.append(await self._node.run_sync(reference, part))
-            if not await self._upload_part(part, parts[-1]):
-                return weights, None, await self._shard_refs(weights)
-        patch_ref = PatchRef(parts=tuple(parts), changed=patch[1])
-        has_anchor = self._needs_anchor(weights, patch_ref)
-        return weights, patch_ref, await self._shard_refs(weights) if has_anchor else ()
+        node, refs, offset = self._node, list[ObjectRef](), 0
+        work: dict[HostFiles, list[tuple[bytes, ObjectRef, int]]] = {host: [] for host in self._hosts}
+        sizes = [sum(tensor.row.size for tensor in encoded.tensors.values()) for encoded in self._encoded]
+        ends = [*accumulate(sizes, initial=len(patch) - sum(sizes))]
+        for part in await node.run_sync(split_parts, patch, self._settings.part_bytes):
+            refs.append(await node.run_sync(reference, part))
+            owners = [n for n, (begin, end) in enumerate(pairwise(ends)) if begin <= offset <= end - len(part)]
+            owner = owners[0] if owners else 0
+            work[self._hosts[owner]].append((part, refs[-1], offset - ends[owner]))
+            offset += len(part)
+
+        async def upload(host: HostFiles) -> bool:
+            for part, ref, place in work[host]:
+                path = paths.patch(node.key.public, ref.digest)
+                is_there = (
+                    host is not self._own and await host.put_part(place, ref) and await node.is_readable(path, part)
+                )
+                if not is_there and not await self._own.upload_part(part, ref):
+                    return False
+            return True
+
+        return PatchRef(parts=tuple(refs), changed=changed) if all(await self._of_all(upload)) else None
 
     def _needs_anchor(self, weights: VersionWeights, patch: PatchRef) -> bool:
         """Return whether a node that joins would fetch less with an anchor of this version than with the patches that
@@ -248,66 +297,31 @@ class Publisher:
         is_cheaper = not self._uploading and nbytes >= sum(tensor.nbytes for tensor in weights.outline.values())
         return is_cheaper or weights.version % self._settings.anchor_interval == 0
 
-    async def _build_patch(
-        self, version: int, previous: VersionWeights, reader: ShardReader
-    ) -> tuple[VersionWeights, tuple[bytes, int] | None]:
-        """Return the weights of a version, and the patch from the previous one with how many elements it changes; None
-        for the patch if the codec is at fault. Encoding and checking are measured.
+    async def _build_patch(self, version: int, files: int) -> tuple[VersionBuild | None, PatchRef | None]:
+        """Return the build of a version, and the patch from the previous one, which is uploaded then; None if the codec
+        is at fault. Encoding and checking are measured.
         """
-        run_sync, settings = self._node.run_sync, self._settings
-        build = VersionBuild(version, previous, settings.profile, settings.threads)
-        old_reader = self._reader(previous.version, previous.shards)
-        encode_seconds = apply_seconds = 0.0
-        patch: tuple[bytes, int] | None = None
+        node, history, base_version = self._node, self._history, version - 1
+        anchor = history.manifests[base_version].record.anchor if base_version in history.anchors else ()
+        base_files = await count_shards(node.state, f"{PUBLISHED_WEIGHTS}{base_version:010d}")
+        needed_versions = self._uploading | {manifest.version for manifest in history.incomplete_anchors()}
         try:
-            while (new := await reader.next_shard()) is not None:
-                old = await old_reader.take(new.keys())
-                began = trio.current_time()
-                await run_sync(build.add, new)
-                await run_sync(build.encode, new, old)
-                encode_seconds += trio.current_time() - began
-                began = trio.current_time()
-                await run_sync(build.check, new, old)
-                apply_seconds += trio.current_time() - began
-                for tensors in (new, old):
-                    await run_sync(tensors.clear)  # to give memory back takes long on an event loop
-            patch = await run_sync(build.patch)
+            base = Base(base_version, base_files, anchor, needed_versions)
+            build = await self._encode(version, files, self._hosts, base)
+            patch, changed = await node.run_sync(build.patch)
         except PatchError as error:
-            self._node.telemetry.event("patch-refused", version=version, error=str(error))
-            await self._read(build, reader)
-        weights: VersionWeights = await run_sync(build.weights)
-        if patch is not None:
-            self._node.telemetry.event(
-                "patch",
-                version=version,
-                profile=settings.profile,
-                weight_bytes=sum(tensor.nbytes for tensor in weights.outline.values()),
-                patch_bytes=len(patch[0]),
-                encode_seconds=encode_seconds,
-                apply_seconds=apply_seconds,
-            )
-        return weights, patch
-
-    async def _shard_refs(self, weights: VersionWeights) -> tuple[ObjectRef, ...]:
-        """Return the references to the files of a version's weights, which are the shards of its anchor."""
-        refs = []
-        for number in range(weights.shards):
-            path = shard_path(weights_folder(weights.version), number)
-            refs.append(await self._node.run_sync(reference, await self._node.state.get(path, MAX_SHARD_BYTES)))
-        return tuple(refs)
-
-    async def _upload_part(self, part: bytes, ref: ObjectRef) -> bool:
-        """Upload a part of a patch; return whether one of the attempts succeeded."""
-        path = paths.patch(self._node.key.public, ref.digest)
-        for _ in range(self._settings.patch_attempts):
-            try:
-                await self._node.store.put(path, part)
-            except StoreError as error:
-                self._node.telemetry.event("put-failed", path=path, error=str(error))
-            else:
-                if await self._node.is_readable(path, part):
-                    return True
-        return False
+            node.telemetry.event("patch-refused", version=version, error=str(error))
+            return None, None
+        node.telemetry.event(
+            "patch",
+            version=version,
+            profile=self._settings.profile,
+            weight_bytes=sum(tensor.nbytes for tensor in build.weights().outline.values()),
+            patch_bytes=len(patch),
+            encode_seconds=max(encoded.encode_seconds for encoded in self._encoded),
+            apply_seconds=max(encoded.apply_seconds for encoded in self._encoded),
+        )
+        return build, await self._upload_patch(patch, changed)
 
     async def _sign_manifest(
         self, name: SnapshotName, weights: VersionWeights, patch: PatchRef | None, anchor: tuple[ObjectRef, ...]
@@ -352,12 +366,18 @@ class Publisher:
         return before if table is None or (before is not None and table.window < before.window) else table
 
     async def _upload_shards(self, manifest: Manifest) -> None:
-        """Upload the files of a version's weights as the shards of its anchor, one after the other."""
+        """Upload the files of a version's weights as the shards of its anchor, each host its own."""
         node = self._node
-        for number, ref in enumerate(manifest.anchor):
-            shard = await node.state.get(shard_path(weights_folder(manifest.version), number), ref.size)
-            await node.publish(paths.anchor(node.key.public, ref.digest), shard)
-        await self._history.complete_anchor(manifest)
+        while True:
+            numbers = await self._of_all(lambda host: host.put_files(manifest.version, manifest.anchor))
+            if len({*chain.from_iterable(numbers)}) < len(manifest.anchor):
+                raise StateError(f"{weights_folder(manifest.version)} of this node's state", "files of it are lost")
+            # Whether another host writes to the storage that this one reads, this one has to see.
+            missing_path = await self._missing_shard(manifest) if self._others else None
+            if missing_path is None:
+                return await self._history.complete_anchor(manifest)
+            node.telemetry.event("put-lost", path=missing_path, error="another host has stored it and it is not there")
+            await trio.sleep(_LOST_SECONDS)
 
     async def _upload_anchor(self, manifest: Manifest) -> None:
         """Upload an anchor while later versions are published, then write a head that names it."""

@@ -12,6 +12,8 @@ from protocol import patch
 from protocol.digest import Weights, outline, tensor_digest, weights_digest
 from protocol.encoding import content_digest
 from protocol.objects import ObjectRef
+from protocol.patch import EncodedTensor, Mode
+from protocol.patch.container import TensorRow
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,6 @@ class VersionWeights:
     outline: Weights  # dtypes and shapes
     digests: Mapping[str, bytes]  # BLAKE3 of each tensor
     digest: bytes  # of all weights
-    shards: int  # how many files they have
 
 
 class VersionBuild:
@@ -42,11 +43,9 @@ class VersionBuild:
         self._encoder = patch.PatchEncoder(profile, threads=threads) if previous is not None else None
         self._shapes: dict[str, tuple[torch.dtype, torch.Size]] = {}
         self._digests: dict[str, bytes] = {}
-        self._shards = 0
 
     def add(self, new: Weights) -> None:
         """Add the tensors of the next file: compute their digests."""
-        self._shards += 1
         for name, tensor in new.items():
             self._shapes[name] = (tensor.dtype, tensor.shape)
             self._digests[name] = tensor_digest(tensor)
@@ -62,10 +61,27 @@ class VersionBuild:
         assert self._encoder is not None
         patch.check_frames(old, new, self._encoder.tensors)
 
+    def tensors(self) -> dict[str, EncodedTensor]:
+        """Return the tensors that were added, encoded; without a version before, as unchanged."""
+        if self._encoder is not None:
+            return self._encoder.tensors
+        rows = [
+            TensorRow(name, dtype, tuple(shape), Mode.UNCHANGED, 0, 0, b"")
+            for name, (dtype, shape) in self._shapes.items()
+        ]
+        return {row.name: EncodedTensor(row, memoryview(b""), *[self._digests[row.name]] * 2) for row in rows}
+
+    def merge(self, tensors: Mapping[str, EncodedTensor]) -> None:
+        """Add tensors that another build of this version has encoded and checked."""
+        self._shapes |= {name: (item.row.dtype, torch.Size(item.row.shape)) for name, item in tensors.items()}
+        self._digests |= {name: item.after for name, item in tensors.items()}
+        if self._encoder is not None:
+            self._encoder.tensors.update(tensors)
+
     def weights(self) -> VersionWeights:
         """Return what is known of the weights after the last file."""
         shapes = outline(self._shapes)
-        return VersionWeights(self._version, shapes, self._digests, weights_digest(self._digests, shapes), self._shards)
+        return VersionWeights(self._version, shapes, self._digests, weights_digest(self._digests, shapes))
 
     def patch(self) -> tuple[bytes, int]:
         """Return the patch, and how many elements it changes."""

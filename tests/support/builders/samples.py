@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import struct
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -32,12 +33,16 @@ from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
 from protocol.objects import ObjectRef
 from protocol.outer.round_records import (
+    AggregatedShare,
     CountedContribution,
     OuterState,
+    PlannedContribution,
     Refusal,
     RoundContribution,
     RoundManifest,
+    RoundPlan,
     RoundPointer,
+    RoundProducts,
     RoundRules,
 )
 from protocol.proof import DECADE, RATE_UNIT, STATISTICS, Alternative, ProofSpec, Table, Thresholds
@@ -436,6 +441,7 @@ round_rules = sample_of(
     quorum=1,
     delay=0,
     streams=1,
+    spread=0,
 )
 
 
@@ -481,6 +487,7 @@ def round_manifest(number: int = 0, previous: bytes | None = None, **changes: An
         "epoch": 1,
         "counted": (counted(),) if number else (),
         "refused": (Refusal(worker=WORKERS[1], reason="lost"),) if number else (),
+        "aggregated": (),
         "state": outer_state(number),
         "version": number,
         "workers": WORKERS,
@@ -491,6 +498,35 @@ def round_manifest(number: int = 0, previous: bytes | None = None, **changes: An
     return RoundManifest(**(fields | changes))
 
 
+round_plan = sample_of(
+    RoundPlan,
+    run=RUN_ID,
+    trainer=TRAINER.public,
+    number=1,
+    opening=digest("round 0"),
+    contributions=tuple(
+        PlannedContribution(worker=worker, payload=ObjectRef(digest=digest("payload"), size=1000)) for worker in WORKERS
+    ),
+    aggregators=WORKERS[::-1],
+)
+round_products = sample_of(
+    RoundProducts,
+    run=RUN_ID,
+    worker=WORKERS[0],
+    number=1,
+    subject=digest("plan"),
+    parts=(1, 2),
+    numbers=struct.pack("<4d", 0.5, -1.5, 2.0, 0.0),
+)
+aggregated = sample_of(
+    AggregatedShare,
+    worker=WORKERS[0],
+    products=digest("products"),
+    outcome="sound",
+    checker=WORKERS[1],
+    repeat=b"",
+    check="lost",
+)
 round_pointer = sample_of(
     RoundPointer,
     run=RUN_ID,
@@ -530,6 +566,9 @@ def every_record() -> list[Record]:
         round_manifest(1),
         contribution(),
         round_pointer(),
+        round_plan(),
+        round_products(),
+        aggregated(),
         announcement(),
         Envelope(body=b"body", of="head", signatures=(Signature(key=MINER.public, value=bytes(64)),)),
         group(1, rollouts=(episode_rollout(),)),

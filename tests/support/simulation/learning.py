@@ -33,6 +33,7 @@ from protocol.encoding import REWARD_UNIT
 from protocol.environments import Environment, Problem
 from protocol.environments.mixture import drawn_member
 from protocol.environments.strata import Strata
+from protocol.outer.local_work import masters
 from protocol.quantization import Precision, quantize
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from protocol.run import ChatSpec, SamplingSpec
@@ -43,7 +44,6 @@ from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer_settings import OptimizerName, OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training_settings import ReplaySettings
-from roles.trainer.outer.local_learner import masters
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.adversaries.weight_changes import changed_share
 from tests.support.builders.policies import inline, run_without_waiting

@@ -2,7 +2,7 @@
 
 The loss is half the squared distance of the weights from a target that is far away, so its gradient is the same for
 all, and each step of a site adds a noise of its own. A site's moments go on from round to round, as those of
-`roles.trainer.outer.local_learner`. Codec, comparison and step of the shared state are those of the product.
+`protocol.outer.local_work`. Codec, comparison and step of the shared state are those of the product.
 """
 
 from collections.abc import Callable, Sequence

@@ -8,8 +8,8 @@ import torch
 import trio
 
 from protocol import pseudogradient
+from protocol.outer.dithering import first_state
 from protocol.outer.round_records import RoundRules
-from roles.trainer.outer.coordinator import first_state
 from roles.trainer.outer.round_files import FEEDBACK, SITE, SiteRecord, get_tensors, numbered
 from roles.trainer.spool import INBOX, list_snapshots
 from tests.support.builders.samples import round_rules
@@ -21,6 +21,7 @@ from tests.support.simulation.virtual_clock import running, simulate
 ROUNDS = 4
 RULES = round_rules(values="exact", fraction=0, local_steps=2, quorum=2)
 DELAYED = RULES.model_copy(update={"delay": 1})
+SPREAD = RULES.model_copy(update={"spread": 1})
 STREAMED = RULES.model_copy(update={"streams": 3})
 STREAMED_AND_DELAYED = DELAYED.model_copy(update={"streams": 3})
 

@@ -15,12 +15,12 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import Weights, digest_weights
 from protocol.identity.signing import Signed, SigningKey
+from protocol.outer.local_work import MASTER
 from protocol.outer.round_records import CountedContribution, RoundContribution, RoundManifest, RoundRules
 from roles.node.identity import Node
 from roles.ports import NotFoundError, ObjectStore
 from roles.records import fetch_record
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
-from roles.trainer.outer.local_learner import MASTER
 from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.outer.site import Site
 from roles.trainer.spool import INBOX

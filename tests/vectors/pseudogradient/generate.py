@@ -6,6 +6,7 @@ the contribution of each coding, the values that it gives, and the weights and t
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 
 from protocol import pseudogradient
 from protocol.digest import digest_weights
-from protocol.pseudogradient import DILOCO, Coding, Kind, mean_of, parts_of, read_head, write_head
+from protocol.pseudogradient import DILOCO, Coding, Kind, parts_of, read_head, write_head
+from protocol.pseudogradient.arithmetic import Floats, add_contribution, divide
 
 HERE = Path(__file__).parent
 SHAPES = {"a.weight": (12, 40), "b.bias": (7,), "c.scale": ()}
@@ -33,6 +35,15 @@ def weights(seed: int, scale: float) -> dict[str, torch.Tensor]:
         name: torch.from_numpy(np.asarray(random.uniform(-scale, scale, shape), np.float32))
         for name, shape in SHAPES.items()
     }
+
+
+def mean_of(contributions: Sequence[Floats], factors: Sequence[float]) -> Floats:
+    """Return the mean of one part of several contributions, in their order: float32 [n]."""
+    total = np.zeros_like(contributions[0])
+    for values, factor in zip(contributions, factors, strict=True):
+        add_contribution(total, values, factor)
+    divide(total, len(contributions))
+    return total
 
 
 def plain(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -13,6 +13,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from protocol.digest import Weights
+from protocol.outer.round_records import RoundRules
+from protocol.outer.shared_state import SharedState
+
 _HALF: Final = 0x7FFF
 """The bits of a float32 whose lower half is 0 may change by this much, and are still rounded to the same BF16."""
 
@@ -38,3 +42,12 @@ def dither(name: str, master: Tensor) -> Tensor:
         # 0 minus a bit would be a NaN, and a NaN plus one another NaN
         bits.add_(moves * ((exponents != 0) & (exponents != _EXPONENT) & (bits & 0xFFFF == 0)))
     return master
+
+
+def first_state(weights: Weights, rules: RoundRules) -> SharedState:
+    """Return the state of manifest 0 from BF16 weights, dithered: the first rounds change the policy as later ones."""
+    floats = {
+        name: weight.detach().to("cpu", torch.float32, copy=True).contiguous() for name, weight in weights.items()
+    }
+    masters = {name: dither(name, master) for name, master in floats.items()}
+    return SharedState.begin(masters, has_momentum=rules.momentum > 0)

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from grailnode.ranks.rank_group import RankGroup
 from protocol.quantization import Precision
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import PartialWeights
 from roles.trainer.learn.rounded_weights import round_straight_through
-from roles.trainer.learn.sharded.rank_group import RankGroup
 
 
 class ShardedWeights(PartialWeights):

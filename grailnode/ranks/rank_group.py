@@ -69,15 +69,15 @@ class RankGroup:
         """Return when all ranks have called this."""
         self.exchange(None)
 
-    def gather(self, own: Tensor, rows: int) -> Tensor | None:
-        """Return a whole tensor on rank 0 from each rank's contiguous rows on the CPU, and None on the other ranks."""
-        if self.rank > 0:
+    def gather(self, own: Tensor, rows: int, target: int = 0) -> Tensor | None:
+        """Return a whole tensor on one rank from each rank's contiguous rows on the CPU, and None on the others."""
+        if self.rank != target:
             if own.numel():
-                dist.send(own.view(-1).view(torch.uint8), 0, group=self.reads)
+                dist.send(own.view(-1).view(torch.uint8), target, group=self.reads)
             return None
         whole = own.new_empty(rows, *own.shape[1:])
         whole[self.share.rows(rows)] = own
-        for rank in range(1, self.count):
+        for rank in (rank for rank in range(self.count) if rank != target):
             part = whole[Share(rank, self.count).rows(rows)]
             if part.numel():
                 dist.recv(part.view(-1).view(torch.uint8), rank, group=self.reads)

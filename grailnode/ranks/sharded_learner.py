@@ -20,8 +20,11 @@ import trio
 from torch import Tensor
 from torch import distributed as dist
 
+from grailnode.ranks.rank_group import RankGroup
+from grailnode.ranks.sharded_weights import ShardedWeights
+from protocol.chain import safetensors
 from protocol.digest import Weights
-from protocol.quantization import SCALE, Precision, is_matrix, published_tensors, row_scales
+from protocol.quantization import SCALE, Precision, published_tensors
 from roles.policy.causal_model import CausalModel
 from roles.ports import ObjectStore
 from roles.trainer.learn.checkpoint_files import delete_folders
@@ -35,13 +38,11 @@ from roles.trainer.learn.learner import (
     reference_weights,
 )
 from roles.trainer.learn.optimizer import STEPS, MasterOptimizer, check_state
-from roles.trainer.learn.sharded.rank_group import RankGroup
-from roles.trainer.learn.sharded.sharded_weights import ShardedWeights
 from roles.trainer.learn.state_rows import SavedRows, Share, StateRows
-from roles.trainer.tensor_shards import SHARD_BYTES, RunSync
+from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, delete_below, shard_path
 from roles.trainer.verified_batch import VerifiedGroup
 
-Call = tuple[Literal["gradients", "update", "restore", "load", "read", "save"], Any]
+Call = tuple[Literal["gradients", "update", "restore", "load", "read", "publish", "save"], Any]
 """What all ranks do next, and with what."""
 
 
@@ -99,6 +100,28 @@ class ShardedLearner(Learner):
         """Return this rank's rows of masters and moments."""
         return self._rows(self._optimizer.tensors)
 
+    async def put_version(self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str) -> int:
+        group = self._group
+        if group.rank == 0:
+            await run_sync(group.broadcast, group.reads, ("publish", (shard_bytes, folder)))
+        sizes = self.view_source().sizes
+        shards, total = safetensors.shards(sizes, shard_bytes), sum(sizes.values())
+        if group.rank % self._local_ranks == 0:
+            await delete_below(state, folder)  # by a process that was killed, and may have divided them otherwise
+        done = 0
+        for number, names in enumerate(shards):
+            # Each host has a contiguous range of the files, of about as many bytes as another's.
+            host = done * (group.count // self._local_ranks) // total
+            done += sum(sizes[name] for name in names)
+            tensors = [await run_sync(partial(self._gather, names, view=True, target=host * self._local_ranks))]
+            if tensors[0]:
+                file = [await run_sync(safetensors.write, dict(zip(names, tensors[0], strict=True)))]
+                await state.put(shard_path(folder, number), file[0])
+                await run_sync(file.clear)
+            await run_sync(tensors.clear)
+        await run_sync(group.exchange, None, group.reads)  # all files are on the disks
+        return len(shards)
+
     async def save(
         self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str
     ) -> tuple[list[int], int]:
@@ -150,26 +173,28 @@ class ShardedLearner(Learner):
         )
         return [(loss, clipped_tokens, divergence, entropy)]
 
-    def _scales(self) -> dict[str, Tensor]:
-        """Return the scales of this rank's rows of quantized matrices; raise ValueError if a weight can have none."""
-        masters = self._optimizer.masters.items() if self._precision != "bf16" else ()
-        return {name: row_scales(rows, self._precision) for name, rows in masters if is_matrix(name, rows.shape)}
+    def _check_scales(self) -> None:
+        self._on_all_ranks(self._scales, self._group.reads)
 
     def _published(self, names: Sequence[str]) -> dict[str, Tensor]:
         return dict(zip(names, self._read(names, view=True), strict=True))
 
     def _read(self, names: Sequence[str], *, view: bool) -> list[Tensor]:
         """Return whole tensors on rank 0: of a version, or masters and moments; none on the other ranks."""
-        group = self._group
         with self._reading:
-            if group.rank == 0:
-                group.broadcast(group.reads, ("read", (names, view)))
-            if view:
-                masters = self._optimizer.masters
-                own = self._on_all_ranks(partial(published_tensors, masters, self._precision, names), group.reads)
-            else:
-                own = {name: self._optimizer.tensors[name].cpu().contiguous() for name in names}
-            gathered = [group.gather(own[name], self._shape(name)[0]) for name in names]
+            if self._group.rank == 0:
+                self._group.broadcast(self._group.reads, ("read", (names, view)))
+            return self._gather(names, view=view)
+
+    def _gather(self, names: Sequence[str], *, view: bool, target: int = 0) -> list[Tensor]:
+        """Return whole tensors on one rank, and none on the others; all ranks call this."""
+        group = self._group
+        if view:
+            masters = self._optimizer.masters
+            own = self._on_all_ranks(partial(published_tensors, masters, self._precision, names), group.reads)
+        else:
+            own = {name: self._optimizer.tensors[name].cpu().contiguous() for name in names}
+        gathered = [group.gather(own[name], self._shape(name)[0], target) for name in names]
         return [tensor for tensor in gathered if tensor is not None]
 
     def _on_all_ranks(self, compute: Callable[[], Weights], channel: "dist.ProcessGroup") -> Weights:
@@ -249,9 +274,13 @@ class ShardedLearner(Learner):
                 with suppress(ValueError):  # rank 0 raises it
                     self._read(names, view=view)
                 continue
-            if sweeps:
-                trio.from_thread.run(delete_folders, state, {*argument})
-            trio.from_thread.run(self.save, state, trio.to_thread.run_sync, SHARD_BYTES, *argument)
+            with suppress(ValueError):
+                if method == "publish":
+                    trio.from_thread.run(self.put_version, state, trio.to_thread.run_sync, *argument)
+                    continue
+                if sweeps:
+                    trio.from_thread.run(delete_folders, state, {*argument})
+                trio.from_thread.run(self.save, state, trio.to_thread.run_sync, SHARD_BYTES, *argument)
 
     def _calls(self, channel: "dist.ProcessGroup") -> Iterator[Call]:
         """Yield the calls of rank 0 until its connection is closed."""

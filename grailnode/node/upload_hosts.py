@@ -1,0 +1,229 @@
+"""The upload processes of a trainer on several hosts: host 0 asks, and the others do what it asks for.
+
+Each other host keeps two connections to host 0, at the port above that of the meeting: an anchor's upload must not
+delay a version. A message has two lengths, a canonical msgpack value, and bytes. What is asked can be asked again, so a
+connection that breaks only delays it. There are no passwords, as in torch.distributed (docs/guide/train.md).
+"""
+
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import trio
+
+from grailnode.node.process_launch import LostRankError
+from protocol import limits
+from protocol.encoding import pack, unpack
+from protocol.errors import LimitError, MalformedError, PatchError, ProtocolError
+from protocol.objects import ObjectRef
+from protocol.patch.codec import EncodedTensor
+from protocol.patch.container import read_header, split_frames, write_container
+from roles.node.identity import Node
+from roles.node.retries import WaitReporter
+from roles.trainer.publish.host_files import Base, EncodedFiles, HostFiles
+
+_LANES: Final = 2  # connections of a host; the second one is for anchors
+_LENGTHS: Final = struct.Struct(">IQ")
+_GREETING_BYTES: Final = 1024  # at most, of what somebody sends who connects
+_DIGEST_BYTES: Final = 32
+_POLL_SECONDS: Final = 0.2
+_SILENT_SECONDS: Final = 30  # after which a link counts as cut
+_BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError)
+
+Message = tuple[Any, bytes]
+
+
+async def _send(stream: trio.abc.SendStream, value: Any, data: bytes = b"") -> None:
+    packed = pack(value)
+    await stream.send_all(_LENGTHS.pack(len(packed), len(data)) + packed)
+    await stream.send_all(data)
+
+
+async def _receive(stream: trio.abc.ReceiveStream, max_bytes: int = limits.MAX_PATCH_BYTES) -> Message:
+    sizes = _LENGTHS.unpack(await _read(stream, _LENGTHS.size))
+    if sum(sizes) > max_bytes:
+        raise LimitError(f"a message of {sum(sizes)} bytes")
+    packed, data = [await _read(stream, size) for size in sizes]
+    return unpack(packed, limits.MAX_PATCH_HEADER_BYTES), data
+
+
+async def _read(stream: trio.abc.ReceiveStream, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        if not (piece := await stream.receive_some(size - len(data))):
+            raise trio.BrokenResourceError("closed by the other host")
+        data += piece
+    return bytes(data)
+
+
+def pack_encoded(encoded: EncodedFiles) -> Message:
+    """Return encoded files as a message: their tensors are a patch of their own."""
+    tensors = [encoded.tensors[name] for name in sorted(encoded.tensors)]
+    no_digest = bytes(_DIGEST_BYTES)
+    patch = write_container("fast", no_digest, no_digest, [t.row for t in tensors], [t.frame for t in tensors])
+    digests = b"".join(tensor.before + tensor.after for tensor in tensors)
+    return (encoded.files, encoded.encode_seconds, encoded.apply_seconds, digests), patch
+
+
+def unpack_encoded(message: Message) -> EncodedFiles:
+    """Return the encoded files of a message."""
+    (files, encode_seconds, apply_seconds, digests), patch = message
+    header, tensors, size = read_header(patch), dict[str, EncodedTensor](), 2 * _DIGEST_BYTES
+    pairs = (digests[begin : begin + size] for begin in range(0, len(digests), size))
+    for row, frame, pair in zip(header.rows, split_frames(patch, header), pairs, strict=True):
+        tensors[row.name] = EncodedTensor(row, frame, pair[:_DIGEST_BYTES], pair[_DIGEST_BYTES:])
+    return EncodedFiles(tensors, files, encode_seconds, apply_seconds)
+
+
+class OtherHost(HostFiles):
+    """The files of another host, as host 0 sees them: what it asks waits until that host answers."""
+
+    def __init__(self, node: Node, number: int, profile: str = "compact") -> None:
+        super().__init__(node, node.key.public, profile)
+        self._name = f"host {number}"
+        self._streams: list[trio.abc.Stream | None] = [None] * _LANES
+        self._locks = [trio.Lock() for _ in range(_LANES)]
+
+    async def encode(self, version: int, base: Base | None) -> EncodedFiles:
+        own = base and (base.version, base.files, _pack(base.anchor), tuple(base.needed_versions))
+        return unpack_encoded(await self._ask("encode", version, own))
+
+    async def put_part(self, offset: int, ref: ObjectRef) -> bool:
+        return bool((await self._ask("put_part", offset, _pack([ref])))[0])
+
+    async def references(self, version: int) -> Mapping[int, ObjectRef]:
+        (numbers, refs), _ = await self._ask("references", version)
+        return dict(zip(numbers, _unpack(refs), strict=True))
+
+    async def put_files(self, version: int, anchor: Sequence[ObjectRef]) -> Sequence[int]:
+        numbers: Sequence[int] = (await self._ask("put_files", version, _pack(anchor), lane=1))[0]
+        return numbers
+
+    async def _ask(self, *call: Any, lane: int = 0) -> Message:
+        with WaitReporter(self._node.telemetry, "host-missing") as reporter:
+            async with self._locks[lane]:
+                while True:
+                    if (stream := self._streams[lane]) is None:
+                        reporter.waiting(self._name, "no connection", "its upload process runs and reaches this host")
+                        await trio.sleep(_POLL_SECONDS)
+                        continue
+                    try:
+                        await _send(stream, call)
+                        value, data = await _receive(stream)
+                    except (*_BROKEN, trio.Cancelled) as error:
+                        # What was asked may be answered later, and must not be taken for the next answer.
+                        self._streams[lane] = None if self._streams[lane] is stream else self._streams[lane]
+                        if isinstance(error, trio.Cancelled):
+                            raise
+                        continue
+                    if isinstance(value, str):
+                        raise PatchError(value, self._name)
+                    return value, data
+
+    async def ask_by(self, lane: int, stream: trio.abc.Stream) -> None:
+        """Ask by this connection until it breaks or is replaced."""
+        await _send(stream, (self._key, self._profile))
+        if (old := self._streams[lane]) is not None:
+            await trio.aclose_forcefully(old)
+        self._streams[lane] = stream
+        while self._streams[lane] is stream:
+            await trio.sleep(_POLL_SECONDS)
+
+
+async def accept_host(node: Node, others: Sequence[OtherHost], stream: trio.abc.Stream) -> None:
+    """Take over a connection of another host until it breaks; one of another run, or of no host, is closed."""
+    with suppress(*_BROKEN, TypeError, ValueError):  # whoever connects may send anything
+        async with stream:
+            (run_id, number, lane), _ = await _receive(stream, _GREETING_BYTES)
+            if run_id != node.run_id or not (0 < number <= len(others) and 0 <= lane < _LANES):
+                node.telemetry.event("host-refused", error=f"host {number}: of another run, or with a wrong number")
+                return
+            await others[number - 1].ask_by(lane, stream)
+
+
+async def listen_for_hosts(node: Node, others: Sequence[OtherHost], meeting: str) -> None:
+    """Take over the connections of other hosts for ever."""
+    address, port = _place(meeting)
+
+    async def accept(stream: trio.SocketStream) -> None:
+        await accept_host(node, others, _watched(stream))
+
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=address)
+    except OSError as error:
+        raise LostRankError(f"trainer.hosts: host 0 cannot listen at {address}:{port}: {error}") from error
+    await trio.serve_listeners(accept, listeners)
+
+
+async def follow_host_0(node: Node, number: int, meeting: str, threads: int) -> None:
+    """Do for ever what host 0 asks of this host's upload process."""
+
+    async def keep_connected(lane: int) -> None:
+        with WaitReporter(node.telemetry, "host-missing") as reporter:
+            while True:
+                try:
+                    stream = _watched(await trio.open_tcp_stream(*_place(meeting)))
+                    reporter.over()
+                    await answer_host_0(stream, node, number, lane, threads)
+                except (OSError, *_BROKEN) as error:
+                    reporter.waiting("host 0", error, "its upload process runs and can be reached")
+                await trio.sleep(_POLL_SECONDS)
+
+    async with trio.open_nursery() as nursery:
+        for lane in range(_LANES):
+            nursery.start_soon(keep_connected, lane)
+
+
+async def answer_host_0(stream: trio.abc.Stream, node: Node, number: int, lane: int, threads: int) -> None:
+    """Answer host 0 until the connection breaks."""
+    async with stream:
+        await _send(stream, (node.run_id, number, lane))
+        (key, profile), _ = await _receive(stream)
+        files = HostFiles(node, key, profile, threads)
+        while True:
+            call, _ = await _receive(stream)
+            answer = await _answer(files, *call)
+            if call[0].startswith("put"):
+                node.telemetry.event("uploaded", call=call[0], answer=str(answer[0]))
+            await _send(stream, *answer)
+
+
+async def _answer(files: HostFiles, *call: Any) -> Message:
+    match call:
+        case "encode", version, base:
+            try:
+                own = Base(base[0], base[1], _unpack(base[2]), base[3]) if base else None
+                return pack_encoded(await files.encode(version, own))
+            except PatchError as error:
+                return str(error), b""
+        case "put_part", offset, refs:
+            return await files.put_part(offset, *_unpack(refs)), b""
+        case "put_files", version, refs:
+            return tuple(await files.put_files(version, _unpack(refs))), b""
+        case "references", version:
+            refs = await files.references(version)
+            return (tuple(refs), _pack([*refs.values()])), b""
+    raise MalformedError("an unknown question", str(call[0]))
+
+
+def _pack(refs: Sequence[ObjectRef]) -> tuple[tuple[bytes, int], ...]:
+    return tuple((ref.digest, ref.size) for ref in refs)
+
+
+def _unpack(refs: Sequence[tuple[bytes, int]]) -> tuple[ObjectRef, ...]:
+    return tuple(ObjectRef(digest=digest, size=size) for digest, size in refs)
+
+
+def _place(meeting: str) -> tuple[str, int]:
+    address, _, port = meeting.rpartition(":")
+    return address, int(port) + 1
+
+
+def _watched(stream: trio.SocketStream) -> trio.SocketStream:
+    """Return a connection of which the kernel notices that the link is cut."""
+    for name, value in (("KEEPIDLE", 10), ("KEEPINTVL", 5), ("KEEPCNT", 4), ("USER_TIMEOUT", _SILENT_SECONDS * 1000)):
+        stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return stream

@@ -1,0 +1,181 @@
+"""How the comparison of a round's contributions is spread over its sites (docs/spec/outer-round.md, "Spread rounds").
+
+The parts of the contributions are divided into shares of about the same size. The aggregator of a share computes the
+products of its parts, and the aggregator after it repeats some of them, drawn when it has seen the result. Nothing that
+a site computes is believed by itself: no product may be longer than the norms of the part allow, and where two sites
+disagree, or one says nothing, the coordinator computes. All results are the same bit for bit, whoever computes them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+
+from protocol.identity.signing import Signed
+from protocol.kernels.inner_products import Matrix
+from protocol.outer.comparing import Projection, length_factors
+from protocol.outer.round_records import (
+    AggregatedShare,
+    PlannedContribution,
+    RoundContribution,
+    RoundManifest,
+    RoundPlan,
+    RoundProducts,
+)
+from protocol.pseudogradient import Part
+
+_ORDER_DOMAIN: Final = b"grailnode/1 aggregators"
+
+REPEATED: Final = 8
+"""Of so many parts of a share, one is computed by a second site."""
+
+LEAST_SITES: Final = 3
+"""Contributions from which on a round is spread; fewer cannot be told apart, and are soon compared."""
+
+_SLACK: Final = 1 + 1e-6  # of a bound that is itself rounded
+
+
+def plan_round(opening: Signed[RoundManifest], contributions: Sequence[RoundContribution]) -> RoundPlan | None:
+    """Return who computes what when a round closes; None if the coordinator is better off alone.
+
+    A site that failed in the round before has no share, so that it delays every other round at most. Nobody knows the
+    order of the others before the round opens.
+
+    Args:
+        opening: the round manifest that opened the round.
+        contributions: the sound ones, in the ascending order of their workers.
+    """
+    manifest = opening.record
+    failed = {share.worker for share in manifest.aggregated if share.outcome != "sound"}
+    failed |= {share.checker for share in manifest.aggregated if share.check != "sound" and share.products}
+    able = [item.worker for item in contributions if item.worker not in failed]
+    if not manifest.rules.spread or len(contributions) < LEAST_SITES or len(able) < 2:
+        return None
+    return RoundPlan(
+        run=manifest.run,
+        trainer=manifest.trainer,
+        number=manifest.number + 1,
+        opening=opening.digest,
+        contributions=tuple(PlannedContribution(worker=item.worker, payload=item.payload) for item in contributions),
+        aggregators=tuple(sorted(able, key=lambda worker: sha256(_ORDER_DOMAIN + opening.digest + worker).digest())),
+    )
+
+
+def shares_of(parts: Sequence[Part], count: int) -> list[list[int]]:
+    """Return the places of the parts of each share; a share may have none where parts are few or large."""
+    ends = [*accumulate(part.elements for part in parts)]
+    shares: list[list[int]] = [[] for _ in range(count)]
+    for place, part in enumerate(parts):
+        middle = 2 * ends[place] - part.elements  # twice the part's middle element
+        shares[min(count - 1, middle * count // max(1, 2 * ends[-1]))].append(place)
+    return shares
+
+
+def draw_parts(secret: bytes, subject: bytes, share: Sequence[int]) -> list[int]:
+    """Return the parts of a share that are computed again.
+
+    Args:
+        secret: of the site that draws; subject: digest of the products that it has seen.
+    """
+
+    def rank(place: int) -> bytes:
+        return sha256(secret + subject + place.to_bytes(8, "little")).digest()
+
+    return sorted(sorted(share, key=rank)[: -(-len(share) // REPEATED)])
+
+
+def product_bounds(projections: Sequence[Projection]) -> Matrix:
+    """Return the largest absolute values that the products can have, by Cauchy and Schwarz: float64 [P, R]."""
+    norms = np.array([projection.norms for projection in projections])
+    lengths = [float(np.linalg.norm(own)) for own in norms]
+    sums = np.array(length_factors(lengths)) @ norms
+    bounds: Matrix = _SLACK * norms.T * sums[:, None]
+    return bounds
+
+
+@dataclass
+class ShareCase:
+    """What the coordinator knows of a share.
+
+    Attributes:
+        worker, checker: who computes it, and who repeats a part of it.
+        parts: their places.
+        products: of the aggregator; repeat: of the checker; None as long as storage has shown none.
+    """
+
+    worker: bytes
+    checker: bytes
+    parts: list[int]
+    products: Signed[RoundProducts] | None = None
+    repeat: Signed[RoundProducts] | None = None
+
+    def disputed(self, bounds: Matrix, secret: bytes) -> list[int]:
+        """Return the parts of which the coordinator must compute the products to decide: none if two sites agree, some
+        if they do not or if the checker said nothing, all if the aggregator said nothing that can be true.
+
+        Args:
+            bounds: see `product_bounds`; secret: of the coordinator.
+        """
+        own, repeated = self._own(bounds), self._repeated(bounds)
+        if self.products is None or own is None:
+            return self.parts
+        if repeated is None:
+            return draw_parts(secret, self.products.digest, self.parts)
+        return [] if all(_same(own[place], numbers) for place, numbers in repeated.items()) else sorted(repeated)
+
+    def decide(self, bounds: Matrix, known: dict[int, Matrix]) -> AggregatedShare:
+        """Return what became of the share, and add its products to the known ones if they are believed.
+
+        Args:
+            known: products that the coordinator computed, by part: float64 [R].
+        """
+        own, repeated = self._own(bounds), self._repeated(bounds)
+        computed = [place for place in self.parts if place in known]
+        is_sound = own is not None and all(_same(own[place], known[place]) for place in computed)
+        if own is not None and is_sound:
+            known |= own
+        # Where the aggregator is believed the coordinator knows all parts now, and otherwise what was disputed.
+        is_right = repeated is not None and all(_same(known.get(place), own) for place, own in repeated.items())
+        return AggregatedShare(
+            worker=self.worker,
+            products=self.products.digest if self.products is not None else b"",
+            outcome="lost" if self.products is None else "sound" if is_sound else "wrong",
+            checker=self.checker,
+            repeat=self.repeat.digest if self.repeat is not None else b"",
+            check="lost" if self.repeat is None else "sound" if is_right else "wrong",
+        )
+
+    def _own(self, bounds: Matrix) -> dict[int, Matrix] | None:
+        """Return the aggregator's products by part if they are of the whole share and can be true."""
+        products = _read(self.products, self.parts, bounds)
+        return None if products is None or len(products) < len(self.parts) else products
+
+    def _repeated(self, bounds: Matrix) -> dict[int, Matrix] | None:
+        return _read(self.repeat, self.parts, bounds)
+
+
+def share_cases(plan: RoundPlan, parts: Sequence[Part]) -> list[ShareCase]:
+    """Return the shares of a plan that have parts, with those who compute them."""
+    aggregators = plan.aggregators
+    shares = zip(aggregators, (*aggregators[1:], aggregators[0]), shares_of(parts, len(aggregators)), strict=True)
+    return [ShareCase(worker, checker, places) for worker, checker, places in shares if places]
+
+
+def _same(one: Matrix | None, other: Matrix) -> bool:
+    return one is not None and one.tobytes() == other.tobytes()
+
+
+def _read(signed: Signed[RoundProducts] | None, share: Sequence[int], bounds: Matrix) -> dict[int, Matrix] | None:
+    """Return the products of a record that can be true, by part; None if there are none."""
+    if signed is None:
+        return None
+    record, own = signed.record, bounds[list(signed.record.parts)] if set(signed.record.parts) <= set(share) else None
+    if own is None or not record.parts or len(record.numbers) != 8 * own.size:
+        return None
+    products = np.frombuffer(record.numbers, "<f8").astype(np.float64).reshape(own.shape)
+    if not (np.abs(products) <= own).all():  # NaN is not
+        return None
+    return dict(zip(record.parts, products, strict=True))

@@ -1,0 +1,129 @@
+"""How sites compute the comparison of a round together, and how the coordinator collects what they computed.
+
+Who computes what, and what is believed, is in protocol/outer/round_shares.py.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+import numpy as np
+import trio
+
+from protocol import paths
+from protocol.identity.signing import Signed, sign
+from protocol.kernels.inner_products import Matrix
+from protocol.outer.comparing import part_products
+from protocol.outer.round_records import AggregatedShare, RoundManifest, RoundPlan, RoundProducts
+from protocol.outer.round_shares import ShareCase, draw_parts, share_cases, shares_of
+from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import Part
+from roles.gather import STORAGE_ERRORS, gather
+from roles.node.identity import Node
+from roles.records import fetch_record, open_record
+from roles.trainer.outer.round_reader import fetch_payloads
+
+DRAWN: Final = "parts that are computed again"
+"""What the secret of a node's draws is derived for."""
+
+Result = TypeVar("Result")
+Compute = Callable[[Sequence[int]], Awaitable[Matrix]]
+"""Computes the products of some parts, in ascending order: float64 [P, R]."""
+
+
+async def _until_read(read: Callable[[], Awaitable[Result]], poll_seconds: float) -> Result:
+    """Return what a reading returns, as soon as storage has it."""
+    while True:
+        try:
+            return await read()
+        except STORAGE_ERRORS:
+            await trio.sleep(poll_seconds)
+
+
+async def compute_share(
+    node: Node,
+    opening: Signed[RoundManifest],
+    shared: SharedState,
+    fetched: dict[bytes, bytes],
+    threads: int,
+    poll_seconds: float,
+) -> None:
+    """Do a site's part of the comparison of a round: its share, and then some parts of its neighbor's.
+
+    Args:
+        shared: with which the round began.
+        fetched: gets the payloads that were fetched, by digest: those that count are applied later.
+    """
+    key, number, rules = node.key.public, opening.record.number + 1, opening.record.rules
+
+    path = paths.round_plan(opening.record.trainer, number)
+    signed = await _until_read(partial(fetch_record, node, RoundPlan, path), poll_seconds)
+    plan = signed.record
+    if plan.opening != opening.digest or key not in plan.aggregators:
+        return
+    read = partial(fetch_payloads, node, plan.trainer, plan.contributions, fetched)
+    payloads = await _until_read(read, poll_seconds)
+    shares, own = shares_of(shared.stream_parts(rules), len(plan.aggregators)), plan.aggregators.index(key)
+
+    async def publish(subject: bytes, places: Sequence[int]) -> None:
+        products: Matrix = await node.run_sync(part_products, shared, payloads, rules, threads, places)
+        numbers = products.astype("<f8").tobytes()
+        record = RoundProducts(
+            run=node.run_id, worker=key, number=number, subject=subject, parts=tuple(places), numbers=numbers
+        )
+        await node.publish(record.path, sign(record, node.key))
+
+    if shares[own]:
+        await publish(signed.digest, shares[own])
+    if shares[own - 1]:
+        path = paths.products(plan.aggregators[own - 1], number, signed.digest)
+        seen = await _until_read(partial(fetch_record, node, RoundProducts, path), poll_seconds)
+        await publish(seen.digest, draw_parts(node.key.derive(DRAWN), seen.digest, shares[own - 1]))
+
+
+async def collect_products(
+    node: Node,
+    plan: RoundPlan,
+    parts: Sequence[Part],
+    compute: Compute,
+    bounds: Matrix,
+    seconds: float,
+    poll_seconds: float,
+) -> tuple[Matrix, tuple[AggregatedShare, ...]]:
+    """Publish a plan, and return the products of all parts and what became of each share. What no site computed in
+    time, or computed wrong, this node computes.
+
+    Args:
+        parts: of the contributions; bounds: of the products (`product_bounds`).
+        seconds: of waiting for the sites.
+    """
+    data, secret, cases = sign(plan, node.key), node.key.derive(DRAWN), share_cases(plan, parts)
+    await node.publish(plan.path, data)
+    digest = open_record(node, RoundPlan, plan.path, data).digest
+    largest = 16 * bounds.size + 64 * len(bounds) + 1024  # bytes of a record
+
+    def fetch(worker: bytes, subject: bytes) -> Awaitable[Signed[RoundProducts]]:
+        return fetch_record(node, RoundProducts, paths.products(worker, plan.number, subject), largest)
+
+    async def watch(case: ShareCase) -> None:
+        case.products = seen = await _until_read(lambda: fetch(case.worker, digest), poll_seconds)
+        case.repeat = await _until_read(lambda: fetch(case.checker, seen.digest), poll_seconds)
+
+    with trio.move_on_after(seconds):
+        await gather(watch, cases, len(cases))
+    places = sorted({place for case in cases for place in case.disputed(bounds, secret)})
+    known = dict(zip(places, await compute(places), strict=True))
+    shares = tuple(case.decide(bounds, known) for case in cases)
+    missing = sorted(set(range(len(parts))) - known.keys())
+    known |= zip(missing, await compute(missing), strict=True)
+    for share in shares:
+        _report(node, plan.number, share)
+    return np.array([known[place] for place in range(len(parts))]), shares
+
+
+def _report(node: Node, number: int, share: AggregatedShare) -> None:
+    for worker, outcome in ((share.worker, share.outcome), (share.checker, share.check)):
+        if outcome == "wrong":
+            node.alarm(f"worker {worker.hex()[:16]} computed wrong products of round {number}")
+        elif outcome == "lost":
+            node.telemetry.event("products-lost", number=number, worker=worker.hex()[:16])

@@ -1,0 +1,288 @@
+"""Uploads of a trainer on several hosts: storage shows what one host would publish, whatever happens to the others."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pytest
+import torch
+import trio
+from trio.testing import memory_stream_pair
+
+from grailnode.node.upload_hosts import OtherHost, accept_host, answer_host_0
+from grailnode.store.memory import MemoryStore
+from protocol.digest import digest_weights
+from protocol.identity.signing import SigningKey
+from roles.authority_updates import refresh_authority
+from roles.node.identity import Node
+from roles.ports import ObjectStore, StoreError
+from roles.trainer.publish.chain_repair import ChainRepair
+from roles.trainer.publish.history import History
+from roles.trainer.publish.publisher import Publisher, PublisherSettings
+from roles.trainer.spool import weights_folder
+from tests.roles.publisher_testbed import PublisherTestbed
+from tests.support.builders.chains import small_run
+from tests.support.builders.snapshots import put_snapshot
+from tests.support.simulation.network import Log
+from tests.support.simulation.virtual_clock import simulate, simulated
+
+SETTINGS = PublisherSettings(anchor_interval=2, keep_patches=3, keep_anchors=2, takeover_seconds=0.1, part_bytes=2000)
+FILE_BYTES = 16_384  # of two tensors
+NAMES = "abcdefgh"
+
+
+class RecordingStore(MemoryStore):
+    """A host's way to the storage, which others share; `refusal` tells which paths it does not take from this host."""
+
+    def __init__(self, shared: MemoryStore) -> None:
+        self._objects, self._paths = shared._objects, shared._paths
+        self.paths: list[str] = []
+        self.refusal: Callable[[str], bool] = lambda path: False
+
+    async def put(self, path: str, data: bytes) -> None:
+        if self.refusal(path):
+            raise StoreError(f"{path}: forbidden")
+        self.paths.append(path)
+        await super().put(path, data)
+
+    def kinds(self) -> set[str]:
+        return {path.split("/")[1] for path in self.paths if path.count("/") > 1}
+
+
+@dataclass
+class Hosts:
+    """Two hosts of a trainer; or one, that has all files."""
+
+    count: int = 2
+    is_away: bool = False  # the second host
+    settings: PublisherSettings = SETTINGS
+    testbed: PublisherTestbed = field(default_factory=PublisherTestbed)
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        testbed, weights = self.testbed, {name: torch.randn(64, 64, generator=generator).bfloat16() for name in NAMES}
+        testbed.weights = [weights]
+        for _ in range(5):
+            noise = {name: torch.rand(64, 64, generator=generator) < 0.3 for name in NAMES}
+            weights = {name: torch.where(noise[name], tensor * 1.01, tensor) for name, tensor in weights.items()}
+            testbed.weights.append(weights)
+        testbed.run_id, testbed.run = small_run(digest_weights(testbed.weights[0]))
+        self.shared = MemoryStore()
+        self.stores = [RecordingStore(self.shared), RecordingStore(self.shared)]
+        self.states = [testbed.state, MemoryStore()]
+        self.logs = [testbed.log, Log("other")]
+
+    async def snapshot(self, version: int, first_of_other: int = 2) -> None:
+        """Put a version, of which the second host has the files from a number on."""
+        await put_snapshot(self.states[0], version, self.testbed.weights[version], shard_bytes=FILE_BYTES)
+        for number in range(first_of_other, 4) if self.count == 2 and version else ():
+            path = f"{weights_folder(version)}{number:05d}"
+            await self.states[1].put(path, await self.states[0].get(path, 1 << 20))
+            await self.states[0].delete(path)
+
+    def other(self) -> Node:
+        """Return the second host, which has no key of a trainer."""
+        store: ObjectStore = self.stores[1]
+        node = self.testbed.node(key=SigningKey(b"o" * 32), state=self.states[1], log=self.logs[1])
+        return replace(node, store=store, shared_revisions=node.revisions)
+
+    async def publish(self, *versions: int, seconds: float = 5.0, harm: "Harm | None" = None) -> None:
+        """Put snapshots of versions, and run the uploads of all hosts for some seconds."""
+        for version in versions:
+            await self.snapshot(version)
+        self.testbed.store = self.stores[0]
+        node = self.testbed.node()
+        await refresh_authority(node)
+        others = [OtherHost(node, 1, self.settings.profile)] if self.count == 2 else []
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for lane in range(2) if others and not self.is_away else ():
+                    nursery.start_soon(self._connect, node, others, lane, harm)
+                await Publisher(node, await History.open(node.state), self.settings, others).run()
+
+    async def _connect(self, node: Node, others: list[OtherHost], lane: int, harm: "Harm | None") -> None:
+        """Connect the second host, and again when it was killed."""
+        while True:
+            here, there = memory_stream_pair()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(accept_host, node, others, here)
+                with trio.CancelScope() as scope:
+                    if harm is not None:
+                        harm.kill = scope.cancel
+                        harm.begin(self)
+                    with suppress(trio.BrokenResourceError):
+                        await answer_host_0(there, self.other(), 1, lane, 1)
+                await trio.aclose_forcefully(there)
+            await trio.sleep(0.1)
+
+
+class Harm:
+    """Kills the second host when it puts its first object of a kind; it starts again."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self.kill: Callable[[], None] = lambda: None
+        self.has_killed = False
+
+    def begin(self, hosts: Hosts) -> None:
+        hosts.stores[1].refusal = partial(self._kill_once, self.kill)
+
+    def _kill_once(self, kill: Callable[[], None], path: str) -> bool:
+        if self.has_killed or f"/{self._kind}/" not in path:
+            return False
+        self.has_killed = True
+        kill()
+        return True
+
+
+def published(count: int, harm: Harm | None = None, prepare: Callable[[Hosts], None] = lambda hosts: None) -> Hosts:
+    """Return a trainer on so many hosts that has published five versions, from one moment on."""
+
+    async def publish() -> Hosts:
+        hosts = Hosts(count)
+        prepare(hosts)
+        for version in range(5):
+            await hosts.publish(version, harm=harm)
+        await hosts.testbed.assert_followed(4)
+        return hosts
+
+    return simulate(publish)
+
+
+def objects(hosts: Hosts) -> dict[str, bytes]:
+    """Return what storage shows below the trainer's manifests, patches and anchors."""
+    return {path: data for path, data in hosts.shared._objects.items() if path.count("/") == 2}
+
+
+def names_of(hosts: Hosts) -> set[str]:
+    """Return the paths of all patches and anchors in storage, which have the digests of their bytes."""
+    return {path for path in objects(hosts) if "/manifests/" not in path}
+
+
+@pytest.mark.parametrize("profile", ["compact", "fast"])
+def test_two_hosts_publish_byte_for_byte_what_one_does(profile: str) -> None:
+    def choose(hosts: Hosts) -> None:
+        hosts.settings = replace(SETTINGS, profile=profile)
+
+    two = published(2, prepare=choose)
+    assert objects(two) == objects(published(1, prepare=choose))
+    assert two.stores[1].kinds() == {"patches", "anchors"}
+    for kind in ("patches", "anchors"):
+        one, other = ({path for path in store.paths if f"/{kind}/" in path} for store in two.stores)
+        assert one and other and not one & other
+    for state, versions in zip(two.states, ({4}, {3, 4}), strict=True):  # what is not needed any more is deleted
+        assert {int(path.split("/")[1]) for path in state._objects if path.startswith("weights/")} == versions
+
+
+@pytest.mark.parametrize("kind", ["patches", "anchors"])
+def test_a_host_that_is_killed_while_it_uploads_goes_on_when_it_comes_back(kind: str) -> None:
+    harm = Harm(kind)
+    two = published(2, harm)
+    assert harm.has_killed
+    assert names_of(two) == names_of(published(1))
+
+
+def test_host_0_uploads_the_parts_that_storage_does_not_take_from_another_host() -> None:
+    def refuse(hosts: Hosts) -> None:
+        hosts.stores[1].refusal = lambda path: "/patches/" in path
+
+    two = published(2, prepare=refuse)
+    assert two.stores[1].kinds() == {"anchors"}
+    assert two.logs[1].named("put-failed")
+    assert names_of(two) == names_of(published(1))
+
+
+@pytest.mark.parametrize(("newest", "refusals"), [(1, 1), (2, 0)], ids=["without an anchor", "with one"])
+@simulated
+async def test_a_host_that_has_lost_its_files_reads_them_from_the_anchor_and_without_one_makes_one(
+    newest: int, refusals: int
+) -> None:
+    hosts = Hosts()
+    for version in range(newest + 1):
+        await hosts.publish(version)
+    for path in [item.path async for item in hosts.states[1].list("weights/")]:
+        await hosts.states[1].delete(path)
+    await hosts.publish(newest + 1, newest + 2)
+    await hosts.testbed.assert_followed(newest + 2)
+    assert len(hosts.logs[0].named("patch-refused")) == refusals
+
+
+@simulated
+async def test_an_anchor_of_which_a_host_has_written_its_files_elsewhere_is_not_named() -> None:
+    hosts = Hosts()
+    hosts.stores[1] = RecordingStore(MemoryStore())
+    await hosts.publish(0, 1)  # without the base's files that host has no patch
+    assert hosts.logs[0].named("put-lost")
+    await hosts.testbed.assert_followed(0)
+
+
+@simulated
+async def test_while_another_host_is_away_the_head_is_renewed_and_the_version_waits() -> None:
+    hosts = Hosts()
+    await hosts.publish(0, 1)
+    hosts.is_away = True
+    await hosts.publish(2, seconds=hosts.testbed.run.head_ttl * 2)
+    (waits,) = {line["waits_for"] for line in hosts.logs[0].named("host-missing")}
+    assert (waits, (await hosts.testbed.head()).version) == ("host 1", 1)
+    await hosts.testbed.assert_followed(1)  # its head has not expired
+    hosts.is_away = False
+    await hosts.publish()
+    await hosts.testbed.assert_followed(2)
+
+
+@pytest.mark.parametrize("greeting", [b"GET / HTTP/1.1\r\n\r\n", bytes(3) + b"\1" + bytes(8) + b"\7", b""], ids=repr)
+@simulated
+async def test_who_is_no_host_of_the_run_is_refused(greeting: bytes) -> None:
+    hosts = Hosts()
+    node, (here, there) = hosts.testbed.node(), memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accept_host, node, [OtherHost(node, 1)], here)
+        if greeting:
+            await there.send_all(greeting)
+            assert await there.receive_some() == b""
+        else:
+            stranger = replace(hosts.other(), run_id=bytes(32), shared_revisions=None)
+            with pytest.raises(trio.BrokenResourceError):
+                await answer_host_0(there, stranger, 1, 0, 1)
+            assert hosts.logs[0].named("host-refused")
+
+
+@simulated
+async def test_the_answer_to_a_question_that_was_given_up_is_not_taken_for_the_next_one() -> None:
+    hosts = Hosts()
+    await hosts.publish(0, 1)
+    node = hosts.testbed.node()
+    other = OtherHost(node, 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hosts._connect, node, [other], 0, None)
+        await other.references(1)
+        for checkpoints in range(8):
+            with trio.CancelScope() as scope:
+                nursery.start_soon(cancel_after, scope, checkpoints)
+                await other.encode(1, None)
+            assert {*await other.references(1)} == {2, 3}
+        nursery.cancel_scope.cancel()
+
+
+async def cancel_after(scope: trio.CancelScope, checkpoints: int) -> None:
+    for _ in range(checkpoints):
+        await trio.lowlevel.checkpoint()
+    scope.cancel()
+
+
+@simulated
+async def test_after_a_repair_host_0_has_all_files_and_goes_on_alone_or_with_others() -> None:
+    hosts = Hosts()
+    await hosts.publish(0, 1, 2)
+    node = hosts.testbed.node()
+    await refresh_authority(node)
+    repair = ChainRepair(node, set(), lambda line: None)
+    assert await repair.is_needed()
+    await repair.run()
+    for hosts.count, version in ((1, 3), (2, 4), (1, 5)):
+        if version == 5:
+            await repair.run()
+        await hosts.publish(version)
+        await hosts.testbed.assert_followed(version)
+    assert [event["version"] for event in hosts.logs[0].named("patch-refused")] == [4]  # version 3 had no anchor
