@@ -43,7 +43,7 @@ MAX_ENVELOPE_BYTES: Final = 4 * KIB  # bytes that an envelope adds to its body
 # identity/authority.py
 MAX_REVISIONS: Final = 4096  # revisions of a run's authority
 MAX_KEYS: Final = 1024  # keys of one role
-MAX_PARTICIPANTS: Final = 1 << 17  # participants that a node considers, and announcements that it reads of a listing
+MAX_PARTICIPANTS: Final = 1 << 17  # participants whose announcements a node remembers
 MAX_WINDOW_MINERS: Final = 1 << 14  # miners of one window: rows of one summary
 MAX_STRANGERS: Final = 4096  # keys never admitted before whose announcements a node reads at once
 

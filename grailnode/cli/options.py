@@ -35,12 +35,12 @@ def run_action(module: str, verb: str, parameters: Mapping[str, Any]) -> None:
     a verb nor an error in its command line should wait for that. Ctrl-C ends the program at once meanwhile: numpy
     cannot be imported again after an interruption, not even for what would report that.
     """
-    if (run := parameters.get("run")) is not None:
-        read_config = importlib.import_module("grailnode.run.run_option").read_config
-        read_config(run, parameters.get("overrides", ()), trusts=parameters.get("trust") is not None)
     is_main = threading.current_thread() is threading.main_thread()  # no other thread may handle signals
     handler = signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED)) if is_main else None
     try:
+        if (run := parameters.get("run")) is not None:
+            read_config = importlib.import_module("grailnode.run.run_option").read_config
+            read_config(run, parameters.get("overrides", ()), trusts=parameters.get("trust") is not None)
         action = getattr(importlib.import_module(f"grailnode.cli.actions.{module}"), verb)
     finally:
         if is_main:

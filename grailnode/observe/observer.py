@@ -84,6 +84,7 @@ class Observer:
         self._history = WindowHistory(node.run.evaluation.pass_at)
         self._last_report: dict[bytes, str] = {}
         self._names: dict[bytes, str] = {}
+        self._names_window: int | None = None  # in which they were read
         self._silent: list[str] = []
         self._rounds = RoundHistory(node)
         self._alarms: deque[str] = deque(maxlen=_MOST_ALARMS)
@@ -159,11 +160,16 @@ class Observer:
             alarms.append(line)
 
     async def _read_names(self) -> None:
+        """Read the announcements once in a window, as there may be many thousands."""
+        window = self._node.window()
+        if window == self._names_window:
+            return
         if len(self._names) > 2 * limits.MAX_PARTICIPANTS:
             self._names.clear()  # of miners that left long ago, as of the others
         for role in ("miner", "worker") if self._node.authority.workers else ("miner",):
             for announcement in await find_participants(self._node, role):
                 self._names[announcement.key] = announcement.name
+        self._names_window = window
 
     async def _find_silent(self) -> None:
         announced = {item.key for item in await find_participants(self._node, "validator")}

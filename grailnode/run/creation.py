@@ -19,7 +19,7 @@ from protocol.difficulty import DifficultySpec
 from protocol.digest import digest_weights
 from protocol.encoding import content_digest
 from protocol.environments.record import EnvironmentSpec, MixtureSpec
-from protocol.errors import MalformedError, ProtocolError, SignatureError
+from protocol.errors import LimitError, MalformedError, ProtocolError, SignatureError
 from protocol.identity.authority import OPEN, Authority
 from protocol.identity.signing import Signed, SigningKey, claimed_signers, open_signed, sign
 from protocol.judging.ledger import GROUP, SHARE
@@ -192,12 +192,16 @@ def open_run(data: bytes, run_id: bytes | None = None) -> Signed[RunManifest]:
     Raises:
         ProtocolError: it is not such a manifest, or another run's.
     """
-    signers = claimed_signers(data, RunManifest)
+    signers: tuple[bytes, ...] = ()
     try:
+        signers = claimed_signers(data, RunManifest)
         manifest = open_signed(data, RunManifest, signers)
-    except MalformedError as error:  # what was signed is no manifest, or one of another form
-        text = f"not a run of this version of grailnode ({error}): create the run again, or use the version that did"
-        raise MalformedError(text, "run manifest") from error
+    except (MalformedError, LimitError, SignatureError) as error:
+        if signers and isinstance(error, MalformedError):  # what was signed is no manifest, or one of another form
+            text, advice = "not a run of this version of grailnode", "create the run again, or use the version that did"
+        else:
+            text, advice = "damaged", "restore it from a copy, or fetch it again"
+        raise type(error)(f"{text} ({error}): {advice}", "run manifest") from error
     authority = manifest.record.authority
     if not set(manifest.signers) <= set(authority.roots) or len(manifest.signers) < authority.root_threshold:
         raise SignatureError(f"not signed by {authority.root_threshold} of its own roots", "run manifest")

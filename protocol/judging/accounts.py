@@ -70,7 +70,7 @@ class _Window:
 
     Attributes:
         miners: [N], numbers of the miners.
-        groups: int32 [6, N], by _GROUPS; amendments: int32 [3, N]: how many, and the groups that they accept and
+        groups: int32 [6, N], by _GROUPS; amendments: int64 [3, N]: how many, and the groups that they accept and
             reject.
         clean: bool [N], `LedgerRow.is_clean`.
         priced, excesses: [M] numbers of (miner, arithmetic), and [M, P] their excess misses of each statistic.
@@ -81,7 +81,7 @@ class _Window:
     scale: tuple[int, int]
     miners: NDArray[np.intp]
     groups: NDArray[np.int32]
-    amendments: NDArray[np.int32]
+    amendments: NDArray[np.int64]
     clean: NDArray[np.bool_]
     priced: NDArray[np.intp]
     excesses: NDArray[Any]
@@ -147,13 +147,15 @@ class Accounts:
             thresholds = self._thresholds[pair] = self._proof.row(row.arithmetic, summary.arithmetic)
             for name, values in weigh(row.counts, thresholds).items():
                 begin = self._columns[name][0]
-                evidence[place, begin : begin + len(values)] = np.clip(values, _ABSENT + 1, -_ABSENT)
+                evidence[place, begin : begin + len(values)] = [
+                    min(max(value, _ABSENT + 1), -_ABSENT) for value in values
+                ]
         self._windows[summary.window] = _Window(
             window=summary.window,
             scale=scale,
             miners=self._miners.use(row.miner for row in rows),
             groups=np.array([[getattr(row, name) for row in rows] for name in _GROUPS], np.int32),
-            amendments=np.zeros((3, len(rows)), np.int32),
+            amendments=np.zeros((3, len(rows)), np.int64),
             clean=np.array([row.is_clean for row in rows], np.bool_),
             priced=self._pairs.use((row.miner, row.arithmetic) for row in priced),
             excesses=self._array(excesses).reshape(len(priced), len(PRICE_DIVISORS)),
@@ -165,7 +167,7 @@ class Accounts:
     def _amend(self, amendment: Amendment) -> None:
         table, miner = self._windows.get(amendment.window), self._miners.numbers.get(amendment.miner)
         if table is not None and miner is not None:
-            change = np.array([1, amendment.accepted, amendment.rejected], np.int32)
+            change = np.array([1, amendment.accepted, amendment.rejected])
             table.amendments[:, table.miners == miner] += change[:, None]
 
     def _array(self, values: Sequence[Any]) -> NDArray[Any]:

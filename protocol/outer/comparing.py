@@ -103,12 +103,12 @@ class SentRound:
 
     def relative_length(self, worker: bytes) -> float:
         """Return the length of a site's contribution as a share of the longest one's."""
-        return self._lengths[self.workers.index(worker)] / max(self._lengths)
+        return self._lengths[self.workers.index(worker)] / (max(self._lengths) or 1.0)
 
     @cached_property
     def _lengths(self) -> list[float]:
         rows = self.projections.astype(np.float64)
-        return [math.sqrt(dot(row, row)) or 1.0 for row in rows]
+        return [math.sqrt(dot(row, row)) for row in rows]
 
     @cached_property
     def sums(self) -> "SiteSums":

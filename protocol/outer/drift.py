@@ -22,7 +22,8 @@ are added up before they are squared. A drift counts only as far as it exceeds `
 What a site adds to the mean of the others makes each of these drift the other way, by a part of its length. So all
 sites of the remembered rounds are measured, whether they take part in the newest one or not. A site of which the rounds
 say nothing does not count among the others. If a drift is found, then the site with the largest one, or with what looks
-like it, is taken out of the means, and the rest is measured again, as long as fewer than half are taken out.
+like it, is taken out of the means, and the rest is measured again, as long as fewer than half of the contributions are
+taken out. A site that sends as several, one after the other, is not more of them than if it sent as one.
 
 A site with a drift is not refused. Its contribution is scaled down by the square of how often its drift has the allowed
 length, so a longer drift moves the weights less. The allowed length grows with the number of sites, since each has its
@@ -30,6 +31,7 @@ share of the mean. What a site sends later shows whether it only seemed to drift
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -116,19 +118,23 @@ def drift_factors(
         with at least two others.
     """
     taken, factors = set(disagreeing), dict[bytes, float]()
-    left = sorted({worker for sent in rounds for worker in sent.workers}.difference(taken))
-    while (room := (len(left) + len(taken) - 1) // 2 - len(taken)) > 0:
+    left = {worker for sent in rounds for worker in sent.workers} - taken
+    sent_by = Counter(worker for sent in rounds if len(sent.workers) > 2 for worker in sent.workers)
+    while left:
         sums = [sent.sums.without(*set(sent.workers).difference(left)) for sent in rounds]
-        drifts = {worker: _drift_of(worker, sums, local_steps) for worker in left}
-        measured = [worker for worker in left if drifts[worker].allowed > 0]
+        drifts = {worker: _drift_of(worker, sums, local_steps) for worker in sorted(left)}
+        measured = {worker for worker in left if drifts[worker].allowed > 0}
         if len(measured) < len(left):
             left = measured
             continue
         drifting = [worker for worker in left if drifts[worker].certain > drifts[worker].allowed]
         if not drifting:
             break
-        largest = sorted(left, key=lambda worker: -drifts[worker].estimate)[: min(room, max(1, len(drifting) // 4))]
+        largest = sorted(sorted(left), key=lambda worker: -drifts[worker].estimate)[: max(1, len(drifting) // 4)]
+        contributions = sum(sent_by[worker] for worker in left | taken)
         for worker in largest:
+            if 2 * sum(sent_by[other] for other in taken | {worker}) >= contributions:
+                return factors
             if ALIKE * drifts[worker].estimate >= drifts[largest[0]].estimate:
                 left.remove(worker)
                 taken.add(worker)

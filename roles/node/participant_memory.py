@@ -102,7 +102,8 @@ class AnnouncementCache:
 
 
 class Sightings:
-    """The round that was the newest when this node first listed a key; of the newest MAX_LISTED_PARTICIPANTS keys.
+    """The round that was the newest when this node first listed a key; of as many keys as both parts of a cut listing
+    have, so that the keys of one part are not forgotten for those of the other.
 
     Whoever knows the salt of a lottery can make keys that win it, so keys that were listed before the salt was out go
     first.
@@ -115,7 +116,7 @@ class Sightings:
         """Remember keys that are listed now. A key that is no longer listed is forgotten when others need its room."""
         for key in keys:
             self._rounds[key] = self._rounds.pop(key, newest_round)
-        for key in list(self._rounds)[: max(0, len(self._rounds) - limits.MAX_LISTED_PARTICIPANTS)]:
+        for key in list(self._rounds)[: max(0, len(self._rounds) - 2 * limits.MAX_LISTED_PARTICIPANTS)]:
             del self._rounds[key]
 
     def is_older(self, key: bytes, round_number: int) -> bool:

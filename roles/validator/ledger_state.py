@@ -84,9 +84,9 @@ class Ledger:
 
     async def record(self, summary: Summary) -> Summary:
         """Add the scores to a window's summary, store and return it; drop the summaries that are too old to count."""
-        self.accounts.add(summary)
-        entry = summary.model_copy(update={"scores": self.accounts.scores()})
         try:
+            self.accounts.add(summary)
+            entry = summary.model_copy(update={"scores": self.accounts.scores()})
             data = entry.to_bytes()
             Summary.from_bytes(data)
         except ProtocolError:

@@ -44,8 +44,8 @@ class Revealer:
             path = f"{SEALED_VERDICTS}{window:010d}-{verdict.miner.hex()}"
             await self._node.state.put(path, sign(verdict, self._node.key))
 
+        await self._node.state.put(f"{PENDING}{window:010d}", b"")  # first: a restart drops what has been stored
         await gather(store, verdicts, at_once=_AT_ONCE)
-        await self._node.state.put(f"{PENDING}{window:010d}", b"")
 
     async def add_window(self, summary: Summary) -> None:
         """Have `run` seal a window that is in the ledger, and reveal it later."""

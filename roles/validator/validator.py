@@ -11,6 +11,7 @@ from functools import partial
 
 import trio
 
+from protocol import limits
 from protocol.difficulty import Counts
 from protocol.environments.base import SandboxLimitError
 from protocol.errors import GapError, ProtocolError
@@ -40,7 +41,7 @@ from roles.validator.window_cases import Pledge, Pledges, ServingVersions, Windo
 ANNOUNCEMENT_SECONDS = 600.0
 _SEALING = 0.2  # for sealing: a share of the time between the second round and the last one for seals
 _BACKLOG_WINDOWS = 64  # windows that were read and not judged yet
-_MAX_ACCEPTED_WORK = 100_000  # work digests of accepted groups, to name copies
+_MAX_ACCEPTED_WORK = 16 * limits.MAX_WINDOW_MINERS  # work digests of accepted groups, to name copies
 
 
 class Validator:

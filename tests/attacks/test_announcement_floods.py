@@ -7,6 +7,7 @@ from itertools import count, islice
 import pytest
 import trio
 
+from grailnode.observe.observer import Observer
 from grailnode.store.decorators.limiting import MeteredStore
 from grailnode.store.decorators.routed import KnownStores, RoutedStore
 from grailnode.store.decorators.space_directory import SpaceDirectory
@@ -148,6 +149,38 @@ async def test_no_crowd_of_junk_costs_more_reads_than_strangers_have_and_admitte
         meter.tallies.clear()
         assert [item.key for item in await find_participants(node, "miner")] == [MINER.public]
         assert sum(tally.count for (kind, _), tally in meter.tallies.items() if kind == "get") <= 1 + 16 + 2  # and salt
+
+
+async def test_an_observer_reads_the_announcements_once_in_a_window() -> None:
+    testbed, meter = AttackedValidator(), TallyMeter()
+    observer = Observer(replace(testbed.validator, store=MeteredStore(testbed.store, meter)), WINDOW)
+    await testbed.announce(expires_ms=1 << 50)
+    for number in range(40):
+        await testbed.announce(samples.key(f"crowd {number}"), expires_ms=1 << 50)
+    window_seconds = testbed.run.schedule.rounds * testbed.run.beacon.period_ms / 1000
+    reads = []
+    for pause in (0.0, 0.0, window_seconds, 0.0):
+        await trio.sleep(pause)
+        meter.tallies.clear()
+        await observer.refresh()
+        reads.append(sum(tally.count for (kind, _), tally in meter.tallies.items() if kind == "get") > 40)
+    assert reads == [True, False, True, False]
+
+
+async def test_a_miner_behind_more_junk_than_one_listing_shows_gets_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_LISTED_PARTICIPANTS", 64)
+    monkeypatch.setattr(limits, "MAX_STRANGERS", 4)
+    testbed = AttackedValidator()
+    node = testbed.validator_of_few(2)
+    for number in range(80):
+        await testbed.store.put(paths.participant(number.to_bytes(32, "big")), b"junk")
+    await testbed.announce(expires_ms=1 << 50)
+    for _ in range(200):  # junk that was refused ten times is passed over for ten minutes, too short for its number
+        await node.time.wait_for_newest_round()
+        if await find_participants(node, "miner"):
+            return
+        await trio.sleep(120.0)
+    pytest.fail("the miner was never read")
 
 
 async def test_keys_made_when_the_salt_was_out_come_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,6 +231,20 @@ async def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(de
     assert [item.path async for item in state.list("") if not item.path.startswith("ledger/")] == []
 
 
+@pytest.mark.parametrize("puts", range(5))
+async def test_verdicts_whose_window_is_not_in_the_ledger_are_dropped_after_a_crash(puts: int) -> None:
+    trigger = CrashTrigger(lambda operation, path: operation == "put", puts, after=False)
+    testbed, state = AttackedTrainer(), CrashingStore(MemoryStore(), trigger)
+    node = make_node(testbed.run_id, testbed.run, testbed.store, state, Log("v"), FIRST, clock=testbed.clock)
+    verdicts = [testbed.verdict(FIRST, miner=samples.key(f"miner {number}").public) for number in range(4)]
+    with trio.CancelScope() as scope:
+        trigger.crash = cancelling(scope)
+        await Revealer(node, await Ledger.open(state, testbed.run)).store_verdicts(WINDOW, verdicts)
+    with trio.move_on_after(5.0):
+        await Revealer(node, await Ledger.open(state, testbed.run)).run()
+    assert [item.path async for item in state.list("")] == []
+
+
 class SlowStore(SilentStore):
     """A store that takes a second for each object."""
 

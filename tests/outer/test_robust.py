@@ -7,7 +7,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from protocol.outer.comparing import PROJECTED, REMEMBERED_ROUNDS, Comparison, SentRounds, compare, length_factors
+from protocol.outer.comparing import (
+    PROJECTED,
+    REMEMBERED_ROUNDS,
+    Comparison,
+    SentRound,
+    SentRounds,
+    compare,
+    length_factors,
+)
 from protocol.outer.drift import drift_factors, largest_drift, settled_contributions
 from protocol.outer.robust import DISTRUST, PLAIN_MEAN, RobustSettings, Weighting, weigh_round
 from protocol.outer.shared_state import SharedState
@@ -213,6 +221,30 @@ def test_a_site_that_drifts_in_some_of_the_rounds_is_clipped_after_as_many_of_it
     own = [factors[2] for factors in rounds if 2 in factors]
     assert max(own[SETTLED:]) < 0.75 < min(own[: SETTLED - 1])
     assert min(honest_factors(rounds)) > 0.9
+
+
+def test_a_site_that_drifts_under_several_names_in_turn_is_clipped_under_each() -> None:
+    sent, direction = SentRounds(), noise(1)
+    for number in range(4 * (SETTLED + 2)):
+        vectors = honest(number, 3, 0.45)
+        vectors[2] += 0.6 * direction
+        weighting = weigh_round(
+            [bytes([place]) for place in (0, 1, 2 + number % 4)],
+            comparison_of(vectors),
+            sent,
+            RobustSettings(bounds_drifts=False),
+        )
+        sent = sent.after(weighting.sent)
+    factors = drift_factors(sent.rounds, STEPS)
+    assert sorted(factors) == [bytes([place]) for place in range(2, 6)]
+    assert max(factors.values()) < 0.2
+
+
+def test_a_site_whose_projection_is_zero_makes_no_other_one_shorter() -> None:
+    first = np.zeros(2 * PROJECTED)
+    first[::PROJECTED] = 1e-3, -1e-3
+    sent = SentRound((b"a", b"b"), np.array([first[:PROJECTED] + first[PROJECTED:], first[:PROJECTED]], np.float32))
+    assert [sent.relative_length(worker) for worker in sent.workers] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("attends", [

@@ -125,12 +125,18 @@ def test_a_key_directory_that_cannot_be_listed_is_an_error(tmp_path: Path):
     assert error == f"grailnode: {tmp_path / 'keys'}: cannot be listed (not a directory)\n"
 
 
-@pytest.mark.parametrize("size", [0, 700])
-def test_a_truncated_manifest_is_reported_by_its_path(tmp_path: Path, size: int):
+@pytest.mark.parametrize(
+    ("cut", "bend", "reason"),
+    [(0, 0, "byte 0: cut off"), (700, 0, "byte 700: cut off"), (None, 1, "run: the signature does not hold")],
+)
+def test_a_damaged_manifest_is_reported_by_its_path(tmp_path: Path, cut: int | None, bend: int, reason: str):
     assert run_command("init", str(tmp_path)).returncode == 0
     manifest = tmp_path / "run.manifest"
-    manifest.write_bytes(manifest.read_bytes()[:size])
-    assert fail("status", "--run", str(tmp_path / "run.toml")) == f"grailnode: {manifest}, byte {size}: cut off\n"
+    data = manifest.read_bytes()
+    manifest.write_bytes((data[:1000] + bytes([data[1000] ^ bend]) + data[1001:])[:cut])
+    assert fail("status", "--run", str(tmp_path / "run.toml")) == (
+        f"grailnode: {manifest}, run manifest: damaged ({reason}): restore it from a copy, or fetch it again\n"
+    )
 
 
 class OldScoring(Record):
@@ -272,11 +278,12 @@ def test_a_bad_url_to_join_is_reported_as_the_option_that_gave_it(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-def test_an_interruption_while_modules_are_imported_ends_the_program_without_a_word():
+@pytest.mark.parametrize("parameters", [{}, {"run": "run.toml"}])
+def test_an_interruption_while_modules_are_imported_ends_the_program_without_a_word(parameters: dict[str, str]):
     interrupted = (
         "import importlib, os, signal; from grailnode.cli import options; "
         "importlib.import_module = lambda name: os.kill(os.getpid(), signal.SIGINT); "
-        "options.run_action('demo_run', 'demo', {})"
+        f"options.run_action('demo_run', 'demo', {parameters})"
     )
     result = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")

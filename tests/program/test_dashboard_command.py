@@ -31,8 +31,8 @@ def test_a_port_in_use_is_reported_in_one_line(run_file: str):
     assert f"--host 127.0.0.1 --port {port}: cannot be used" in error
 
 
-def test_what_this_machines_logs_say_is_for_no_other_address():
-    error = fail("dashboard", "--run", "run.toml", "--local", "--host", "0.0.0.0", code=2)
+def test_what_this_machines_logs_say_is_for_no_other_address(run_file: str):
+    error = fail("dashboard", "--run", run_file, "--local", "--host", "0.0.0.0", code=2)
     assert "--local with --host 0.0.0.0" in error
 
 

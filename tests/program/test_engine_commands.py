@@ -326,8 +326,8 @@ def test_a_node_that_does_not_run_is_named(run: Path) -> None:
         ("--run run.toml --name miner-1 --url http://127.0.0.1", "No such option"),
     ],
 )
-def test_a_wrong_command_line_is_refused(options: str, message: str) -> None:
-    assert message in fail("engine", "verify", *options.split(), code=2)
+def test_a_wrong_command_line_is_refused(options: str, message: str, run: Path) -> None:
+    assert message in fail("engine", "verify", *options.split(), code=2, cwd=run.parent)
 
 
 async def test_a_long_answer_is_not_read_to_its_end(tmp_path: Path) -> None:

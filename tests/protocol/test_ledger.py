@@ -1,6 +1,7 @@
 """The ledger: rows add up, and nobody improves a score by splitting work over keys, stopping early or changing keys."""
 
 import random
+from collections import defaultdict
 from itertools import combinations, product
 from statistics import fmean
 from typing import Any
@@ -11,21 +12,26 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grailnode.run import creation
+from protocol import limits
+from protocol.identity.signing import SigningKey
 from protocol.judging.accounts import Accounts
-from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, REPRODUCED, UNREPRODUCED, Tally, advance
+from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, REPRODUCED, UNREPRODUCED, Counts, Evidence, Tally, advance
 from protocol.judging.ledger import (
     GROUP,
+    PRICE_DIVISORS,
     SHARE,
     Amendment,
     Evaluation,
     LedgerRow,
     StratumResult,
     Summary,
+    excess_misses,
     pass_at_k,
     priced_step,
     shares,
 )
 from protocol.judging.roster import Roster
+from protocol.proof import ProofSpec, StatisticName
 from protocol.run import ScoringSpec
 from roles.validator.reaudit import _amendment
 from tests.support.builders import samples
@@ -431,29 +437,83 @@ def test_each_declaration_has_its_own_evidence() -> None:
     assert max(Accounts.of(ledger, SCORING, proof).evidence_of(A.public, "torch-bfloat16")["sketch"]) < 0
 
 
-def test_accounts_are_those_of_the_summaries_that_count_whoever_comes_and_goes() -> None:
-    rng, scoring = random.Random(1), SCORING.model_copy(update={"windows": 4, "deposit": 0})
-    proof = proof_of(samples.thresholds(), samples.thresholds(miner="torch-bfloat16"))
+def plain_balances(ledger: list[Summary], scoring: ScoringSpec, proof: ProofSpec) -> dict[bytes, int]:
+    """Return the balances of docs/spec/ledger.md, row by row in Python's integers."""
+    result: defaultdict[bytes, int] = defaultdict(int)
+    excesses: defaultdict[tuple[bytes, str, StatisticName], int] = defaultdict(int)
+    for entry in ledger:
+        decay, (multiplier, divisor) = SHARE, entry.dealing.scale
+        for _ in range(ledger[-1].window - entry.window):
+            decay = decay * scoring.decay // SHARE
+        for item in entry.rows:
+            place = entry.window, item.miner
+            amended = [a for later in ledger for a in later.amendments if (a.window, a.miner) == place]
+            refused = item.rejected + sum(a.rejected for a in amended)
+            audited = min(item.accepted + sum(a.accepted for a in amended), item.dealt)
+            credit = audited if amended or item.rejected else item.counting
+            earned = (credit * GROUP - scoring.penalty * refused) * multiplier // divisor
+            value = 0 if item.lapsed else earned - scoring.shortfall * (item.pledged - item.submitted)
+            result[item.miner] += value * decay // SHARE
+            for name in PRICE_DIVISORS if item.accepted else ():
+                excess = excess_misses(item, proof.row(item.arithmetic, entry.arithmetic), name)
+                excesses[item.miner, item.arithmetic, name] += excess * multiplier // divisor * decay // SHARE
+    for (miner, _, name), excess in excesses.items():
+        result[miner] -= scoring.miss_price * max(0, excess) // (GROUP * PRICE_DIVISORS[name])
+    return dict(result)
+
+
+def random_row(rng: random.Random, miner: SigningKey, proof: ProofSpec) -> LedgerRow:
+    pledged, submitted, dealt, audited, accepted = sorted((rng.randrange(20) for _ in range(5)), reverse=True)
+    if not submitted:
+        return LedgerRow.undelivered(miner.public, pledged)
+    thresholds, most = rng.choice(proof.table), rng.choice([4, 1 << 20, 1 << 30])
+    tallies = {}
+    for name in thresholds.statistics if rng.random() < 0.8 else ():
+        steps = tuple(
+            rng.randrange(1, most) for _ in range(2 if name == "luck" else len(thresholds.table(name).beyond))
+        )
+        tallies[name] = Tally(trials=sum(steps) + rng.randrange(4 * most), steps=steps)
+    groups = {"pledged": pledged, "submitted": submitted, "dealt": dealt, "audited": audited, "accepted": accepted}
+    rejected = rng.choice([0, 0, audited - accepted])
+    return row(miner, arithmetic=thresholds.miner, counts=Counts(**tallies), rejected=rejected, **groups)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_accounts_are_what_each_row_that_counts_adds_whoever_comes_and_goes(seed: int) -> None:
+    rng = random.Random(seed)
+    scoring = SCORING.model_copy(update={"windows": rng.choice([1, 4, 9]), "deposit": 0, "decay": rng.randrange(SHARE)})
+    narrow = samples.replay_thresholds()
+    proof = proof_of(narrow, narrow.model_copy(update={"miner": "torch-bfloat16", "sketch": narrow.replay}))
     miners = sorted((samples.key(f"comes and goes {number}") for number in range(6)), key=lambda key: key.public)
-    long, ledger = Accounts(scoring, proof), []
-    for window in range(30):
-        rows = [
-            row(miner, arithmetic=rng.choice(["torch-float32", "torch-bfloat16"]), audited=4, accepted=accepted)
-            for miner in rng.sample(miners, 3)
-            if (accepted := rng.randrange(1, 5))
-        ]
+    roster = tuple(sorted((samples.VALIDATOR.public, A.public, B.public)))
+    accounts, ledger, window = Accounts(scoring, proof), list[Summary](), 0
+    for _ in range(25):
+        window += rng.choice([1, 1, 2, 5])
+        rows = [random_row(rng, miner, proof) for miner in rng.sample(miners, 3)]
         amendments = [
-            Amendment(window=window - age, miner=rng.choice(miners).public, verdict=b"", accepted=0, rejected=1)
-            for age in range(1, min(3, window))
+            Amendment(
+                window=earlier, miner=rng.choice(miners).public, verdict=b"", accepted=rng.randrange(9), rejected=1
+            )
+            for earlier in range(max(0, window - 4), window)
         ]
-        rows.sort(key=lambda item: item.miner)
-        ledger.append(summary(*rows, window=window, amendments=tuple(amendments)))
-        long.add(ledger[-1])
-        short = Accounts.of(ledger[-scoring.windows :], scoring, proof)
-        assert long.balances() == short.balances() and long.scores() == short.scores()
-        assert long.clean_windows() == short.clean_windows()
-        for pair in product((miner.public for miner in miners), ("torch-float32", "torch-bfloat16")):
-            assert long.evidence_of(*pair) == short.evidence_of(*pair)
+        fields = {"roster": roster, "judges": 2, "amendments": tuple(amendments), "window": window}
+        ledger = [entry for entry in ledger if entry.window > window - scoring.windows] + [summary(*rows, **fields)]
+        accounts.add(ledger[-1])
+        balances = plain_balances(ledger, scoring, proof)
+        assert accounts.balances() == balances
+        assert accounts.scores() == tuple(sorted(item for item in shares(balances, scoring).items() if item[1]))
+        clean, newest, evidence = dict[bytes, int](), dict[bytes, int](), dict[tuple[bytes, str], Evidence]()
+        for entry in ledger:
+            for item in entry.rows:
+                clean[item.miner] = 0 if item.rejected else clean.get(item.miner, 0) + item.is_clean
+                if item.rejected:
+                    newest[item.miner] = entry.window
+                if item.counts.computed:
+                    pair, thresholds = (item.miner, item.arithmetic), proof.row(item.arithmetic, entry.arithmetic)
+                    evidence[pair] = advance(evidence.get(pair, NO_EVIDENCE), item.counts, thresholds)
+        assert accounts.clean_windows() == clean and accounts.rejections() == newest
+        for pair in product((miner.public for miner in miners), proof.miners):
+            assert accounts.evidence_of(*pair) == evidence.get(pair, NO_EVIDENCE)
 
 
 def test_balances_beyond_64_bits_are_exact() -> None:
@@ -463,3 +523,11 @@ def test_balances_beyond_64_bits_are_exact() -> None:
     many = {"roster": tuple(number.to_bytes(32, "big") for number in range(1000)), "judges": 1}
     ledger = [summary(item, window=window).model_copy(update=many) for window in range(400)]
     assert balance(*ledger, scoring=scoring) == 400 * 1000 * (GROUP - 3999 * 10**12) < -(1 << 63)
+
+
+def test_any_number_of_amendments_of_one_row_is_exact() -> None:
+    amendment = Amendment(window=0, miner=A.public, verdict=b"", accepted=0, rejected=limits.MAX_GROUPS)
+    amendments = (amendment,) * limits.MAX_WINDOW_MINERS
+    ledger = [summary(row(), window=0)] + [summary(window=window, amendments=amendments) for window in range(1, 41)]
+    refused = 40 * limits.MAX_WINDOW_MINERS * limits.MAX_GROUPS
+    assert balance(*ledger) == 4 * GROUP - STEADY.penalty * refused

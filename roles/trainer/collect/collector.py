@@ -269,7 +269,7 @@ class Collector:
         try:
             async with self._slow_slots if miner in self._slow_miners else self._slots:
                 after_deadline = await self._deadline_has_passed(window)
-                verdict_count, (state, pending) = len(reader.verdicts[miner]), self._pending[window]
+                verdict_count, (_, pending) = len(reader.verdicts[miner]), self._pending[window]
                 decisions = await self._unlogged_decisions(window, miner, final)
                 final_decisions = [decision for decision in decisions if not decision.pending]
                 if final_decisions or not (decisions or self._outcome_log.has_entries(window, miner)):
@@ -282,7 +282,7 @@ class Collector:
                     )
                     if storage_answered:
                         self._slow_miners.discard(miner)
-            if len(reader.verdicts[miner]) == verdict_count and self._pending[window] == (state, pending):
+            if len(reader.verdicts[miner]) == verdict_count and self._pending[window][1] is pending:  # else once more
                 reader.unprocessed.discard(miner)
                 if len(final_decisions) < len(decisions):
                     pending.add(miner)

@@ -82,7 +82,8 @@ def members(session: int) -> list[int]:
 
 def _environment(cwd: Path | None) -> dict[str, str]:
     """Return the environment of a program: one in another directory finds this repository, too."""
-    return ENVIRONMENT | ({"PYTHONPATH": str(ROOT)} if cwd else {})
+    paths = (str(ROOT) if cwd else "", ENVIRONMENT.get("PYTHONPATH", ""))
+    return ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def eventually(condition: Callable[[], bool], description: str, *, seconds: float = PATIENCE) -> None:
