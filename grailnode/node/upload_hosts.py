@@ -1,13 +1,15 @@
 """The upload processes of a trainer on several hosts: host 0 asks, and the others do what it asks for.
 
 Each other host keeps two connections to host 0, at the port above that of the meeting: an anchor's upload must not
-delay a version. A message has two lengths, a canonical msgpack value, and bytes. What is asked can be asked again, so a
-connection that breaks only delays it. There are no passwords, as in torch.distributed (docs/guide/train.md).
+delay a version. A message has two lengths, a canonical msgpack value, and bytes. A host that works on an answer sends
+empty messages meanwhile, so that one that hangs is noticed. What is asked can be asked again, so a connection that
+breaks only delays it. There are no passwords, as in torch.distributed (docs/guide/train.md).
 """
 
+import math
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,8 +22,9 @@ from protocol.errors import LimitError, MalformedError, PatchError, ProtocolErro
 from protocol.objects import ObjectRef
 from protocol.patch.codec import EncodedTensor
 from protocol.patch.container import read_header, split_frames, write_container
+from roles.first_failure import first_failure
 from roles.node.identity import Node
-from roles.node.retries import WaitReporter
+from roles.node.retries import ChangeReporter, WaitReporter
 from roles.trainer.publish.host_files import Base, EncodedFiles, HostFiles
 
 _LANES: Final = 2  # connections of a host; the second one is for anchors
@@ -30,6 +33,8 @@ _GREETING_BYTES: Final = 1024  # at most, of what somebody sends who connects
 _DIGEST_BYTES: Final = 32
 _POLL_SECONDS: Final = 0.2
 _SILENT_SECONDS: Final = 30  # after which a link counts as cut
+_BEAT_SECONDS: Final = 10
+_HUNG_SECONDS: Final = 120  # without a byte, after which a host that should send something counts as hung
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError)
 
 Message = tuple[Any, bytes]
@@ -41,18 +46,25 @@ async def _send(stream: trio.abc.SendStream, value: Any, data: bytes = b"") -> N
     await stream.send_all(data)
 
 
-async def _receive(stream: trio.abc.ReceiveStream, max_bytes: int = limits.MAX_PATCH_BYTES) -> Message:
-    sizes = _LENGTHS.unpack(await _read(stream, _LENGTHS.size))
+async def _receive(
+    stream: trio.abc.ReceiveStream, max_bytes: int = limits.MAX_PATCH_BYTES, seconds: float = _HUNG_SECONDS
+) -> Message:
+    """Return the next message, which begins within some seconds."""
+    sizes = _LENGTHS.unpack(await _read(stream, _LENGTHS.size, seconds))
     if sum(sizes) > max_bytes:
         raise LimitError(f"a message of {sum(sizes)} bytes")
     packed, data = [await _read(stream, size) for size in sizes]
     return unpack(packed, limits.MAX_PATCH_HEADER_BYTES), data
 
 
-async def _read(stream: trio.abc.ReceiveStream, size: int) -> bytes:
+async def _read(stream: trio.abc.ReceiveStream, size: int, seconds: float = _HUNG_SECONDS) -> bytes:
     data = bytearray()
     while len(data) < size:
-        if not (piece := await stream.receive_some(size - len(data))):
+        with trio.move_on_after(seconds) as scope:
+            piece = await stream.receive_some(size - len(data))
+        if scope.cancelled_caught:
+            raise trio.BrokenResourceError(f"the other host is connected and has sent nothing for {seconds:g} s")
+        if not piece:
             raise trio.BrokenResourceError("closed by the other host")
         data += piece
     return bytes(data)
@@ -85,6 +97,7 @@ class OtherHost(HostFiles):
         self._name = f"host {number}"
         self._streams: list[trio.abc.Stream | None] = [None] * _LANES
         self._locks = [trio.Lock() for _ in range(_LANES)]
+        self.refusals = ChangeReporter(node.telemetry, "host-refused", max_reports=100)  # of who connects
 
     async def encode(self, version: int, base: Base | None) -> EncodedFiles:
         own = base and (base.version, base.files, _pack(base.anchor), tuple(base.needed_versions))
@@ -102,21 +115,25 @@ class OtherHost(HostFiles):
         return numbers
 
     async def _ask(self, *call: Any, lane: int = 0) -> Message:
+        cause: BaseException | str = "no connection"
         with WaitReporter(self._node.telemetry, "host-missing") as reporter:
             async with self._locks[lane]:
                 while True:
                     if (stream := self._streams[lane]) is None:
-                        reporter.waiting(self._name, "no connection", "its upload process runs and reaches this host")
+                        reporter.waiting(self._name, cause, "its upload process runs and reaches this host")
                         await trio.sleep(_POLL_SECONDS)
                         continue
                     try:
                         await _send(stream, call)
-                        value, data = await _receive(stream)
+                        while (answer := await _receive(stream))[0] is None:
+                            pass  # it works on it
+                        value, data = answer
                     except (*_BROKEN, trio.Cancelled) as error:
                         # What was asked may be answered later, and must not be taken for the next answer.
                         self._streams[lane] = None if self._streams[lane] is stream else self._streams[lane]
                         if isinstance(error, trio.Cancelled):
                             raise
+                        cause = error
                         continue
                     if isinstance(value, str):
                         raise PatchError(value, self._name)
@@ -138,7 +155,7 @@ async def accept_host(node: Node, others: Sequence[OtherHost], stream: trio.abc.
         async with stream:
             (run_id, number, lane), _ = await _receive(stream, _GREETING_BYTES)
             if run_id != node.run_id or not (0 < number <= len(others) and 0 <= lane < _LANES):
-                node.telemetry.event("host-refused", error=f"host {number}: of another run, or with a wrong number")
+                others[0].refusals.failure(MalformedError("of another run, or with a wrong number", f"host {number}"))
                 return
             await others[number - 1].ask_by(lane, stream)
 
@@ -153,7 +170,7 @@ async def listen_for_hosts(node: Node, others: Sequence[OtherHost], meeting: str
     try:
         listeners = await trio.open_tcp_listeners(port, host=address)
     except OSError as error:
-        raise LostRankError(f"trainer.hosts: host 0 cannot listen at {address}:{port}: {error}") from error
+        raise LostRankError(f"trainer.hosts: host 0 cannot listen at port {port} of {meeting}: {error}") from error
     await trio.serve_listeners(accept, listeners)
 
 
@@ -165,8 +182,7 @@ async def follow_host_0(node: Node, number: int, meeting: str, threads: int) -> 
             while True:
                 try:
                     stream = _watched(await trio.open_tcp_stream(*_place(meeting)))
-                    reporter.over()
-                    await answer_host_0(stream, node, number, lane, threads)
+                    await answer_host_0(stream, node, number, lane, threads, reporter.over)
                 except (OSError, *_BROKEN) as error:
                     reporter.waiting("host 0", error, "its upload process runs and can be reached")
                 await trio.sleep(_POLL_SECONDS)
@@ -176,18 +192,37 @@ async def follow_host_0(node: Node, number: int, meeting: str, threads: int) -> 
             nursery.start_soon(keep_connected, lane)
 
 
-async def answer_host_0(stream: trio.abc.Stream, node: Node, number: int, lane: int, threads: int) -> None:
-    """Answer host 0 until the connection breaks."""
+async def answer_host_0(
+    stream: trio.abc.Stream,
+    node: Node,
+    number: int,
+    lane: int,
+    threads: int,
+    accepted: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer host 0 until the connection breaks; call `accepted` when host 0 has accepted it."""
     async with stream:
         await _send(stream, (node.run_id, number, lane))
         (key, profile), _ = await _receive(stream)
+        accepted()
         files = HostFiles(node, key, profile, threads)
         while True:
-            call, _ = await _receive(stream)
-            answer = await _answer(files, *call)
+            call, _ = await _receive(stream, seconds=math.inf)
+            async with first_failure(*_BROKEN) as tasks:
+                tasks.start_soon(_beat, stream)
+                answer = await _answer(files, *call)
+                tasks.cancel_scope.cancel()
             if call[0].startswith("put"):
                 node.telemetry.event("uploaded", call=call[0], answer=str(answer[0]))
             await _send(stream, *answer)
+
+
+async def _beat(stream: trio.abc.SendStream) -> None:
+    """Tell host 0 for ever that this process works on the answer."""
+    while True:
+        await trio.sleep(_BEAT_SECONDS)
+        with trio.CancelScope(shield=True):  # a part of a message would garble the next
+            await _send(stream, None)
 
 
 async def _answer(files: HostFiles, *call: Any) -> Message:
@@ -216,9 +251,9 @@ def _unpack(refs: Sequence[tuple[bytes, int]]) -> tuple[ObjectRef, ...]:
     return tuple(ObjectRef(digest=digest, size=size) for digest, size in refs)
 
 
-def _place(meeting: str) -> tuple[str, int]:
+def _place(meeting: str) -> tuple[bytes, int]:
     address, _, port = meeting.rpartition(":")
-    return address, int(port) + 1
+    return address.encode(), int(port) + 1  # for a str, Python imports a codec on the event loop
 
 
 def _watched(stream: trio.SocketStream) -> trio.SocketStream:

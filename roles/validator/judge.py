@@ -34,9 +34,11 @@ from protocol.rollout.sampling import NOISE_UNIT
 from protocol.rollout.sketch import SketchKey
 from roles.policy.assignment import Assignment, Task
 from roles.policy.episodes import OpenEpisode, replayed_reward
+from roles.policy.sequences import split
 from roles.ports import CheckRequest, Engine, Request
 
 _TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
+_DECODED_AT_ONCE = 1 << 16  # tokens of continuations, whose states an engine keeps until it returns them
 _MOST_LIMITS = 2  # groups at which the environment reaches a limit, which takes long; behind them no more are tried
 
 Reservation = Callable[[], AbstractAsyncContextManager[None]]
@@ -234,13 +236,15 @@ class Judge:
                     right = own.prompt + group.rollouts[index].tokens[:first]
                     requests.append(Request(right, own.seeds[index], self._sketch, first))
                     places.append((number, index))
-        if requests:
-            longest = most - min(request.offset for request in requests)
-            generations = await self._engine.generate(requests, replace(run.sampling.params(), max_tokens=longest))
-            for (number, index), request, generation in zip(places, requests, generations, strict=True):
+        rooms = [most - request.offset for request in requests]
+        for batch in split(rooms, _DECODED_AT_ONCE):
+            params = replace(run.sampling.params(), max_tokens=rooms[batch[-1]])
+            generations = await self._engine.generate([requests[place] for place in batch], params)
+            for place, generation in zip(batch, generations, strict=True):
                 # What is too long is cut off: noise depends on the position alone.
-                tokens = groups[number].rollouts[index].tokens[: request.offset] + generation.tokens
-                result[number][index] = tokens[:most]
+                number, index = places[place]
+                begin = groups[number].rollouts[index].tokens[: requests[place].offset]
+                result[number][index] = (begin + generation.tokens)[:most]
         return result
 
     async def _check_rewards(

@@ -1,8 +1,9 @@
 """The real validator refuses every adversary in its first audited window, for a reason that fits."""
 
-from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from protocol.judging.verdict import Reason
 from protocol.proof import Arithmetic
 from protocol.rollout import sampling
 from protocol.rollout.filters import Filters
-from protocol.rollout.sampling import NOISE_UNIT
+from protocol.rollout.sampling import NOISE_UNIT, SamplingParams
+from roles.ports import Generation, Request
 from tests.support.adversaries.harness import TrialHarness, TrialOutcome
 from tests.support.adversaries.miners import ADVERSARIES, Adversary
 from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of, with_thresholds
@@ -57,35 +59,58 @@ def test_a_change_within_honest_noise_is_refused_for_no_other_reason(
         assert not outcome.reasons or adversary.explains(outcome.reasons)
 
 
+def lenient(harness: TrialHarness, dtype: torch.dtype) -> TrialHarness:
+    """Return a harness in which nothing but luck is refused."""
+    name: Arithmetic = "torch-float32" if dtype == torch.float32 else "torch-bfloat16"
+    proof = with_thresholds(proof_of(packaged_thresholds(name, name)), **LENIENT)
+    return replace(
+        harness, proof=proof, dtype=dtype, store=MemoryStore(), accepted_work={}, _engines={}, _group_cache={}
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_near_ties_that_are_decided_for_the_reward_refuse_a_miner_by_its_rewards_alone(
     harness: TrialHarness, dtype: torch.dtype
 ) -> None:
-    """A validator continues each rollout from its first miss, and gets the rewards of honest work."""
-    name: Arithmetic = "torch-float32" if dtype == torch.float32 else "torch-bfloat16"
-    proof = with_thresholds(proof_of(packaged_thresholds(name, name)), **LENIENT)
-    own = replace(
-        harness, proof=proof, dtype=dtype, store=MemoryStore(), accepted_work={}, _engines={}, _group_cache={}
-    )
+    own = lenient(harness, dtype)
     lucky = ADVERSARIES["lucky near ties"].producer(own)
-
-    async def run() -> tuple[int, TrialOutcome, tuple[int, Counter[str]]]:
-        window = own.mining_window(0)
-        cheated, honest = (
-            await lucky.produce(window, range(own.groups)),
-            await own.honest_groups(window, range(own.groups)),
-        )
-        rewards = [
-            sum(rollout.reward for group in groups for rollout in group.rollouts) for groups in (cheated, honest)
-        ]
-        return rewards[0] - rewards[1], await own.trial(lucky, 0), await own.windows_until_refusal(lucky, 200)
-
-    gained, outcome, (windows, reasons) = trio.run(run)
-    less, more = outcome.counts.luck.steps
-    assert gained > 0
-    assert (more - less) * 1000 == gained
+    counted, expected = trio.run(own.luck, lucky, 0)
+    assert counted == expected
+    assert counted.steps[0] < counted.steps[1]
+    windows, reasons = trio.run(own.windows_until_refusal, lucky, 200)
     assert 10 < windows < 200
     assert reasons == {Reason.WINDOW.value: 1}
+
+
+@dataclass
+class MeasuredEngine:
+    """An engine that notes the most tokens that a call may generate."""
+
+    engine: Any
+    largest: int = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.engine, name)
+
+    async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
+        self.largest = max(self.largest, len(requests) * params.max_tokens)
+        generations: list[Generation] = await self.engine.generate(requests, params)
+        return generations
+
+
+@pytest.mark.parametrize("name", ["forced end of sequence", "special tokens", "one edited token in 10% of rollouts"])
+def test_the_luck_of_any_cheat_is_what_its_rewards_differ_from_honest_ones(
+    harness: TrialHarness, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A validator continues each rollout from its first miss, some at a time, and gets the rewards of honest work."""
+    monkeypatch.setattr("roles.validator.judge._DECODED_AT_ONCE", 3 * harness.max_tokens)
+    own = lenient(harness, torch.float32)
+    producer = ADVERSARIES[name].producer(own)
+    engine: Any = MeasuredEngine(trio.run(own.serving_engine))
+    counted, expected = trio.run(replace(own, judging_engine=engine).luck, producer, 0)
+    assert counted == expected
+    assert counted.trials
+    assert engine.largest <= 3 * harness.max_tokens
 
 
 FILTERS = [Filters(top_k=5), Filters(top_p=0.9), Filters(min_p=0.05)]

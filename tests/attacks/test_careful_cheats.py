@@ -96,10 +96,12 @@ def test_who_chooses_its_luck_as_it_dares_gains_half_a_percent_of_reward_at_most
     assert result.reward <= 0.005
 
 
-def test_who_pays_for_luck_gains_little_and_loses_pay() -> None:
-    result = gain(choose_luck(512, 0.02, 0.25, COINS), ROWS["bfloat16"], SCORING, careful=True, pays=True)
+@pytest.mark.parametrize(("sacrificed", "reward"), [(0.0, 0.03), (0.02, 0.05)])
+def test_who_pays_for_luck_gains_little_and_loses_pay(sacrificed: float, reward: float) -> None:
+    cheat = choose_luck(512, 0.02, 0.25, COINS, sacrificed)
+    result = gain(cheat, ROWS["bfloat16"], SCORING, careful=True, pays=True)
     assert result.refused is None
-    assert result.reward < 0.03
+    assert result.reward < reward
     assert result.pay < 0.995
 
 

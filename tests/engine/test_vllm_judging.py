@@ -1,6 +1,7 @@
 """A validator whose engine is vLLM judges honest and cheating miners right, with the real vLLM."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.engine.engine_contract import serve
 from tests.engine.vllm_site import refuse_restarts, shared_server
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
 from tests.support.adversaries.miners import ADVERSARIES
-from tests.support.builders.proofs import packaged_thresholds, proof_of
+from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of, with_thresholds
 
 CHEATS = (
     *("own noise", "special tokens", "one edited token in 10% of rollouts", "tokens outside the vocabulary"),
@@ -57,3 +58,10 @@ async def test_honest_miners_are_accepted_and_cheats_refused_for_what_they_did(h
     for name in CHEATS:
         outcome = await harness.trial(ADVERSARIES[name].producer(harness), 0)
         assert ADVERSARIES[name].explains(outcome.reasons), (name, outcome.reasons)
+
+
+async def test_rollouts_are_continued_from_their_first_miss(harness: TrialHarness) -> None:
+    lenient = replace(harness, proof=with_thresholds(harness.proof, **LENIENT))
+    counted, expected = await lenient.luck(ADVERSARIES["forced end of sequence"].producer(lenient), 0)
+    assert counted == expected
+    assert counted.trials

@@ -39,11 +39,13 @@ class RecordingStore(MemoryStore):
         self._objects, self._paths = shared._objects, shared._paths
         self.paths: list[str] = []
         self.refusal: Callable[[str], bool] = lambda path: False
+        self.put_seconds = 0.0
 
     async def put(self, path: str, data: bytes) -> None:
         if self.refusal(path):
             raise StoreError(f"{path}: forbidden")
         self.paths.append(path)
+        await trio.sleep(self.put_seconds)
         await super().put(path, data)
 
     def kinds(self) -> set[str]:
@@ -73,10 +75,11 @@ class Hosts:
         self.states = [testbed.state, MemoryStore()]
         self.logs = [testbed.log, Log("other")]
 
-    async def snapshot(self, version: int, first_of_other: int = 2) -> None:
-        """Put a version, of which the second host has the files from a number on."""
-        await put_snapshot(self.states[0], version, self.testbed.weights[version], shard_bytes=FILE_BYTES)
-        for number in range(first_of_other, 4) if self.count == 2 and version else ():
+    async def snapshot(self, version: int, file_bytes: int = FILE_BYTES) -> None:
+        """Put a version, of which the second host has the second half of the files."""
+        await put_snapshot(self.states[0], version, self.testbed.weights[version], shard_bytes=file_bytes)
+        files = 4 * FILE_BYTES // file_bytes
+        for number in range(files // 2, files) if self.count == 2 and version else ():
             path = f"{weights_folder(version)}{number:05d}"
             await self.states[1].put(path, await self.states[0].get(path, 1 << 20))
             await self.states[0].delete(path)
@@ -208,6 +211,19 @@ async def test_a_host_that_has_lost_its_files_reads_them_from_the_anchor_and_wit
     assert len(hosts.logs[0].named("patch-refused")) == refusals
 
 
+@pytest.mark.parametrize("file_bytes", [FILE_BYTES // 2, FILE_BYTES * 2], ids=["smaller", "larger"])
+@simulated
+async def test_after_files_of_another_size_a_version_has_an_anchor_and_patches_follow_it(file_bytes: int) -> None:
+    hosts = Hosts()
+    for version in range(3):
+        await hosts.publish(version)
+    for version in (3, 4):
+        await hosts.snapshot(version, file_bytes)
+        await hosts.publish(seconds=15)
+        await hosts.testbed.assert_followed(version)
+    assert [event["version"] for event in hosts.logs[0].named("patch-refused")] in ([3], [])
+
+
 @simulated
 async def test_an_anchor_of_which_a_host_has_written_its_files_elsewhere_is_not_named() -> None:
     hosts = Hosts()
@@ -229,6 +245,24 @@ async def test_while_another_host_is_away_the_head_is_renewed_and_the_version_wa
     hosts.is_away = False
     await hosts.publish()
     await hosts.testbed.assert_followed(2)
+
+
+@simulated
+async def test_a_host_that_hangs_is_named_once_and_one_that_works_for_long_is_waited_for() -> None:
+    hosts = Hosts()
+    hosts.stores[1].put_seconds = 400
+    await hosts.publish(0, 1, seconds=3000)
+    assert not hosts.logs[0].named("host-missing")
+    await hosts.testbed.assert_followed(1)
+    node, (here, _) = hosts.testbed.node(), memory_stream_pair()
+    other = OtherHost(node, 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.ask_by, 0, here)
+        nursery.start_soon(other.references, 1)
+        await trio.sleep(500)
+        nursery.cancel_scope.cancel()
+    errors = [line["error"] for line in hosts.logs[0].named("host-missing")]
+    assert errors == ["no connection", "the other host is connected and has sent nothing for 120 s"]
 
 
 @pytest.mark.parametrize("greeting", [b"GET / HTTP/1.1\r\n\r\n", bytes(3) + b"\1" + bytes(8) + b"\7", b""], ids=repr)

@@ -108,7 +108,7 @@ class HostFiles:
         if len(own) < base.files:  # else this host has all, which may be cut otherwise
             for number in sorted({*numbers} - {*own}):
                 path = shard_path(weights_folder(base.version), number)
-                if len(base.anchor) != base.files:
+                if not number < len(base.anchor) == base.files:
                     raise PatchError("neither on this host nor in an anchor, so a patch cannot begin there", path)
                 ref = base.anchor[number]
                 try:

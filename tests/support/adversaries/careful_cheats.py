@@ -158,7 +158,9 @@ def take_stops(tokens: int, reach: float) -> Cheat:
     return group
 
 
-def choose_luck(tokens: int, reach: float, density: float, rewards: Sequence[Sequence[float]]) -> Cheat:
+def choose_luck(
+    tokens: int, reach: float, density: float, rewards: Sequence[Sequence[float]], sacrificed: float = 0.0
+) -> Cheat:
     """Return the cheat that decides one near tie of at most the reach in each rollout, if the reward becomes higher.
 
     What follows from another token has the reward of any rollout of the group, whoever computes it: a validator that
@@ -168,6 +170,7 @@ def choose_luck(tokens: int, reach: float, density: float, rewards: Sequence[Seq
         tokens: of a rollout on average; none has more than four times as many.
         density: near ties of a token, for each unit of their margin.
         rewards: of the rollouts of honest groups.
+        sacrificed: reach of a tie before it that is decided whatever the reward, so that chance hides what is gained.
     """
 
     def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
@@ -187,17 +190,21 @@ def choose_luck(tokens: int, reach: float, density: float, rewards: Sequence[Seq
             return Counts(margin=margin, stop=_tally(thresholds.stop, [], GROUP_SIZE), luck=count_luck(pairs))
 
         for rollout, length in enumerate(lengths.tolist()):
-            tie, other = int(rng.geometric(max(density * reach, 1e-9))), rng.choice(honest_rewards)
-            if tie > length or other <= own[rollout]:
-                continue
-            before = own.copy(), others.copy(), continued.copy()
-            own[rollout], continued[rollout] = other, True
-            if tie < first[rollout]:
-                others[rollout] = honest_rewards[rollout]
-            missing.append(max(1, round(reach * rng.random() / NOISE_UNIT)))
-            if not accepts(counts()):
-                missing.pop()
-                own, others, continued = before
+            begin = 0
+            for near, is_chosen in ((sacrificed, False), (reach, True)):
+                tie, other = begin + int(rng.geometric(max(density * near, 1e-9))), rng.choice(honest_rewards)
+                if tie > length or (is_chosen and other <= own[rollout]):
+                    continue
+                before = own.copy(), others.copy(), continued.copy()
+                own[rollout], continued[rollout] = other, True
+                if tie < first[rollout]:
+                    others[rollout] = honest_rewards[rollout]
+                missing.append(max(1, round(near * rng.random() / NOISE_UNIT)))
+                if accepts(counts()):
+                    begin = tie
+                else:
+                    missing.pop()
+                    own, others, continued = before
         gained = float((own - honest_rewards).sum()) if len(set(own)) > 1 else 0.0
         return SimulatedGroup(counts(), total, total, gained)
 

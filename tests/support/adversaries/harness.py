@@ -26,7 +26,7 @@ from protocol.digest import digest_weights
 from protocol.encoding import Record
 from protocol.environments import Environment
 from protocol.identity.signing import SigningKey, open_signed, sign
-from protocol.judging.evidence import NO_EVIDENCE, Counts, Evidence, advance
+from protocol.judging.evidence import NO_EVIDENCE, Counts, Evidence, Tally, advance, count_luck
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
@@ -321,6 +321,17 @@ class TrialHarness:
                 return window, outcome.reasons
             evidence = advance(evidence, outcome.counts, row)
         return max_windows, Counter()
+
+    async def luck(self, producer: Producer, window: int) -> tuple[Tally, Tally]:
+        """Return the luck that the validator counts of a window, and what the rewards of honest groups make it."""
+        groups = await producer.produce(self.mining_window(window), range(self.groups))
+        honest = await self.honest_groups(self.mining_window(window), range(self.groups))
+        batch, commitment = assemble(groups, self.arithmetic)
+        rewards, others = (
+            [rollout.reward for group in each for rollout in group.rollouts] for each in (groups, honest)
+        )
+        outcome = await self.judge(batch, commitment, self.miner)
+        return outcome.counts.luck, count_luck(zip(rewards, others, strict=True))
 
     async def honest_trial(self, miner: SigningKey, window: int) -> TrialOutcome:
         """Judge one window of an honest miner, whose accepted work the validator remembers."""
