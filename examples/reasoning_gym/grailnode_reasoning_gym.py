@@ -27,6 +27,7 @@ REFUSED = {
     "composite": 'name its tasks instead: {"tasks": {"countdown": {}, "gcd": {}}}',
     "codeio": "many of its programs read the clock or unseeded randomness",
     "game_of_life_halting": "it gives the full reward to any text",
+    "sokoban": "it searches more than five seconds for some problems",
 }
 
 _FLOORS = {

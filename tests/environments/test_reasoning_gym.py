@@ -51,7 +51,7 @@ def test_programs_and_large_numbers_are_not_scored(gym: types.ModuleType, task: 
     assert not gym.is_scored(task, answer)
 
 
-@pytest.mark.parametrize("task", ["game_of_life_halting", "codeio", "composite"])
+@pytest.mark.parametrize("task", ["game_of_life_halting", "codeio", "composite", "sokoban"])
 def test_a_refused_task_says_why(gym: types.ModuleType, task: str) -> None:
     with pytest.raises(ValueError, match=f"task '{task}' is refused: .+"):
         gym.ReasoningGym({"tasks": {"gcd": {}, task: {}}})
