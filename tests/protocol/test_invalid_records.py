@@ -52,7 +52,13 @@ INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
         {"revoked": (MINER.public,), "admission": samples.admission(allowed=(MINER.public,))},
     ],
     samples.admission: [
-        *({"policy": "whoever"}, {"miners": 0}, {"miners": 4097}, {"difficulty": 257}, {"credential": "Two Words"}),
+        *(
+            {"policy": "whoever"},
+            {"miners": 0},
+            {"miners": limits.MAX_WINDOW_MINERS + 1},
+            {"difficulty": 257},
+            {"credential": "Two Words"},
+        ),
         *({"allowed": tuple(sorted((FIRST.public, SECOND.public), reverse=True))}, {"inviters": (FIRST.public,) * 2}),
     ],
     run_manifest: [
