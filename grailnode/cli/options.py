@@ -40,7 +40,7 @@ def run_action(module: str, verb: str, parameters: Mapping[str, Any]) -> None:
     try:
         if (run := parameters.get("run")) is not None:
             read_config = importlib.import_module("grailnode.run.run_option").read_config
-            read_config(run, parameters.get("overrides", ()), trusts=parameters.get("trust") is not None)
+            read_config(str(run), parameters.get("overrides", ()), trusts=parameters.get("trust") is not None)
         action = getattr(importlib.import_module(f"grailnode.cli.actions.{module}"), verb)
     finally:
         if is_main:
