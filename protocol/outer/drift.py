@@ -117,27 +117,27 @@ def drift_factors(
         no factor for a site whose drift is short, or of which the rounds say nothing: it took too few steps in rounds
         with at least two others.
     """
-    taken, factors = set(disagreeing), dict[bytes, float]()
-    left = {worker for sent in rounds for worker in sent.workers} - taken
+    outliers, factors = set(disagreeing), dict[bytes, float]()
+    candidates = {worker for sent in rounds for worker in sent.workers} - outliers
     sent_by = Counter(worker for sent in rounds if len(sent.workers) > 2 for worker in sent.workers)
-    while left:
-        sums = [sent.sums.without(*set(sent.workers).difference(left)) for sent in rounds]
-        drifts = {worker: _drift_of(worker, sums, local_steps) for worker in sorted(left)}
-        measured = {worker for worker in left if drifts[worker].allowed > 0}
-        if len(measured) < len(left):
-            left = measured
+    while candidates:
+        sums = [sent.sums.without(*set(sent.workers).difference(candidates)) for sent in rounds]
+        drifts = {worker: _drift_of(worker, sums, local_steps) for worker in sorted(candidates)}
+        measured = {worker for worker in candidates if drifts[worker].allowed > 0}
+        if len(measured) < len(candidates):
+            candidates = measured
             continue
-        drifting = [worker for worker in left if drifts[worker].certain > drifts[worker].allowed]
+        drifting = [worker for worker in candidates if drifts[worker].certain > drifts[worker].allowed]
         if not drifting:
             break
-        largest = sorted(sorted(left), key=lambda worker: -drifts[worker].estimate)[: max(1, len(drifting) // 4)]
-        contributions = sum(sent_by[worker] for worker in left | taken)
+        largest = sorted(sorted(candidates), key=lambda worker: -drifts[worker].estimate)[: max(1, len(drifting) // 4)]
+        contributions = sum(sent_by[worker] for worker in candidates | outliers)
         for worker in largest:
-            if 2 * sum(sent_by[other] for other in taken | {worker}) >= contributions:
+            if 2 * sum(sent_by[other] for other in outliers | {worker}) >= contributions:
                 return factors
             if ALIKE * drifts[worker].estimate >= drifts[largest[0]].estimate:
-                left.remove(worker)
-                taken.add(worker)
+                candidates.remove(worker)
+                outliers.add(worker)
                 if worker in drifting:
                     factors[worker] = drifts[worker].allowed / drifts[worker].certain
     return factors
@@ -200,8 +200,8 @@ def _blocks(weights: Matrix, rests: Matrix, streams: Sequence[int], steps: Seque
     blocks: list[_Block] = []
     end = len(steps)
     for begin in reversed(range(len(steps))):
-        taken = ends[end - 1] - ends[begin] + steps[begin]
-        if end - begin >= BLOCK and taken >= BLOCK_STEPS:
+        step_count = ends[end - 1] - ends[begin] + steps[begin]
+        if end - begin >= BLOCK and step_count >= BLOCK_STEPS:
             for stream in sorted(set(streams[begin:end])):
                 places = [place for place in range(begin, end) if streams[place] == stream]
                 weight, rest = math.fsum(weights[places]), reduce(np.add, rests[places])

@@ -63,7 +63,6 @@ async def compute_share(
         fetched: gets the payloads that were fetched, by digest: those that count are applied later.
     """
     key, number, rules = node.key.public, opening.record.number + 1, opening.record.rules
-
     path = paths.round_plan(opening.record.trainer, number)
     signed = await _until_read(partial(fetch_record, node, RoundPlan, path), poll_seconds)
     plan = signed.record
@@ -85,8 +84,8 @@ async def compute_share(
     if shares[own]:
         await publish(signed.digest, shares[own])
     if shares[own - 1]:
-        seen = await _products_of(node, plan, plan.aggregators[own - 1], signed.digest, len(parts), poll_seconds)
-        await publish(seen.digest, draw_parts(node.key.derive(DRAWN), seen.digest, shares[own - 1]))
+        neighbors = await _products_of(node, plan, plan.aggregators[own - 1], signed.digest, len(parts), poll_seconds)
+        await publish(neighbors.digest, draw_parts(node.key.derive(DRAWN), neighbors.digest, shares[own - 1]))
 
 
 async def collect_products(
@@ -116,13 +115,13 @@ async def collect_products(
     with trio.move_on_after(seconds):
         await gather(watch, cases, len(cases))
     places = sorted({place for case in cases for place in case.disputed(bounds, secret)})
-    known = dict(zip(places, await compute(places), strict=True))
-    shares = tuple(case.decide(bounds, known) for case in cases)
-    missing = sorted(set(range(len(parts))) - known.keys())
-    known |= zip(missing, await compute(missing), strict=True)
+    products = dict(zip(places, await compute(places), strict=True))
+    shares = tuple(case.decide(bounds, products) for case in cases)
+    missing = sorted(set(range(len(parts))) - products.keys())
+    products |= zip(missing, await compute(missing), strict=True)
     for share in shares:
         _report(node, plan.number, share)
-    return np.array([known[place] for place in range(len(parts))]), shares
+    return np.array([products[place] for place in range(len(parts))]), shares
 
 
 def _report(node: Node, number: int, share: AggregatedShare) -> None:
