@@ -93,6 +93,9 @@ def pack(distribution: Distribution) -> Wheel:
         PluginError: it is installed so that its files are elsewhere, or is no wheel that another machine can use.
     """
     name, version = canonicalize_name(distribution.metadata["Name"]), distribution.version
+    if distribution.read_text("WHEEL") is None:  # what a build leaves beside its sources, first on the path
+        place = str(distribution.locate_file("")).rstrip("/") or "."
+        raise PluginError(f"{name}: {place} has its sources, not its wheel; leave this folder out of PYTHONPATH")
     files = {
         file.as_posix(): Path(str(distribution.locate_file(file)))
         for file in distribution.files or ()

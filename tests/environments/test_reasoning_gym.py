@@ -96,7 +96,7 @@ def run_with_gym(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         (python, *arguments),
         cwd=ROOT,
-        env=ENVIRONMENT | {"PYTHONPATH": f"{ROOT}:{ROOT / 'examples/reasoning_gym'}"},
+        env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=3 * PATIENCE,  # most of it is spent on packing, which waits for the disk

@@ -82,6 +82,11 @@ def test_a_plugin_that_is_not_installed_or_in_place_is_refused(tmp_path: Path, m
     (site / "doubled_digits-1.0.dist-info" / "direct_url.json").write_text('{"dir_info": {"editable": true}}')
     with pytest.raises(RequirementError, match="installed in place, without its files; install its wheel"):
         workspace.create(tmp_path / "run", demo_recipe(**RULES))
+    (site / "doubled_digits-1.0.dist-info").rename(site / "doubled_digits.egg-info")  # as a build leaves it
+    (site / "doubled_digits.egg-info/METADATA").rename(site / "doubled_digits.egg-info/PKG-INFO")
+    (site / "doubled_digits.egg-info/WHEEL").unlink()
+    with pytest.raises(RequirementError, match="has its sources, not its wheel; leave this folder out of PYTHONPATH"):
+        workspace.create(tmp_path / "run", demo_recipe(**RULES))
 
 
 MIXTURE = "addition=250000,doubled-digits=750000"
