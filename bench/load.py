@@ -118,10 +118,7 @@ def create_run(root: Path, rounds: int) -> LocalRun:
     rules = creation.completed(rules, "load")
     chain = BEACON.chain(PERIOD_MS, int(time.time() * 1000) + 12_000)
     authority = creation.first_authority(
-        rules,
-        roots=[key("root").public],
-        trainers=[key("trainer").public],
-        validators=[key("validator").public],
+        rules, roots=[key("root").public], trainers=[key("trainer").public], validators=[key("validator").public]
     )
     proof = proof_file.read(PACKAGED_POLICY / proof_file.NAME)
     manifest = creation.draft_manifest(rules, PACKAGED_POLICY, chain, authority, proof)

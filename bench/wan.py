@@ -218,15 +218,7 @@ def open_links(
         stack.enter_context(serving(directory / "buckets", *options, address=HUB, within=namespaces.command_prefix()))
         for options in (AUTH_OPTIONS, PUBLIC_WITHOUT_ETAGS)
     ]
-    proxy = [
-        sys.executable,
-        "-m",
-        "bench.fault_proxy",
-        "--latency",
-        str(latency),
-        "--share",
-        str(share),
-    ]
+    proxy = [sys.executable, "-m", "bench.fault_proxy", "--latency", str(latency), "--share", str(share)]
     for port, server in zip(PROXY_PORTS, servers, strict=True):
         proxy += ["--port", f"{port}={server.removeprefix('http://')}"]
     for name in machines:

@@ -34,9 +34,7 @@ def _of_groups(counts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ..
 
 
 Counts = Annotated[
-    tuple[tuple[Count, Count], ...],
-    Field(min_length=2, max_length=limits.MAX_STRATA),
-    AfterValidator(_of_groups),
+    tuple[tuple[Count, Count], ...], Field(min_length=2, max_length=limits.MAX_STRATA), AfterValidator(_of_groups)
 ]
 """(groups, uneven groups) of each stratum, in millionths of a group; what is older counts less."""
 

@@ -53,7 +53,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
     ),
 }
 SEPARATE = {  # rooms that do not import each other at all
-    "roles.trainer": ("learn", "publish", "collect", "outer"),
+    "roles.trainer": ("learn", "publish", "collect", "outer")
 }
 VAGUE = {"utils", "util", "common", "helpers", "helper", "shared", "manager", "misc"}
 

@@ -5,12 +5,7 @@ from typing import Final
 from bench.tables import print_table
 from tests.support.simulation.outer_crashes import DELAYED, RULES, STREAMED, STREAMED_AND_DELAYED, kill, operations_of
 
-_WAYS: Final = {
-    "plain": RULES,
-    "delay": DELAYED,
-    "streams": STREAMED,
-    "delay and streams": STREAMED_AND_DELAYED,
-}
+_WAYS: Final = {"plain": RULES, "delay": DELAYED, "streams": STREAMED, "delay and streams": STREAMED_AND_DELAYED}
 """By name: the rules, which take turns over the seeds."""
 
 

@@ -5,16 +5,7 @@ from math import ceil
 from typing import Final, Literal
 
 from protocol.outer.round_records import RoundRules
-from protocol.pseudogradient import (
-    AVERAGING,
-    DILOCO,
-    PULSELOCO_EXACT,
-    PULSELOCO_GRID,
-    SPARSELOCO,
-    Coding,
-    Kind,
-    Method,
-)
+from protocol.pseudogradient import AVERAGING, DILOCO, PULSELOCO_EXACT, PULSELOCO_GRID, SPARSELOCO, Coding, Kind, Method
 
 DENSE: Final = Coding(Kind.DENSE)
 _VALUES: Final[dict[Kind, Literal["dense", "exact", "grid", "chunked"]]] = {

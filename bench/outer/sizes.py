@@ -13,14 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from bench.checkpoints import (
-    BETAS,
-    EPSILON,
-    MEAN_DEVIATION,
-    WARM_UP,
-    WEIGHT_DEVIATION,
-    noisy_gradient,
-)
+from bench.checkpoints import BETAS, EPSILON, MEAN_DEVIATION, WARM_UP, WEIGHT_DEVIATION, noisy_gradient
 from bench.outer.methods import VARIANTS
 from bench.outer.trials import SITES
 from bench.tables import print_table
@@ -159,11 +152,7 @@ def simulate(
 
 
 def sizes(
-    rates: list[float],
-    rounds: int,
-    local_steps: int,
-    deviation: float,
-    methods: Sequence[str] = METHODS,
+    rates: list[float], rounds: int, local_steps: int, deviation: float, methods: Sequence[str] = METHODS
 ) -> None:
     """Print bytes by method and learning rate, and the share that the gate sends by round."""
     pairs = [(variant, rate) for rate in rates for variant in methods if variant in BARS]

@@ -166,11 +166,7 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
 
 
 def _contribute(
-    site: _Site,
-    groups: Sequence[VerifiedGroup],
-    shared: SharedState,
-    rules: RoundRules,
-    variant: Variant,
+    site: _Site, groups: Sequence[VerifiedGroup], shared: SharedState, rules: RoundRules, variant: Variant
 ) -> _Sent:
     """Take a site's local steps and encode them.
 

@@ -87,10 +87,7 @@ def counted(validators: int, liars: int, quorum: int, judges: int) -> tuple[floa
     roster = Roster(keys, judges)
     panels = [roster.judges_of(bytes(32), 0, bytes(32), bytes(32), group) for group in range(_DEALS)]
     lies = [len(panel & lying) for panel in panels]
-    return (
-        sum(count >= quorum for count in lies) / _DEALS,
-        sum(judges - count < quorum for count in lies) / _DEALS,
-    )
+    return (sum(count >= quorum for count in lies) / _DEALS, sum(judges - count < quorum for count in lies) / _DEALS)
 
 
 def windows_until_refused(miss_rate: float, validators: int, judges: int, row: Thresholds, seed: int) -> int:

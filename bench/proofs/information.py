@@ -118,11 +118,7 @@ def print_project_sketch(kind: sketch.SketchKind, states: States, projections: i
     within = int(np.quantile(honest.max(axis=-1), 0.99, method="higher"))
     constants = [state.expand_as(expected) for state in candidates]
     trials = [(values <= within).sum() for values in _values(kind, constants, expected, range(_TRIALS))]
-    claims = {
-        "constant": constants[int(np.argmax(trials))],
-        "ridge": states.ridge,
-        "network": states.network,
-    }
+    claims = {"constant": constants[int(np.argmax(trials))], "ridge": states.ridge, "network": states.network}
     agreeing = np.zeros((len(claims), len(expected)))
     for number in range(_TRIALS, _TRIALS + projections):
         distances = _values(kind, list(claims.values()), expected, [number])

@@ -15,11 +15,7 @@ from bench.proofs.setting import SCORING
 from protocol.judging.ledger import GROUP
 from roles.miner.produce import Producer
 from tests.support.adversaries.harness import TrialHarness, key
-from tests.support.adversaries.key_histories import (
-    CachedHonestProducer,
-    CarelessProducer,
-    packaged_policy_harness,
-)
+from tests.support.adversaries.key_histories import CachedHonestProducer, CarelessProducer, packaged_policy_harness
 from tests.support.adversaries.miners import ADVERSARIES
 from tests.support.builders.proofs import BFLOAT16, FLOAT32, packaged_thresholds
 

@@ -5,15 +5,7 @@ from typing import Final
 import click
 
 from grailnode.cli.from_model import options
-from grailnode.cli.options import (
-    DIRECTORY,
-    EXISTING_DIRECTORY,
-    EXISTING_FILE,
-    FILE,
-    policy_options,
-    shown_option,
-    verb,
-)
+from grailnode.cli.options import DIRECTORY, EXISTING_DIRECTORY, EXISTING_FILE, FILE, policy_options, shown_option, verb
 from grailnode.run.rules import Place, Rules, TimingRules
 from protocol import limits
 from protocol.proof import CALIBRATED

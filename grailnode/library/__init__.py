@@ -13,14 +13,7 @@ Programs in trio have `open_trainer_async` and `follow_async`, with the same cal
 """
 
 from grailnode.library.followed_run import FollowedVersion, follow, follow_async
-from grailnode.library.trainer import (
-    AsyncTrainer,
-    Group,
-    Trainer,
-    TrainerEndedError,
-    open_trainer,
-    open_trainer_async,
-)
+from grailnode.library.trainer import AsyncTrainer, Group, Trainer, TrainerEndedError, open_trainer, open_trainer_async
 
 __all__ = [
     "AsyncTrainer",

@@ -37,10 +37,7 @@ class FollowedVersion:
 
 
 def follow(
-    run: str,
-    *,
-    poll_seconds: float = 1.0,
-    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+    run: str, *, poll_seconds: float = 1.0, report: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
 ) -> Iterator[FollowedVersion]:
     """Yield the newest version of a run, and then, whenever the caller asks again, the newest one that is another.
 
@@ -61,10 +58,7 @@ def follow(
 
 
 async def follow_async(
-    run: str,
-    *,
-    poll_seconds: float = 1.0,
-    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+    run: str, *, poll_seconds: float = 1.0, report: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
 ) -> AsyncIterator[FollowedVersion]:
     """Yield the versions of a run to a program in trio, as `follow` does."""
     node = make_spectator(await trio.to_thread.run_sync(open_config_to_read, run))
@@ -97,11 +91,7 @@ def _event_loop() -> Iterator[trio.lowlevel.TrioToken]:
 
 
 async def _next(
-    node: Node,
-    follower: Follower,
-    last: tuple[int, bytes] | None,
-    poll_seconds: float,
-    report: Callable[[str], None],
+    node: Node, follower: Follower, last: tuple[int, bytes] | None, poll_seconds: float, report: Callable[[str], None]
 ) -> FollowedVersion:
     """Return the newest version as soon as it is another one than the last."""
     problem = ""

@@ -19,13 +19,7 @@ from grailnode.environments.plugin_environment import PluginEnvironment
 from grailnode.environments.wheels import PluginError
 from grailnode.node.canary import CanaryAudit, CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
-from grailnode.node.node_makers import (
-    engine_directory,
-    make_spectator,
-    open_trainer_state,
-    read_key,
-    state_directory,
-)
+from grailnode.node.node_makers import engine_directory, make_spectator, open_trainer_state, read_key, state_directory
 from grailnode.node.process_launch import Kind, Launch, Seat
 from grailnode.node.run_model import (
     DTYPES,

@@ -22,13 +22,7 @@ def model_card(
     )
     environment.filters["plain"] = _plain
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        run_id=run_id,
-        run=run,
-        sampling=run.sampling,
-        version=version,
-        digest=digest,
-        windows=windows,
-        merged=merged,
+        run_id=run_id, run=run, sampling=run.sampling, version=version, digest=digest, windows=windows, merged=merged
     )
 
 

@@ -149,12 +149,7 @@ async def read_rollouts(
 
 
 async def _read_miner(
-    node: Node,
-    tokenizer: Tokenizer,
-    window: int,
-    miner: bytes,
-    limits: ReadingLimits,
-    rollouts: list[PublishedRollout],
+    node: Node, tokenizer: Tokenizer, window: int, miner: bytes, limits: ReadingLimits, rollouts: list[PublishedRollout]
 ) -> None:
     async with aclosing(read_judged_groups(node, window, miner)) as groups:
         async for item in groups:

@@ -216,10 +216,7 @@ class ShardedLearner(Learner):
         return StateRows(tensors, {name: self._shape(name) for name in tensors}, self._group.share)
 
     def _receive(
-        self,
-        own: Mapping[str, Tensor],
-        whole: Mapping[str, Tensor] | None,
-        prepare: Callable[[str, Tensor], Tensor],
+        self, own: Mapping[str, Tensor], whole: Mapping[str, Tensor] | None, prepare: Callable[[str, Tensor], Tensor]
     ) -> None:
         """Fill this rank's rows of tensors from the whole ones, which rank 0 has."""
         rows = self._rows(own)

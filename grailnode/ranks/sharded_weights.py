@@ -32,13 +32,7 @@ class ShardedWeights(PartialWeights):
     """
 
     def __init__(
-        self,
-        model: CausalModel,
-        group: RankGroup,
-        dtype: torch.dtype,
-        precision: Precision = "bf16",
-        *,
-        trained: bool,
+        self, model: CausalModel, group: RankGroup, dtype: torch.dtype, precision: Precision = "bf16", *, trained: bool
     ) -> None:
         self._dtype = dtype
         self._precision = precision

@@ -49,13 +49,7 @@ def pack_change(group: int, gap: int, before: int, after: int, order: UInt64Arra
 
 
 def scan_all(
-    old: Bits,
-    new: Bits,
-    order: UInt64Array,
-    gap: Int64Array,
-    changes: UInt64Array,
-    count: int,
-    symbols: Int64Array,
+    old: Bits, new: Bits, order: UInt64Array, gap: Int64Array, changes: UInt64Array, count: int, symbols: Int64Array
 ) -> Any:
     """Append the changes of a multiple of 64 elements without classes; return the total number of changes.
 

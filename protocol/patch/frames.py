@@ -137,8 +137,7 @@ def encode_frame(
     best = _SmallestFrame(before.nbytes)
     if places is not None:
         best.offer(
-            Mode.SMALL_CHANGES,
-            lambda below: (places.size, encode_small_changes(before, after, places, layout, below)),
+            Mode.SMALL_CHANGES, lambda below: (places.size, encode_small_changes(before, after, places, layout, below))
         )
     elif (touched := _touched_rows(before, after, shape)) is not None:
         best.offer(Mode.ROWS, lambda below: encode_rows(before, after, touched, layout, profile, scratch, below))
@@ -184,13 +183,7 @@ def _touched_rows(old: Bits, new: Bits, shape: Sequence[int]) -> NDArray[np.bool
 
 
 def encode_rows(
-    old: Bits,
-    new: Bits,
-    touched: NDArray[np.bool_],
-    layout: Layout,
-    profile: str,
-    scratch: Scratch,
-    below: int,
+    old: Bits, new: Bits, touched: NDArray[np.bool_], layout: Layout, profile: str, scratch: Scratch, below: int
 ) -> tuple[int, memoryview]:
     """Encode a frame of rows, which must stay below so many bytes; return the number of changes and the frame."""
     # Which rows these are is coded as the change from zeros to ones, so it takes about its entropy.

@@ -9,13 +9,7 @@ import torch
 
 from protocol.digest import Weights
 from protocol.errors import ContributionError, MalformedError
-from protocol.pseudogradient.arithmetic import (
-    LANES,
-    Floats,
-    SquaredNorm,
-    check_finite,
-    pseudo_gradient,
-)
+from protocol.pseudogradient.arithmetic import LANES, Floats, SquaredNorm, check_finite, pseudo_gradient
 from protocol.pseudogradient.chunk_frames import decode_chunks, encode_chunks, entries_of
 from protocol.pseudogradient.chunks import blocks_of
 from protocol.pseudogradient.parts import Part, parts_of

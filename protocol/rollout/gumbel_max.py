@@ -88,15 +88,7 @@ def _best_token(flat: Any, base: Any, width: Any, key: Any, other: Any, table: A
     "float32[::1]",
 )
 def best_scores(
-    logits: Any,
-    tokens: Any,
-    token_logits: Any,
-    seeds: Any,
-    lengths: Any,
-    first: Any,
-    table: Any,
-    own: Any,
-    best: Any,
+    logits: Any, tokens: Any, token_logits: Any, seeds: Any, lengths: Any, first: Any, table: Any, own: Any, best: Any
 ) -> None:
     """Compute the score of each token, and the best score of all tokens at its position.
 

@@ -142,11 +142,7 @@ class Judge:
         is_episode = self._task.run.episode is not None
         requests = [
             CheckRequest(
-                assignment.prompt,
-                rollout.sequence,
-                seed,
-                self._sketch,
-                tuple(rollout.drawn) if is_episode else None,
+                assignment.prompt, rollout.sequence, seed, self._sketch, tuple(rollout.drawn) if is_episode else None
             )
             for index in sound
             if (assignment := assignments[index]) is not None

@@ -7,11 +7,7 @@ from grailnode.run.rules import Rules
 from protocol.judging.verdict import Reason
 from roles.miner.produce import Producer
 from tests.support.adversaries.harness import TrialHarness, key
-from tests.support.adversaries.key_histories import (
-    CachedHonestProducer,
-    CarelessProducer,
-    packaged_policy_harness,
-)
+from tests.support.adversaries.key_histories import CachedHonestProducer, CarelessProducer, packaged_policy_harness
 from tests.support.adversaries.miners import ADVERSARIES
 from tests.support.builders.proofs import BFLOAT16
 

@@ -12,14 +12,7 @@ from protocol.identity.authority import ChainPoint, Revision
 from protocol.identity.signing import open_announced, sign
 from roles.authority_updates import load_authority, poll_authority, refresh_authority
 from roles.policy.follower import TRUST_PATH
-from tests.support.attacked_nodes.follower import (
-    ROOTS,
-    SECOND,
-    STRANGER,
-    SUCCESSOR,
-    VALIDATOR,
-    follow_chain,
-)
+from tests.support.attacked_nodes.follower import ROOTS, SECOND, STRANGER, SUCCESSOR, VALIDATOR, follow_chain
 from tests.support.builders.chains import MINER, TRAINER, equal
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import running

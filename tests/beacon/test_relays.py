@@ -80,13 +80,7 @@ class TestRelays:
         with pytest.raises(BeaconError) as error_info:
             await beacon.randomness(5)
         assert trio.current_time() == pytest.approx(31.0)
-        for cause in (
-            "round 5",
-            "liar: false answer",
-            "silent: no answer",
-            "cut: ",
-            "empty: no such round",
-        ):
+        for cause in ("round 5", "liar: false answer", "silent: no answer", "cut: ", "empty: no such round"):
             assert cause in str(error_info.value)
 
     async def test_a_late_round_is_awaited(self, autojump_clock, clock, memory):

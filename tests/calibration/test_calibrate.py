@@ -349,10 +349,7 @@ def test_every_prompt_of_a_file_is_used(policy: Policy, tmp_path: Path) -> None:
 
 SHARE = 0.1
 TARGETS = ("down_proj", "q_proj", "v_proj")
-VARIANTS = {
-    "sdpa": Variant(),
-    "eager": Variant(attention="eager"),
-}
+VARIANTS = {"sdpa": Variant(), "eager": Variant(attention="eager")}
 
 
 @pytest.fixture(scope="module")

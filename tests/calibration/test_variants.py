@@ -28,11 +28,7 @@ async def test_variants_change_rounding_only(policy: Policy, weights: Weights) -
     requests = requests_of_many_lengths(8)
     params = replace(PARAMS, max_tokens=5)
     plain = await (await BASE.serve(policy, weights)).generate(requests, params)
-    for variant in (
-        replace(BASE, batch_tokens=ALONE),
-        replace(BASE, attention="eager"),
-        replace(BASE, threads=2),
-    ):
+    for variant in (replace(BASE, batch_tokens=ALONE), replace(BASE, attention="eager"), replace(BASE, threads=2)):
         other = await (await variant.serve(policy, weights)).generate(requests, params)
         for one, two in zip(plain, other, strict=True):
             assert one.tokens == two.tokens

@@ -54,10 +54,7 @@ def test_prompts_are_those_of_transformers(tmp_path: Path, template: str, system
     policy = write_template(tmp_path, template)
     chat = ChatTemplate.read(tmp_path).chat(system, PROMPTS)
     theirs = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_file=str(tmp_path / "tokenizer.json"),
-        bos_token="<pad>",
-        eos_token="<eos>",
-        chat_template=template,
+        tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<pad>", eos_token="<eos>", chat_template=template
     )
     first = [{"role": "system", "content": system}] if system else []
     for prompt in PROMPTS:

@@ -20,14 +20,7 @@ from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
-from tests.engine.engine_contract import (
-    RULES,
-    assert_checks_agree,
-    changed,
-    check_requests,
-    check_tokens,
-    serve,
-)
+from tests.engine.engine_contract import RULES, assert_checks_agree, changed, check_requests, check_tokens, serve
 from tests.engine.vllm_site import (
     SHORT_MEMORY,
     BendableServer,

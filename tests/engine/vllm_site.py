@@ -108,12 +108,7 @@ class BendableServer(SharedServer):
     """
 
     def __init__(
-        self,
-        settings: VllmSettings,
-        model: Path,
-        directory: Path,
-        ahead: bool = False,
-        lora: LoraSpec | None = None,
+        self, settings: VllmSettings, model: Path, directory: Path, ahead: bool = False, lora: LoraSpec | None = None
     ) -> None:
         super().__init__(settings, model, directory, lora)
         self.ahead = ahead

@@ -91,8 +91,7 @@ def test_every_reward_is_a_whole_number_of_millionths_between_zero_and_one(
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["score", "score=", "score=0", "score=-1", "score=1/0", "luck=1", "score:2=1", "overlong=1", "score=1,"],
+    "text", ["score", "score=", "score=0", "score=-1", "score=1/0", "luck=1", "score:2=1", "overlong=1", "score=1,"]
 )
 def test_what_is_no_rubric_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"PART=WEIGHT|Input should be|tokens belong"):

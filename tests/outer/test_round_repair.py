@@ -61,9 +61,7 @@ async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> 
     assert await state.get(parts[0], 1 << 30) == expected
 
 
-async def test_a_repair_takes_the_factors_that_were_signed_and_computes_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_repair_takes_the_factors_that_were_signed_and_computes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def weigh_with_other_bounds(*arguments: Any) -> Weighting:
         weighting = weigh_round(*arguments)
         return replace(weighting, factors=tuple(math.nextafter(factor, 0.0) for factor in weighting.factors))

@@ -48,10 +48,7 @@ def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
         ("[engine]\nflags = ['--pipeline-parallel-size', '2']\n", "engine.flags: --pipeline-parallel-size 2: pipeline"),
         ("[engine]\nflags = ['--pipeline_parallel_size=2']\n", "engine.flags: --pipeline-parallel-size 2: pipeline"),
         ("[engine]\nflags = ['-pp', '4']\n", "engine.flags: --pipeline-parallel-size 4: pipeline"),
-        (
-            "[engine]\nflags = ['--pipeline-par', '4']\n",
-            "one GPU has only some layers; drop it, and set engine.ranks",
-        ),
+        ("[engine]\nflags = ['--pipeline-par', '4']\n", "one GPU has only some layers; drop it, and set engine.ranks"),
         ("[engine]\nflags = ['--data-parallel-size', '2']\n", "engine.flags: --data-parallel-size 2: data parallelism"),
         ("[engine]\nflags = ['-dp=2']\n", "set engine.replicas instead"),
         ("miner = 3\n", "miner: is a section: write [miner], and its keys below it"),

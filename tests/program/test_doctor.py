@@ -197,18 +197,10 @@ MISTAKES: dict[str, tuple[Callable[[Site, Monkeypatch], Finding], str, str]] = {
     "CORS": (no_cors, "warning", r"pages in browsers may not read it \(no CORS header\): apply bucket/cors.json"),
     "path style": (virtual_hosts, "failed", 'set store.addressing = "path"'),
     "full disk": (full_disk, "failed", "1 MiB are free .* free space, or move node.state"),
-    "no bubblewrap": (
-        no_bubblewrap,
-        "warning",
-        r"no bwrap on the PATH: install .*apt-get install bubblewrap",
-    ),
+    "no bubblewrap": (no_bubblewrap, "warning", r"no bwrap on the PATH: install .*apt-get install bubblewrap"),
     "another Python": (another_python, "failed", r"has torch 2.4.1, and grailnode needs .*-m pip install 'torch<"),
     "twin": (twin, "warning", "a node with this key has announced itself .*: if that was not this one, end it"),
-    "used bucket": (
-        used_bucket,
-        "failed",
-        "storage has objects that this key wrote, .* restore its backup, run `gra",
-    ),
+    "used bucket": (used_bucket, "failed", "storage has objects that this key wrote, .* restore its backup, run `gra"),
 }
 
 

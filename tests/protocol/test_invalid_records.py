@@ -91,9 +91,7 @@ INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
         *({"seal_rounds": 8}, {"rounds": 2}, {"lead": 0}, {"max_lag": -1}, {"first_round": 0}, {"rounds": 10.0}),
         {"rounds": True},
     ],
-    thresholds: [
-        *({"threshold": 0}, {"threshold": 10**9}, {"confidence_ppm": 10**6}),
-    ],
+    thresholds: [*({"threshold": 0}, {"threshold": 10**9}, {"confidence_ppm": 10**6})],
     samples.head: [
         *({"anchors": ()}, {"anchors": (1, 0)}, {"anchors": (0, 0)}, {"anchors": (2,), "oldest_patch": 2}),
         *({"base": 1}, {"oldest_patch": 3}, {"anchors": (1,), "oldest_patch": 0}, {"manifests": ()}, {"epoch": -1}),
@@ -111,7 +109,7 @@ INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
         *({"completion": b"abcd", "sketch": b"abcdefgh"}, {"reward": 10**12 + 1}, {"reward": 0.5}),
     ],
     samples.group: [
-        *({"rollouts": ()}, {"prompt": b"abc"}, {"index": limits.MAX_GROUPS}, {"window": -1}, {"miner": b"short"}),
+        *({"rollouts": ()}, {"prompt": b"abc"}, {"index": limits.MAX_GROUPS}, {"window": -1}, {"miner": b"short"})
     ],
     judgement: [
         {"reason": "because"},

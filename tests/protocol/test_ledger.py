@@ -165,12 +165,7 @@ def test_a_group_that_is_dealt_stands_for_those_that_are_not() -> None:
     assert balance(summary(row(dealt=4), **one_of_four | {"judges": 3})) == 5_333_333  # 4 * 4 / 3, rounded down
 
 
-@given(
-    st.lists(st.booleans(), min_size=1, max_size=16),
-    st.integers(1, 8),
-    st.integers(0, 4),
-    st.integers(0, 1 << 32),
-)
+@given(st.lists(st.booleans(), min_size=1, max_size=16), st.integers(1, 8), st.integers(0, 4), st.integers(0, 1 << 32))
 def test_balances_of_all_deals_have_the_balance_of_a_full_audit_as_their_mean(
     false: list[bool], judges: int, missing: int, window: int
 ) -> None:

@@ -228,13 +228,7 @@ def test_a_table_of_adapters_is_accepted() -> None:
         ((DOWN, (UP[0], "F32", (16, 4))), "not in BF16"),
         ((DOWN, (UP[0], "BF16", (16, 4, 1))), "not an adapter of the run's rank"),
         (((DOWN[0], "BF16", (4, 1 << 38)), UP), "larger than the base allows"),
-        (
-            (
-                DOWN,
-                (UP[0], "BF16", (900, 4)),
-            ),
-            "larger than the base allows",
-        ),
+        ((DOWN, (UP[0], "BF16", (900, 4))), "larger than the base allows"),
     ],
     ids=str,
 )

@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 
 from protocol.chain.verifier import Trust
 from protocol.encoding import content_digest
-from protocol.errors import (
-    ChainError,
-    ExpiredError,
-    ForkError,
-    GapError,
-    MalformedError,
-    ProtocolError,
-    RollbackError,
-)
+from protocol.errors import ChainError, ExpiredError, ForkError, GapError, MalformedError, ProtocolError, RollbackError
 from tests.protocol.signed_chain import NOW, Trainer, chain, follow, steps, verifier
 from tests.support.builders import samples
 from tests.support.builders.samples import RUN_ID

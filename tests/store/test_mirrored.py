@@ -133,10 +133,7 @@ async def test_a_mirror_that_hangs_costs_three_seconds() -> None:
 
 @pytest.mark.parametrize(
     ("version", "lifetime", "words"),
-    [
-        (4, 25.0, "its trainer would have renewed"),
-        (2, 58.0, "an older head than one that was seen"),
-    ],
+    [(4, 25.0, "its trainer would have renewed"), (2, 58.0, "an older head than one that was seen")],
 )
 def test_an_old_head_is_not_believed(version: int, lifetime: float, words: str) -> None:
     async def scenario() -> None:

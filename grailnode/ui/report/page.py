@@ -11,13 +11,7 @@ from grailnode.observe.state import NetworkState
 from grailnode.ui.formatting import byte_text, clean, duration_words, part_text, rate_text, share_text
 from grailnode.ui.report.charts import groups, learning, patches, sparsity
 from grailnode.ui.report.templates import CHART_SCRIPTS, asset, counted, render
-from grailnode.ui.report_data import (
-    DemoReport,
-    Findings,
-    judgement_text,
-    reference_digest,
-    trainer_wait_text,
-)
+from grailnode.ui.report_data import DemoReport, Findings, judgement_text, reference_digest, trainer_wait_text
 from grailnode.ui.series import Change
 
 Tile = tuple[str, str, str]

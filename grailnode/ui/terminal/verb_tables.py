@@ -55,7 +55,7 @@ def threshold_lines(row: MeasuredRow) -> list[str]:
     lines += [
         f"with {spec.confidence_ppm / 1e6:.0%} confidence, were misses {measured.headroom:g} times as frequent; "
         f"N honest groups are refused with a probability of at most N * {measured.level:g}; measured on "
-        f"{spec.positions} positions",
+        f"{spec.positions} positions"
     ]
     return lines + [
         f"refused of a {copy.bits}-bit copy ({copy.pair}, {copy.tokens} tokens): {copy.groups:.1%} of groups, "

@@ -29,13 +29,7 @@ from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.state_rows import SavedRows, is_whole, part_folder
 from roles.trainer.learn.training_settings import ReplaySettings
 from roles.trainer.spool import newest_weights, weights_folder
-from roles.trainer.tensor_shards import (
-    TensorSource,
-    delete_below,
-    put_shards,
-    read_tensors,
-    run_inline,
-)
+from roles.trainer.tensor_shards import TensorSource, delete_below, put_shards, read_tensors, run_inline
 
 NOTES: Final = "training/"
 CHECKPOINTS: Final = "checkpoints/"

@@ -276,11 +276,7 @@ head = sample_of(
 
 
 def commitment(groups: tuple[tuple[bytes, int], ...], **changes: Any) -> Commitment:
-    fields: dict[str, Any] = {
-        "arithmetic": "torch-float32",
-        "batch": digest("batch"),
-        "groups": groups,
-    }
+    fields: dict[str, Any] = {"arithmetic": "torch-float32", "batch": digest("batch"), "groups": groups}
     return Commitment(**(OF_MINER | fields | changes))
 
 
@@ -555,10 +551,7 @@ def every_record() -> list[Record]:
         commitment(frames),
         verdict(judgement(0), rejected(3)),
         ReauditVerdict(**dict(verdict(judgement(1)))),
-        summary(
-            row(),
-            amendments=(Amendment(window=5, miner=MINER.public, verdict=b"", accepted=2, rejected=0),),
-        ),
+        summary(row(), amendments=(Amendment(window=5, miner=MINER.public, verdict=b"", accepted=2, rejected=0),)),
         Seal(run=RUN_ID, window=7, validator=VALIDATOR.public, summary=digest("summary 7")),
         Witness(run=RUN_ID, window=7, validator=VALIDATOR.public, seals=(b"a seal", b"another")),
         report(),

@@ -145,12 +145,7 @@ class FaultSchedule:
                 for _ in range(rng.choice([0, 0, 1, 2]))
             ),
             crashes=tuple(
-                ProcessCrash(
-                    rng.choice(processes),
-                    rng.randrange(100),
-                    rng.random() < 0.5,
-                    rng.choice([0.1, 1.0, 3.0]),
-                )
+                ProcessCrash(rng.choice(processes), rng.randrange(100), rng.random() < 0.5, rng.choice([0.1, 1.0, 3.0]))
                 for _ in range(rng.choice([0, 1, 2, 4]))
             ),
             jumps=tuple(
