@@ -48,7 +48,6 @@ class LazyGroup(click.Group):
     """The group of all verbs, which imports a verb's module when that verb is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all verbs."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -62,13 +62,8 @@ class InspectedPatch:
 
 
 def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
-    """Read the facts of a patch.
-
-    Args:
-        base: the weights that the patch applies to, to compute the bounds.
-
-    Raises:
-        MalformedError, LimitError, PatchError: not a patch, or a patch for other weights than `base`.
+    """Read the facts of a patch; with the weights that it applies to, the bounds too. A ProtocolError says that it is
+    no patch, or one for other weights.
     """
     whole, header = summary(data), read_header(data)
     if base is not None and digest_weights(base) != whole.base:

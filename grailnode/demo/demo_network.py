@@ -87,7 +87,6 @@ class DemoSettings:
 
     @property
     def recipe(self) -> Recipe:
-        """The demo's recipe for the task."""
         rules: dict[str, Any] = {"trainers": self.trainers}
         if self.vllm is not None:
             rules["window"] = _VLLM_WINDOW
@@ -128,7 +127,6 @@ class DemoSettings:
         return config.model_copy(update=changes)
 
     def engine_of(self, name: str, engine: EngineSection) -> EngineSection:
-        """Return how a node generates: the honest miners with vLLM, if there is one."""
         if self.vllm is None or name not in HONEST:
             return engine
         changes: dict[str, Any] = {"kind": "vllm", "python": self.vllm.python, "device": self.vllm.device}

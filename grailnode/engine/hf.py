@@ -250,7 +250,6 @@ class _RecomputedLayer(_Replacement):
         self.weights: Mapping[str, Tensor] | None = None
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        """Compute the layer."""
         weights = self.weights
         # Without weights of its own, the layer computes with the parameters that functional_call put in place.
         if weights is None:

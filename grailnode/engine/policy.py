@@ -111,11 +111,7 @@ class Policy:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read everything but the weights.
-
-        Raises:
-            PolicyError: a file is missing or broken; the message names it.
-        """
+        """Read everything but the weights; PolicyError names a file that is missing or broken."""
         config = read_json(directory / _CONFIG)
         generation = directory / _GENERATION_CONFIG
         overrides = read_json(generation) if generation.is_file() else {}
@@ -167,11 +163,7 @@ def published_names(directory: Path, names: Iterable[str]) -> list[str]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files, each inside the directory.
-
-    Raises:
-        PolicyError: the index is broken, or names a file outside the directory.
-    """
+    """Return the weight files; PolicyError if the index is broken, or names a file outside the directory."""
     index = directory / _INDEX
     if not index.is_file():
         return [directory / _WEIGHTS]

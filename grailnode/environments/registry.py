@@ -92,10 +92,8 @@ def _turns(name: str, config: str, place: str) -> int:
 
 
 def parse_mixture(text: str) -> dict[str, int]:
-    """Return the shares of environments by name, ascending: of 'NAME', or of 'NAME=SHARE,NAME=SHARE' in millionths.
-
-    Raises:
-        PluginError: the shares are no mixture.
+    """Return the shares of environments by name, ascending: of 'NAME', or of 'NAME=SHARE,NAME=SHARE' in millionths;
+    PluginError if they are no mixture.
     """
     if "=" not in text:
         return {text: SHARES}
@@ -120,14 +118,8 @@ def built_in_spec(name: str, rubric: Rubric = ()) -> EnvironmentSpec:
 def task_spec(
     text: str, plugins: Mapping[str, EnvironmentSpec] = MappingProxyType({}), rubric: str = ""
 ) -> MixtureSpec:
-    """Return the record of a task, as `parse_mixture` reads it.
-
-    Args:
-        plugins: the records of its environments that are no built-in ones, by name.
-        rubric: the parts of the reward of each.
-
-    Raises:
-        PluginError: the rubric is none.
+    """Return the record of a task, as `parse_mixture` reads it, with the records of its plug-ins by name and the rubric
+    of each reward; PluginError if the rubric is none.
     """
     try:
         parts = rubrics.parse(rubric)
@@ -165,11 +157,7 @@ def open_plugin(
 
 
 def parse_config(config: str) -> bytes:
-    """Return the canonical text of a configuration.
-
-    Raises:
-        PluginError: it is no JSON object, or too large.
-    """
+    """Return the canonical text of a configuration; PluginError if it is no JSON object, or too large."""
     try:
         return canonical_config(bounded_json.parse(config.encode(errors="replace"), bounded_json.unique))
     except ProtocolError as error:
@@ -177,11 +165,7 @@ def parse_config(config: str) -> bytes:
 
 
 def check_code(spec: EnvironmentSpec) -> None:
-    """Check that this program has the code of a run's environment, or can get it from the run.
-
-    Raises:
-        PluginError: it has none, or another; names both.
-    """
+    """Raise PluginError if this program's code of a run's environment is missing, or is not the run's."""
     if spec.is_plugin:
         return
     if not is_built_in(spec.name):

@@ -58,10 +58,7 @@ class Wheel:
 
 def closure(name: str) -> list[Distribution]:
     """Return an installed distribution and all that it requires, by name; without this program's own, and without those
-    that it replaces by entry points of the group `grailnode.replacements`.
-
-    Raises:
-        PluginError: one is not installed.
+    that it replaces by entry points of the group `grailnode.replacements`. PluginError if one is not installed.
     """
     distributions: dict[str, Distribution] = {}
     left_out = {OWN_DISTRIBUTION}
@@ -87,10 +84,8 @@ def closure(name: str) -> list[Distribution]:
 
 
 def pack(distribution: Distribution) -> Wheel:
-    """Return the wheel of an installed distribution: the same bytes for the same files.
-
-    Raises:
-        PluginError: it is installed so that its files are elsewhere, or is no wheel that another machine can use.
+    """Return the wheel of an installed distribution: the same bytes for the same files; PluginError if its files are
+    elsewhere, or another machine could not use it.
     """
     name, version = canonicalize_name(distribution.metadata["Name"]), distribution.version
     if distribution.read_text("WHEEL") is None:  # what a build leaves beside its sources, first on the path

@@ -91,11 +91,8 @@ async def join_run(node: Node, config: Config, name: str, versions: int = MINER_
 async def fetch_task(
     node: Node, config: Config, directory: Path, sandbox: BubblewrapSandbox | None, versions: int
 ) -> tuple[Task, Compute]:
-    """Fetch the run's files into a directory, and return the run's task and model.
-
-    Args:
-        sandbox: of the run's environment, None if it needs none.
-        versions: of the weights, that the node keeps.
+    """Fetch the run's files into a directory, and return the run's task and model for a node that keeps so many
+    versions; the sandbox is that of the run's environment, None if it needs none.
     """
     policy = await creation.fetch_model(node, directory / "model")
     check_disk(directory, follower_bytes(node.run, config, policy, versions))
@@ -148,7 +145,6 @@ def published_files(config: Config) -> tuple[Path | None, Path | None]:
 
 
 async def publish_beacon(node: Node, launch: Launch) -> None:
-    """Publish the rounds of the run's own beacon until cancelled."""
     config = launch.config
     key = LocalKey.from_seed(key_files.read(config.at(config.node.keys) / f"{config.beacon.key}{key_files.SUFFIX}"))
     keep, telemetry = config.beacon.keep_rounds, node.telemetry
@@ -216,7 +212,6 @@ async def _upload(node: Node, launch: Launch) -> None:
 
 
 async def _publish_run(node: Node, config: Config) -> None:
-    """Publish the run's manifest, and the files that it names."""
     data = requirements.files_to_publish(node.run, *published_files(config))
     await publish_run_base(node, policy_directory(config))
     files = creation.model_files(policy_directory(config)) | data

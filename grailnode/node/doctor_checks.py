@@ -98,7 +98,6 @@ def examine(checks: Sequence[Check]) -> Iterator[Finding]:
 
 
 def machine_checks() -> Sequence[Check]:
-    """Return the checks of a machine that need no run."""
     return (
         Check("python", _check_python),
         Check("gpu", _check_gpu),

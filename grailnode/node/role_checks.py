@@ -76,7 +76,6 @@ class RoleChecks:
 
     @property
     def state(self) -> Path:
-        """The directory of its state."""
         return state_directory(self.config, self.name)
 
     @property
@@ -86,7 +85,6 @@ class RoleChecks:
 
     @property
     def has_canary(self) -> bool:
-        """Whether it is a trainer with a canary."""
         return self.role == "trainer" and bool(self.config.trainer.canaries)
 
     def all(self) -> Sequence[Check]:

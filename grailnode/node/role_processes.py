@@ -21,7 +21,6 @@ PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
 
 
 def run_role(config: Config, role: Role, name: str, report: LineReporter) -> None:
-    """Run a node until it is interrupted."""
     specs = [make_spec(Launch(config, kind, name)) for kind in process_kinds(config, role)]
     run_until_interrupted(partial(Supervisor(report).keep, specs))
     report(f"{name}: stopped")

@@ -35,13 +35,8 @@ def policy_directory(config: Config) -> Path:
 
 
 def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> None:
-    """Refuse settings that cannot be used in a LoRA run, or in a quantized run.
-
-    Args:
-        trains: whether the node is a trainer, whose engine is torch whatever it says.
-
-    Raises:
-        ConfigError: they cannot be used.
+    """Raise ConfigError for settings that cannot be used in a LoRA run or a quantized run; the engine of a node that
+    `trains` is torch, whatever it says.
     """
     if run.lora is None and run.precision == "bf16":
         return
@@ -65,10 +60,8 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
 
 
 def reference_reader(config: Config) -> Callable[[], Weights] | None:
-    """Return a function that reads the weights of the loss's reference policy; None where that is version 0.
-
-    Raises:
-        ConfigError: the run trains adapters; or, by the function, the checkpoint is not one of the policy's shapes.
+    """Return a function that reads the weights of the loss's reference policy, and refuses those of other shapes; None
+    where that is version 0. ConfigError if the run trains adapters.
     """
     if config.trainer.reference is None:
         return None

@@ -41,13 +41,8 @@ class TrainerSettings:
 
 
 def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:
-    """Return a trainer's settings.
-
-    Args:
-        sampling: how the run samples rollouts; the learner computes probabilities in the same way.
-
-    Raises:
-        ConfigError: a loss of one's own cannot be imported, or the run cannot have the reference policy.
+    """Return a trainer's settings; its learner computes probabilities as the run samples. ConfigError if a loss of
+    one's own cannot be imported, or the run cannot have the reference policy.
     """
     section = config.trainer
     try:

@@ -57,11 +57,7 @@ class BackupError(UserError):
 
 
 def back_up(config: Config, name: str, directory: Path, say: LineReporter) -> None:
-    """Copy the states of a stopped node into a new directory.
-
-    Raises:
-        BackupError: the state is damaged, or the directory is not empty.
-    """
+    """Copy the states of a stopped node into a new directory; BackupError if one is damaged, or it is not empty."""
     if directory.exists() and any(directory.iterdir()):
         raise BackupError(f"{directory}: is not empty; name a new directory for each backup")
     with lock_whole_state(state_directory(config, name)):
@@ -75,11 +71,7 @@ def back_up(config: Config, name: str, directory: Path, say: LineReporter) -> No
 
 
 def restore(config: Config, name: str, directory: Path, say: LineReporter) -> None:
-    """Copy the states of a node back from a backup. All of it is checked before it takes the state's place.
-
-    Raises:
-        BackupError: the backup is not whole, or there is a state already.
-    """
+    """Copy states back from a backup, which is checked first; BackupError if it is not whole, or there is a state."""
     if not (directory / name / _OBJECTS).is_dir():
         raise BackupError(f"{directory}: has no state of {name}")
     names = [state_name for state_name in _state_names(config, name) if (directory / state_name).is_dir()]

@@ -52,14 +52,11 @@ _ORPHAN_SECONDS: Final = 86_400.0  # a younger upload may be one that this write
 
 
 async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: float) -> None:
-    """Abort multipart uploads below a key's own paths that began more than a day ago.
+    """Abort multipart uploads below a key's own paths that began more than a day before `now`, seconds since the Unix
+    epoch.
 
     Their parts are stored and billed until then. The writer of these paths calls this when it starts. A service that
     refuses causes an event and no failure, because orphans only cost money; one that does not implement this, neither.
-
-    Args:
-        key: the writer's public key.
-        now: seconds since the Unix epoch.
     """
     section = config.store
     if section.kind != "s3":
@@ -161,11 +158,7 @@ class Storage:
         return MirroredStore(store, revisions, key, ttl, clock, open_mirror, telemetry, self._rng)
 
     def copy_target(self, text: str, region: str) -> ObjectStore:
-        """Open the place of a mirror's copy: a directory, or a bucket in the notation of `init`.
-
-        Raises:
-            BucketError: the text names no bucket.
-        """
+        """Open a mirror's directory, or its bucket in the notation of `init`; BucketError for any other text."""
         if "://" not in text:
             return self._place("--to", PlaceSection(kind="local", path=Path(text).absolute()), writes=True)
         bucket = parse_bucket(text, region)
@@ -189,13 +182,8 @@ class Storage:
         return CachedStore(store, cache, DownloadReport(self._telemetry))
 
     def relays(self, chain: bytes) -> list[Relay]:
-        """Open the relays of a public beacon chain; an empty list when the run's own store serves its rounds.
-
-        Args:
-            chain: the chain's hash. When run.toml lists no relays, those in `public_chains.RELAYS` are used.
-
-        Raises:
-            ConfigError: an entry of run.toml is not the URL of a relay.
+        """Open the relays of a chain by its hash: those of run.toml, or else public_chains.RELAYS; none when the run's
+        own store serves its rounds. ConfigError if an entry of run.toml is not the URL of a relay.
         """
         relays = []
         for url in self._config.beacon.relays or RELAYS.get(chain, ()):

@@ -119,8 +119,6 @@ async def run_miner(
 
 
 async def run_validator(node: Node, task: Task, compute: Compute, settings: ValidatorSettings) -> None:
-    """Validate until cancelled."""
-
     async def validate() -> None:
         follower = await _open_follower(node, compute, validator_versions(node.run))
         ledger = await Ledger.open(node.state, node.run)
@@ -195,10 +193,8 @@ async def run_worker(
     settings: SiteSettings,
     make_learner: Callable[[], LocalLearner] | None = None,
 ) -> None:
-    """Collect groups and train on them as one of several sites, until cancelled: all the work of a worker's node.
-
-    Args:
-        make_learner: returns a learner on several ranks; None for one in this process.
+    """Collect groups and train on them as one of several sites, until cancelled: all the work of a worker's node. With
+    `make_learner`, on several ranks.
     """
 
     def local_learner() -> LocalLearner:

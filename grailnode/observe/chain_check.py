@@ -29,11 +29,7 @@ async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
 
 
 async def fetch_first_head(node: Node) -> bytes:
-    """Fetch the bytes of the head, for a command that can do nothing without a version.
-
-    Raises:
-        NoVersionError: storage has no head.
-    """
+    """Fetch the bytes of the head; NoVersionError, for a command that can do nothing without, if there is none."""
     path = paths.head(node.authority.trainers[0])
     try:
         return await fetch_envelope(node, Head, path)

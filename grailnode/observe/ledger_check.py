@@ -22,12 +22,9 @@ from roles.seals import fetch_witnessed_seals
 
 async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     """Check a validator's ledger: links, seals, rows against verdicts, verdicts against their own numbers, scores
-    against rows. Return the number of summaries.
+    against rows. Return the number of summaries, or raise the first contradiction as ProtocolError.
 
     Seals and verdicts expire, the oldest first, in a bucket that deletes old objects (`grailnode init --bucket`).
-
-    Raises:
-        ProtocolError: the first contradiction.
     """
     ledger = await _read_ledger(node, validator)
     rows = {(entry.window, row.miner): row for entry in ledger for row in entry.rows}

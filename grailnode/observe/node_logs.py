@@ -54,11 +54,7 @@ def equal_failures(path: Path, error: str, place: str) -> int:
 
 
 def troubles(logs: Path, now: float) -> tuple[str, ...]:
-    """Return a line for each wait of a process of this machine, and for each process that was started again and again.
-
-    Args:
-        now: seconds since the Unix epoch.
-    """
+    """Return a line for each process of this machine that waits, or was started often lately; `now` is Unix time."""
     lines = []
     for path in sorted(logs.glob("*.jsonl")):
         lines += [f"{path.stem} waits for {line}" for line in _waits(path, now)]

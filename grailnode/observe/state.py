@@ -99,12 +99,10 @@ class MinerRow:
 
     @property
     def rejections(self) -> int:
-        """Groups rejected, for any reason."""
         return sum(self.rejected.values())
 
     @property
     def judged(self) -> int:
-        """Groups that were judged."""
         return self.accepted + self.rejections
 
     @property

@@ -53,7 +53,6 @@ class NewFiles:
             self._new_files.append(file)
 
     def create_key(self, file: Path, secret: bytes | None = None) -> bytes:
-        """Write a new secret key, as `key_files.create`."""
         secret = key_files.create(file, secret)
         self._new_files.append(file)
         return secret

@@ -68,13 +68,8 @@ class BubblewrapSandbox:
 
     @classmethod
     def open(cls, python: str, limits: ProgramLimits = _LIMITS) -> "BubblewrapSandbox":
-        """Return a sandbox with a version of Python, after probing its isolation.
-
-        Args:
-            python: the version, such as '3.11'. This program's own interpreter is used if it has that version.
-
-        Raises:
-            SandboxError: this machine cannot provide it; the message says what to do.
+        """Return a sandbox with a version of Python such as '3.11', after probing its isolation; SandboxError says what
+        to do where this machine cannot provide it. This program's own interpreter is used if it has that version.
         """
         if sys.platform != "linux" or platform.machine() not in seccomp.machines:
             raise SandboxError(f"running programs needs Linux on {' or '.join(seccomp.machines)}")
@@ -83,11 +78,7 @@ class BubblewrapSandbox:
         return sandbox
 
     def probe(self) -> None:
-        """Try from inside to break every restriction.
-
-        Raises:
-            SandboxError: the sandbox does not start, or a restriction does not hold.
-        """
+        """Try from inside to break each restriction; SandboxError if it does not start, or one does not hold."""
         with self._start("probe", b"", (), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
                 output, errors = process.communicate(timeout=_PROBE_SECONDS)
@@ -231,7 +222,6 @@ def _find_bubblewrap() -> str:
 
 
 def _find_interpreter(version: str) -> Interpreter:
-    """Return an interpreter of a version."""
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     path = sys.executable if version == own else shutil.which(f"python{version}")
     if path is None:

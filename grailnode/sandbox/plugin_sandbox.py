@@ -121,7 +121,6 @@ class PluginSandbox:
         return value
 
     def close(self) -> None:
-        """End all processes."""
         with self._lock:
             if self._host is not None:
                 self._host.close()
@@ -300,7 +299,6 @@ class Session:
         return CallError("it ended its process")
 
     def close(self) -> None:
-        """End the fork."""
         if self._is_open:
             self._close_channels()
             with contextlib.suppress(_GoneError):

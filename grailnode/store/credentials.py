@@ -17,17 +17,9 @@ class CredentialsError(UserError):
 
 
 def read_credentials(path: Path | None, environment: Mapping[str, str] = os.environ) -> S3Credentials | None:
-    """Read credentials from a file or from the environment.
-
-    Args:
-        path: a file in the format of AWS's credentials file (section `default`); None for the environment.
-
-    Returns:
-        None when `path` is None and the environment has no credentials.
-
-    Raises:
-        CredentialsError: the file is missing, readable by others, or has no credentials; or the environment has only
-            one of the two keys.
+    """Return the credentials in a file in the format of AWS's credentials file (section `default`), or in the
+    environment, None if that has none; CredentialsError if the file is missing, readable by others, or has none, or the
+    environment has only one of the two keys.
     """
     if path is None:
         access, secret = environment.get(_ACCESS.upper(), ""), environment.get(_SECRET.upper(), "")

@@ -30,11 +30,7 @@ _advice: Final = {
 
 @contextmanager
 def disk_errors(where: str) -> Iterator[None]:
-    """Turn an OSError of the block into a StoreError that says what to do.
-
-    Raises:
-        StoreError: the block raised an OSError.
-    """
+    """Turn an OSError of the block into a StoreError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -67,7 +63,6 @@ def write_through(descriptor: int, *parts: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -55,10 +55,8 @@ def refuse(message: object) -> None:
 
 
 def render(template: str, variables: dict[str, str], conversations: list[Any]) -> list[str]:
-    """Return the text of each conversation, up to where the assistant's next message begins.
-
-    Raises:
-        TemplateError: the template is invalid, or refuses a conversation.
+    """Return the text of each conversation, up to where the assistant's next message begins; TemplateError if the
+    template is invalid, or refuses one.
     """
     compiled = environment().from_string(template)
     texts: list[str] = []

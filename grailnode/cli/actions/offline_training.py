@@ -73,10 +73,8 @@ def make_learner(config: Config, run: RunManifest, directory: Path, settings: Le
 
 
 def take_steps(learner: Learner, groups: Sequence[VerifiedGroup], groups_per_step: int) -> Iterator[StepReport]:
-    """Take steps with the groups in order, and yield a report of each.
-
-    Raises:
-        OfflineTrainingError: there are fewer groups than one step needs, or a step is refused.
+    """Take steps with the groups in order, and yield a report of each; OfflineTrainingError if there are too few groups
+    for a step, or one is refused.
     """
     if len(groups) < groups_per_step:
         raise OfflineTrainingError(

@@ -42,14 +42,12 @@ class PartialDownload:
         return _marks_of(self.path)
 
     def arrived_pieces(self) -> set[int]:
-        """Return the numbers of the pieces that have arrived."""
         try:
             return {number for number, mark in enumerate(self._marks.read_bytes()) if mark}
         except FileNotFoundError:
             return set()
 
     def put(self, number: int, data: bytes) -> None:
-        """Write a piece."""
         os.pwrite(self.descriptor, data, number * self.piece_bytes)
         marks = os.open(self._marks, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -58,7 +56,6 @@ class PartialDownload:
             os.close(marks)
 
     def read(self, size: int) -> bytes:
-        """Return the first `size` bytes."""
         pieces, place = [], 0
         while place < size and (data := os.pread(self.descriptor, size - place, place)):
             pieces.append(data)
@@ -66,7 +63,6 @@ class PartialDownload:
         return b"".join(pieces)
 
     def discard(self) -> None:
-        """Remove the download from the disk."""
         for path in (self._marks, self.path):
             path.unlink(missing_ok=True)
 
@@ -131,11 +127,7 @@ class DiskCache:
         partial.complete(self._objects / digest.hex())
 
     def claim(self, digest: bytes, piece_bytes: int) -> PartialDownload | None:
-        """Lock an object's download and return it, with the pieces that have arrived.
-
-        Returns:
-            None while another task or process has locked it.
-        """
+        """Lock a download and return it, with the pieces that have arrived; None while another task has it."""
         path = self._partial / f"{digest.hex()}-{piece_bytes}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

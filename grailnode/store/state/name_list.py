@@ -61,7 +61,6 @@ class NameList:
             self._write(names)
 
     def names(self, prefix: str = "") -> set[str]:
-        """Return the names in the list that begin with a prefix."""
         with self._locked():
             self._refresh()
             folders = [folder for folder in self._names if folder.startswith(prefix) or prefix.startswith(folder)]

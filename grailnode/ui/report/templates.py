@@ -98,7 +98,6 @@ def load() -> None:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a whole page."""
     return _environment().get_template(template).render(values)
 
 

@@ -89,7 +89,6 @@ class ServedWeights:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this is the only rank."""
         return self._gather is None
 
     def buffer(self) -> Buffer:

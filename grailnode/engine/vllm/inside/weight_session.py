@@ -139,7 +139,6 @@ class WeightSession:
         return {}
 
     def ping(self) -> Values:
-        """Give a sign of life."""
         return {}
 
     def state(self) -> Values:
