@@ -17,11 +17,11 @@ from grailnode.engine.vllm.installation import VllmEnvironment
 from grailnode.node import node_makers, processes
 from grailnode.node.process_launch import Kind, Launch
 from grailnode.node.supervisor import ProcessSpec, Supervisor
+from grailnode.observe.node_logs import LogFollower
 from grailnode.observe.observer import Observer, OperatorKnowledge
 from grailnode.observe.state import MinerKind, NetworkState, NodeRow
 from grailnode.run import workspace
 from grailnode.run.run_toml import DEMO, Recipe, read_recipe
-from grailnode.track.training_log import LogFollower
 from grailnode.ui.report import DemoReport, write_report
 from grailnode.ui.terminal import View, open_view
 from protocol.proof import Arithmetic

@@ -18,7 +18,6 @@ from grailnode.config import Config, ConfigError
 from grailnode.node.telemetry import DownloadReport, NodeTelemetry
 from grailnode.run.buckets import parse_bucket
 from grailnode.store.checks import PermanentError
-from grailnode.store.credentials import read_credentials
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore, PrefixedStore
@@ -31,6 +30,7 @@ from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
 from grailnode.store.place import PlaceSection
 from grailnode.store.s3.s3_errors import UnsupportedError
+from grailnode.store.s3.s3_session import read_credentials
 from grailnode.store.s3.s3_store import S3Store
 from protocol import limits, paths
 from protocol.identity.authority import Revisions

@@ -10,10 +10,10 @@ import trio
 
 from grailnode.config import Config
 from grailnode.engine.policy import Tokenizer
+from grailnode.observe.node_logs import LogFollower
 from grailnode.observe.observer import newest_summarized
 from grailnode.observe.rollout_reader import PublishedRollout, find_miners, read_rollouts
-from grailnode.track.tracker import Sample, Tracker, open_tracker
-from grailnode.track.training_log import LogFollower, curves
+from grailnode.track.tracker import Sample, Tracker, curves, open_tracker
 from protocol.errors import ProtocolError
 from roles.node.identity import Node
 from roles.ports import StoreError

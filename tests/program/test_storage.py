@@ -11,7 +11,7 @@ from grailnode.node.node_makers import make_node, make_spectator
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.store.checks import PermanentError
-from grailnode.store.credentials import CredentialsError, read_credentials
+from grailnode.store.s3.s3_session import CredentialsError, read_credentials
 from protocol import paths
 from roles.node.identity import Node
 from tests.support.builders.chains import PunctualBeacon

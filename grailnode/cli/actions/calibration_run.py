@@ -31,7 +31,7 @@ from grailnode.run import requirements
 from grailnode.run.base_files import start_lora
 from grailnode.run.files import write_whole
 from grailnode.run.rules import Rules
-from grailnode.ui.terminal import pairs_table, threshold_lines
+from grailnode.ui.terminal.verb_tables import pairs_table, threshold_lines
 from protocol.environments import Environment
 from protocol.environments.record import MixtureSpec
 from protocol.lora import LoraSpec
