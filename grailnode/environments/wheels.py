@@ -166,14 +166,11 @@ def _extract(data: bytes, folder: Path) -> None:
 
 def _parts(name: str) -> Sequence[str]:
     parts = name.split("/")
-    is_long = len(parts) > _MAX_PARTS or len(os.fsencode(name)) > _MAX_PATH_BYTES or any(map(_is_too_long, parts))
+    longest = max(len(os.fsencode(part)) for part in parts)
+    is_long = len(parts) > _MAX_PARTS or len(os.fsencode(name)) > _MAX_PATH_BYTES or longest > _MAX_COMPONENT_BYTES
     if not _name.fullmatch(name) or {".", ".."} & set(parts) or is_long:
         raise MalformedError(f"a wheel with a file {name[:80]!r}")
     return parts
-
-
-def _is_too_long(part: str) -> bool:
-    return len(os.fsencode(part)) > _MAX_COMPONENT_BYTES
 
 
 def _check_tags(ref: CodeRef, folder: Path) -> None:

@@ -14,7 +14,7 @@ from grailnode.config import Config, ConfigError
 from grailnode.engine import models
 from grailnode.engine.lora_model import LoraModel, check_base_digest, read_adapters
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
-from grailnode.run.base_files import fetch_base, publish_base
+from grailnode.run.base_files import fetch_base
 from protocol.digest import Weights
 from protocol.run import RunManifest
 from roles.node.identity import Node
@@ -96,12 +96,6 @@ def genesis_reader(config: Config, run: RunManifest, directory: Path) -> Callabl
     if config.trainer.adapters is None or run.lora is None:
         return partial(load_weights, directory)
     return partial(read_adapters, config.at(config.trainer.adapters))
-
-
-async def publish_run_base(node: Node, directory: Path) -> None:
-    """Publish the base of a LoRA run, as far as storage does not have it; do nothing for another run."""
-    if node.run.lora is not None:
-        await publish_base(node, node.run.lora, await node.run_sync(load_weights, directory))
 
 
 async def follower_model(node: Node, config: Config, policy: Policy, directory: Path, device: str) -> CausalModel:

@@ -5,7 +5,6 @@ their own, one routed store leads each path to its writer's.
 """
 
 import random
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -78,24 +77,6 @@ async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: f
         store.close()
 
 
-class _AuthorityKeys(Collection[bytes]):
-    """The keys of the trainers, validators and workers that the authority names now."""
-
-    def __init__(self, revisions: Revisions) -> None:
-        self._revisions = revisions
-
-    def __contains__(self, key: object) -> bool:
-        authority = self._revisions.current
-        return key in authority.trainers or key in authority.validators or key in authority.workers
-
-    def __iter__(self) -> Iterator[bytes]:
-        authority = self._revisions.current
-        return iter(dict.fromkeys((*authority.trainers, *authority.validators, *authority.workers)))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-
 class Storage:
     """Opens the stores of one node.
 
@@ -131,11 +112,15 @@ class Storage:
                 for peer, place in section.peers.items()
             },
         )
-        authority_keys = _AuthorityKeys(revisions)
-        directory = SpaceDirectory(stores.meeting, state, clock, revisions.run_id, authority_keys)
+
+        def authority_keys() -> set[bytes]:
+            authority = revisions.current
+            return {*authority.trainers, *authority.validators, *authority.workers}
 
         def open_space(url: str, owner: bytes) -> ObjectStore:
-            return self._space(url, is_stranger=owner not in authority_keys)
+            return self._space(url, is_stranger=owner not in authority_keys())
+
+        directory = SpaceDirectory(stores.meeting, state, clock, revisions.run_id, authority_keys())
 
         routed = self._cached(RoutedStore(stores, directory, clock, open_space))
         return self._mirrored(routed, run, revisions, key, clock)

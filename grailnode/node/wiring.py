@@ -129,6 +129,11 @@ async def run_validator(node: Node, task: Task, compute: Compute, settings: Vali
     await run_under_authority(node, validate)
 
 
+def _local_learner(node: Node, compute: Compute, settings: TrainerSettings, weights: Callable[[], Weights]) -> Learner:
+    device, precision = torch.device(compute.device), node.run.precision
+    return Learner(compute.model, weights(), settings.learner, device=device, dtype=compute.dtype, precision=precision)
+
+
 async def run_training(
     node: Node,
     genesis: Callable[[], Weights],
@@ -137,15 +142,7 @@ async def run_training(
     make_learner: Callable[[], Learner] | None = None,
 ) -> None:
     """Train until cancelled, with a learner of this process if none is given: the training process of a trainer."""
-
-    def local_learner() -> Learner:
-        device = torch.device(compute.device)
-        precision = node.run.precision
-        return Learner(
-            compute.model, genesis(), settings.learner, device=device, dtype=compute.dtype, precision=precision
-        )
-
-    learner: Learner = await node.run_sync(make_learner or local_learner)
+    learner: Learner = await node.run_sync(make_learner or partial(_local_learner, node, compute, settings, genesis))
     buffer = ReplayBuffer(settings.replay, settings.seed)
     await Training(node, learner, buffer, genesis, settings.training).run()
 
@@ -199,10 +196,7 @@ async def run_worker(
 
     def local_learner() -> LocalLearner:
         weights = checked_genesis(node.run, genesis)
-        if make_learner is not None:
-            return make_learner()
-        device = torch.device(compute.device)
-        return Learner(compute.model, weights, trainer.learner, device=device, dtype=compute.dtype)
+        return _local_learner(node, compute, trainer, lambda: weights) if make_learner is None else make_learner()
 
     async def train() -> None:
         learner: LocalLearner = await node.run_sync(local_learner)

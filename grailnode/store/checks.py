@@ -45,11 +45,8 @@ def is_path(path: str) -> bool:
     """Return whether a path is the path of an object. Listings leave out every other path."""
     if not path.isprintable() or "\\" in path or len(path.encode()) > limits.MAX_OBJECT_PATH_BYTES:
         return False
-    return all(_is_part(part) for part in path.split("/"))
-
-
-def _is_part(part: str) -> bool:
-    return bool(part) and not part.startswith(".") and len(part.encode()) <= limits.MAX_OBJECT_PART_BYTES
+    most = limits.MAX_OBJECT_PART_BYTES
+    return all(part and not part.startswith(".") and len(part.encode()) <= most for part in path.split("/"))
 
 
 def check_prefix(prefix: str) -> str:

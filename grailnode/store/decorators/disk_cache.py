@@ -12,11 +12,12 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from grailnode.store.disk import locked
 from protocol.encoding import content_digest
 
 _MARKS_SUFFIX: Final = ".marks"
@@ -150,7 +151,7 @@ class DiskCache:
         self._unchecked_bytes -= added_bytes
         if self._unchecked_bytes >= 0:
             return
-        with self._locked():
+        with locked(self._lock):
             entries = sorted(self._entries())
             total = sum(size for _, size, _ in entries)
             target = self.max_bytes if total <= self.max_bytes else self.max_bytes * 9 // 10
@@ -172,15 +173,6 @@ class DiskCache:
                 with suppress(FileNotFoundError):
                     status = path.stat()
                     yield status.st_mtime, min(status.st_blocks * _BLOCK_BYTES, status.st_size), path
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def _marks_of(path: Path) -> Path:
