@@ -54,12 +54,7 @@ class RelayTimeouts:
 class RelayBeacon:
     """Implements the Beacon port over several relays: the first valid answer counts.
 
-    Args:
-        relays: asked in order, each with a head start on the next.
-        clock: tells when a round is due.
-
-    Raises:
-        ValueError: `relays` is empty.
+    Relays, of which there is at least one, are asked in order, each with a head start on the next.
     """
 
     def __init__(
@@ -155,9 +150,6 @@ async def publish_rounds(
         keep: rounds in the store, at least 2.
         telemetry: takes an event for each write that failed or took longer than a round lasts, since all nodes wait
             for the rounds and cannot see why they are late.
-
-    Raises:
-        ValueError: the key is not this chain's, or `keep` is too small.
     """
     if key.public_key != chain.public_key:
         raise ValueError("the beacon key does not sign this chain")

@@ -108,11 +108,7 @@ def _round_rules(section: OuterSection) -> RoundRules:
             "frozen_steps": section.frozen_rounds,
             "momentum": method.momentum if section.momentum is None else section.momentum,
             "outer_rate": method.outer_rate if section.outer_rate is None else section.outer_rate,
-            "local_steps": section.local_steps,
-            "quorum": section.quorum,
-            "delay": section.delay,
-            "streams": section.streams,
-            "spread": section.spread,
+            **section.model_dump(include={"local_steps", "quorum", "delay", "streams", "spread"}),
         }
     )
 

@@ -109,8 +109,7 @@ def _copy_state(source: Path, target: Path, run_id: bytes) -> tuple[int, int]:
     try:
         names = name_list.parse((source / name_list.NAME).read_bytes(), title)
     except (NameListError, OSError) as error:
-        what = (error.strerror or "unreadable").lower() if isinstance(error, OSError) else str(error)
-        raise BackupError(f"{source / name_list.NAME}: {what}; this is not a whole state") from error
+        raise BackupError(f"{source / name_list.NAME}: {_cause(error)}; this is not a whole state") from error
     paths = sorted(names | set(_files(source)))
     make_folder(target)
     size = 0
@@ -119,12 +118,15 @@ def _copy_state(source: Path, target: Path, run_id: bytes) -> tuple[int, int]:
         try:
             size += _copy_object(source / path, target / path, path, run_id)
         except (EnvelopeError, OSError) as error:
-            what = (error.strerror or "unreadable").lower() if isinstance(error, OSError) else str(error)
-            raise BackupError(f"{source / path}: {what}; only a whole state is copied") from error
+            raise BackupError(f"{source / path}: {_cause(error)}; only a whole state is copied") from error
     for folder in {(target / path).parent for path in paths}:
         sync_folder(folder)
     name_list.write(target / name_list.NAME, title, paths)
     return len(paths), size
+
+
+def _cause(error: Exception) -> str:
+    return (error.strerror or "unreadable").lower() if isinstance(error, OSError) else str(error)
 
 
 def _files(root: Path) -> Iterator[str]:

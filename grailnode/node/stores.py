@@ -118,7 +118,7 @@ class Storage:
             return {*authority.trainers, *authority.validators, *authority.workers}
 
         def open_space(url: str, owner: bytes) -> ObjectStore:
-            return self._space(url, is_stranger=owner not in authority_keys())
+            return self.space(url, is_stranger=owner not in authority_keys())
 
         directory = SpaceDirectory(stores.meeting, state, clock, revisions.run_id, authority_keys())
 
@@ -137,7 +137,7 @@ class Storage:
             return store
 
         def open_mirror(url: str) -> ObjectStore:
-            return self._cached(self._space(url, is_stranger=True))
+            return self._cached(self.space(url))
 
         ttl, telemetry = run.head_ttl, self._telemetry
         return MirroredStore(store, revisions, key, ttl, clock, open_mirror, telemetry, self._rng)
@@ -180,11 +180,8 @@ class Storage:
             relays.append(Relay(url, MeteredStore(store, self._meter)))
         return relays
 
-    def announced(self, url: str) -> ObjectStore:
-        """Open a node's own space as strangers read it, by the URL that the node announces."""
-        return self._space(url, is_stranger=True)
-
-    def _space(self, url: str, *, is_stranger: bool) -> ObjectStore:
+    def space(self, url: str, *, is_stranger: bool = True) -> ObjectStore:
+        """Open a space that is read by the URL which its node announces."""
         section = self._config.store
         section_limits = (STRANGER if is_stranger else section).model_dump(include=_LIMIT_NAMES)
         place = PlaceSection.model_validate({**section_limits, "kind": "https", "url": url})

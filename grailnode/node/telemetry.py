@@ -29,9 +29,6 @@ class NodeTelemetry:
         file: receives every event as a JSON line; None for no file.
         terminal: receives a short line for every event; None for no terminal.
         alarm_url: receives the events that are alarms; empty for nobody.
-
-    Attributes:
-        metrics: what the process serves to Prometheus.
     """
 
     def __init__(

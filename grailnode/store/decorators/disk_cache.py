@@ -67,11 +67,6 @@ class PartialDownload:
         for path in (self._marks, self.path):
             path.unlink(missing_ok=True)
 
-    def complete(self, target: Path) -> None:
-        """Move the pieces, which are a whole object now, to a path."""
-        self.path.rename(target)
-        self._marks.unlink(missing_ok=True)
-
     def release(self) -> None:
         """Unlock the download, so that others can resume it. An empty one is removed."""
         with suppress(OSError):
@@ -87,9 +82,6 @@ class DiskCache:
     Args:
         root: the folder, readable by its owner only; created when it is missing.
         max_bytes: of all files in it.
-
-    Raises:
-        OSError: the folder cannot be created.
     """
 
     def __init__(self, root: Path, max_bytes: int) -> None:
@@ -125,7 +117,8 @@ class DiskCache:
 
     def finish(self, digest: bytes, partial: PartialDownload) -> None:
         """Turn a download, whose digest the caller has checked, into a cached object."""
-        partial.complete(self._objects / digest.hex())
+        partial.path.rename(self._objects / digest.hex())
+        _marks_of(partial.path).unlink(missing_ok=True)
 
     def claim(self, digest: bytes, piece_bytes: int) -> PartialDownload | None:
         """Lock a download and return it, with the pieces that have arrived; None while another task has it."""

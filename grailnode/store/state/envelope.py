@@ -60,9 +60,6 @@ class Envelope:
         if self.run != run:
             raise ForeignError(f"is of another run, {self.run.hex()}")
 
-    def check_data(self, data: bytes) -> None:
-        self.check_digest(data_digest(data))
-
     def check_digest(self, digest: bytes) -> None:
         """Raise EnvelopeError if data with this BLAKE3 are not those that were written."""
         if digest != self.digest:
