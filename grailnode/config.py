@@ -274,14 +274,10 @@ class Config(Settings):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read run.toml.
+    """Read run.toml, by its path or that of its directory; ConfigError if it is missing, empty or not TOML, a key is
+    unknown, or a value is not allowed.
 
-    Args:
-        path: the file, or the directory in which it lies.
-        overrides: 'section.key=value', the value in TOML's notation; a bare word is a string.
-
-    Raises:
-        ConfigError: the file is missing, empty or not TOML, a key is unknown, or a value is not allowed.
+    An override is 'section.key=value', the value in TOML's notation; a bare word is a string.
     """
     if path.is_dir():
         path = path / "run.toml"

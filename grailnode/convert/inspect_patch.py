@@ -62,9 +62,7 @@ class InspectedPatch:
 
 
 def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
-    """Read the facts of a patch; with the weights that it applies to, the bounds too. A ProtocolError says that it is
-    no patch, or one for other weights.
-    """
+    """Read the facts of a patch, with bounds if its base is given; ProtocolError for no patch, or for another base."""
     whole, header = summary(data), read_header(data)
     if base is not None and digest_weights(base) != whole.base:
         raise PatchError(

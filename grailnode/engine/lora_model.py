@@ -138,14 +138,11 @@ def add_adapter(result: Tensor, x: Tensor, down: Tensor, up: Tensor, scale: floa
 
 
 def adapter_shapes(lora: LoraSpec, linears: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the adapters' tensors by name, without PEFT's prefix.
+    """Return the shapes of the adapters' tensors by name, without PEFT's prefix; PolicyError if a target is no linear
+    module, or the rank is larger than one of its dimensions.
 
-    Args:
-        linears: the shape [out, in] of the matrix of each linear module inside the model's layers, by the module's
-            name.
-
-    Raises:
-        PolicyError: a target is none of these modules, or the rank is larger than one of their dimensions.
+    `linears` has the shape [out, in] of the matrix of each linear module inside the model's layers, by the module's
+    name.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for module, (rows, columns) in sorted(linears.items()):

@@ -53,9 +53,7 @@ def build(
 
 
 def build_exact(policy: Policy) -> CausalModel:
-    """Return the model of a policy's config.json in exact arithmetic, for a CPU (docs/spec/numerics.md); PolicyError if
-    that does not cover the architecture.
-    """
+    """Return a policy's model in exact arithmetic (docs/spec/numerics.md); PolicyError if that does not cover it."""
     config = Qwen3Config.of(policy.config)
     if config is None:
         raise PolicyError(

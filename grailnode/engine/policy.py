@@ -138,10 +138,7 @@ def load_weights(directory: Path) -> dict[str, Tensor]:
     """Return the weights as they are published: contiguous BF16 tensors on the CPU, by the names in the files.
 
     Other floating-point dtypes are rounded to BF16. If config.json ties the output projection to the embedding, only
-    the embedding is returned.
-
-    Raises:
-        PolicyError: a file is missing or broken, or holds integers (a quantized checkpoint).
+    the embedding is returned. PolicyError if a file is missing or broken, or holds integers (a quantized checkpoint).
     """
     weights: dict[str, Tensor] = {}
     for path in weight_files(directory):

@@ -125,9 +125,7 @@ def _play(environment: Environment, problem: Problem, answer: str) -> tuple[list
 
 
 def observe_by_hash_seed(name: str, config: str, data: Path | None, hash_seed: int) -> Observations:
-    """Return the observations of a new process; PluginError or SandboxError if the environment cannot be opened here,
-    or does not make its problems.
-    """
+    """Return the observations of a new process; PluginError or SandboxError if the environment does not work here."""
     if not registry.is_built_in(name):
         environment = registry.open_plugin(name, config, hash_seed=hash_seed, strict=True).environment
         try:

@@ -92,9 +92,7 @@ def _turns(name: str, config: str, place: str) -> int:
 
 
 def parse_mixture(text: str) -> dict[str, int]:
-    """Return the shares of environments by name, ascending: of 'NAME', or of 'NAME=SHARE,NAME=SHARE' in millionths;
-    PluginError if they are no mixture.
-    """
+    """Return ascending names with shares, of 'NAME' or 'NAME=MILLIONTHS,...'; PluginError if they are no mixture."""
     if "=" not in text:
         return {text: SHARES}
     pairs = [part.split("=") for part in text.split(",")] if _shares.fullmatch(text) else []
@@ -135,15 +133,9 @@ def task_spec(
 def open_plugin(
     name: str, config: str, folder: Path | None = None, *, hash_seed: int = 0, strict: bool = False
 ) -> Plugin:
-    """Pack the wheels of an installed plug-in, and open its environment as nodes will: from these, in the sandbox.
-
-    Args:
-        config: JSON.
-        folder: where the wheels are unpacked; None for the user's cache.
-        strict: as of `PluginEnvironment`.
-
-    Raises:
-        PluginError, SandboxError: it cannot be packed, or does not load.
+    """Pack the wheels of an installed plug-in, and open its environment as nodes will: from these, in the sandbox. They
+    are unpacked in a folder, by default of the user's cache. PluginError or SandboxError if it cannot be packed, or
+    does not load.
     """
     text = parse_config(config)
     wheels = tuple(pack(part) for part in closure(_distribution(name).name))
@@ -207,9 +199,7 @@ def _own_version() -> str:
 
 @cache
 def _digest_of_modules(*modules: str) -> bytes:
-    """Return the SHA-256 of modules of protocol/environments and of those that they import, directly or not
-    (docs/spec/environments.md).
-    """
+    """Return the SHA-256 of modules and of what they import of protocol/environments (docs/spec/environments.md)."""
     folder, found, names = Path(protocol.environments.__file__).parent, dict[str, bytes](), [*modules]
     while names:
         name = names.pop()

@@ -114,14 +114,11 @@ def pack(distribution: Distribution) -> Wheel:
 
 
 def unpack(wheel: Wheel, folder: Path) -> Path:
-    """Return the folder with the files of a wheel, below a folder of wheels.
+    """Return the folder with the files of a wheel, hostile bytes of the digest and the size that a run names, below a
+    folder of wheels.
 
-    Args:
-        wheel: hostile bytes, which have the digest and the size that a run names.
-
-    Raises:
-        MalformedError, LimitError: the bytes are no wheel, too large, or would write elsewhere.
-        PluginError: the wheel is for other machines.
+    MalformedError or LimitError if the bytes are no wheel, too large, or would write elsewhere; PluginError for other
+    machines.
     """
     target = folder / wheel.ref.digest.hex()
     if target.is_dir():

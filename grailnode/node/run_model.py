@@ -27,9 +27,7 @@ BASE: Final = "base"
 
 
 def policy_directory(config: Config) -> Path:
-    """Return the directory of the trainer's policy: the packaged genesis, or the operator's own. It has the weights of
-    version 0, or the base of a LoRA run.
-    """
+    """Return the directory with version 0, or the base of a LoRA run: the packaged genesis, or the operator's own."""
     name = config.trainer.policy
     return PACKAGED_POLICY if name == "genesis" else config.at(Path(name))
 

@@ -31,9 +31,7 @@ class StartError(UserError):
 
 
 async def check_space(node: Node, announced: ObjectStore | None) -> None:
-    """Write, read back and delete an object of the node's own space, which strangers read at `announced`; None where
-    all participants share one store.
-    """
+    """Write, read back and delete an object of the node's own space, which strangers read at `announced`, if any do."""
     for remaining_attempts in reversed(range(_ATTEMPTS)):
         try:
             await _check_space(node, announced)

@@ -26,9 +26,7 @@ _MAX_CHARACTERS: Final = 4000  # of a prompt or a completion in a table
 
 
 async def track(node: Node, config: Config, tokenizer: Tokenizer) -> None:
-    """Feed the trainer's tracker until cancelled. When the tracker fails, one event says so, and nothing is tracked
-    until the next start.
-    """
+    """Feed the tracker until cancelled. When it fails, one event says so, and nothing is tracked until a new start."""
     assert config.trainer.track is not None
     logs = config.at(config.node.logs)
     directory = logs / config.trainer.track

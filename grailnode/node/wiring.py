@@ -190,9 +190,7 @@ async def run_worker(
     settings: SiteSettings,
     make_learner: Callable[[], LocalLearner] | None = None,
 ) -> None:
-    """Collect groups and train on them as one of several sites, until cancelled: all the work of a worker's node. With
-    `make_learner`, on several ranks.
-    """
+    """Do all the work of a worker's node until cancelled, with a learner of this process if none is given."""
 
     def local_learner() -> LocalLearner:
         weights = checked_genesis(node.run, genesis)

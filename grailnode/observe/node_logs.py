@@ -71,9 +71,7 @@ def recent_starts(path: Path, now: float) -> tuple[int, str, str]:
 
 
 def equal_failures(path: Path, error: str, place: str) -> int:
-    """Return how many of the last faults in a process's log have this text and place. Failures without a place, such as
-    a lost link, are left out.
-    """
+    """Return how many of a log's last faults have this text and place; failures without a place are left out."""
     faults = (event for event in tail_events(path) if event.get("event") == "failed" and "place" in event)
     return sum(1 for _ in takewhile(lambda event: (event.get("error"), event["place"]) == (error, place), faults))
 

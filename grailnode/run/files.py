@@ -13,11 +13,7 @@ from protocol.run import FileRef
 
 
 def write_whole(file: Path, data: bytes) -> None:
-    """Replace a file atomically: a reader sees the old content or the new one, after a crash too.
-
-    Raises:
-        OSError: the file could not be written, and is as before; names the file.
-    """
+    """Replace a file atomically: a reader sees the old content or the new one, after a crash or an OSError, too."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)

@@ -250,8 +250,8 @@ def file_reference(data: Path | None) -> FileRef | None:
 
 
 def files_to_publish(run: RunManifest, data: Path | None, wheels: Path | None = None) -> dict[str, bytes]:
-    """Return by name the data file and the wheels of a run, which the operator says are there; RequirementError if one
-    is missing, or not that of the run.
+    """Return a run's data file and wheels by name, from where the operator has them; RequirementError names a wrong
+    one.
     """
     files: dict[str, bytes] = {}
     for spec in run.tasks:

@@ -108,17 +108,12 @@ class BubblewrapSandbox:
         """Return the tester's output (see inside/tester.py), which is cut short when it dies or its time is over."""
         task = json.dumps([tests.reference, tests.setup, tests.tests]).encode()
         source = solution.encode(errors="surrogatepass")
-        with (
-            contextlib.closing(_Pipe()) as answers,
-            contextlib.closing(_Pipe()) as calls,
-            self._start(
-                "tester", task, (answers.read, calls.write), stdout=subprocess.PIPE, cpu=_TESTER_CPU_FACTOR
-            ) as tester,
-            self._start("solver", source, (calls.read, answers.write)),
-        ):
-            answers.close()
-            calls.close()
-            return _read(tester.stdout, 2 + len(tests.tests), self._limits.wall_seconds)
+        with contextlib.ExitStack() as ends:
+            answers, calls = (_pipe(ends) for _ in range(2))
+            tester = self._start("tester", task, (answers[0], calls[1]), stdout=subprocess.PIPE, cpu=_TESTER_CPU_FACTOR)
+            with tester as process, self._start("solver", source, (calls[0], answers[1])):
+                ends.close()  # so that each of the two notices the end of the other
+                return _read(process.stdout, 2 + len(tests.tests), self._limits.wall_seconds)
 
     @contextlib.contextmanager
     def _start(
@@ -247,16 +242,12 @@ def _find_interpreter(version: str) -> Interpreter:
     return Interpreter(version, program, tuple(sorted(files)))
 
 
-class _Pipe:
-    def __init__(self) -> None:
-        self.read, self.write = os.pipe()
-        self._is_open = True
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            os.close(self.read)
-            os.close(self.write)
+def _pipe(ends: contextlib.ExitStack) -> tuple[int, int]:
+    """Return the ends of a new pipe, out and in, which a stack closes."""
+    pipe = os.pipe()
+    for end in pipe:
+        ends.callback(os.close, end)
+    return pipe
 
 
 @contextlib.contextmanager

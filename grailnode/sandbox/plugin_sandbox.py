@@ -332,9 +332,7 @@ def _shown(reply: object) -> str:
 
 
 def _popen_for_good(command: Sequence[str], stdin: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a process that ends with this one: bubblewrap dies with the thread that started it, which others may not
-    outlive.
-    """
+    """Start a process that ends with this one, and not, as bubblewrap would, with the thread that started it."""
     started: Future[subprocess.Popen[bytes]] = Future()
 
     def live() -> None:

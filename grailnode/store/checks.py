@@ -93,9 +93,7 @@ class PageCheck:
         self._empty_pages = 0
 
     def objects(self, entries: Iterable[tuple[str, int]]) -> Iterator[ObjectInfo]:
-        """Yield the objects of a page of keys and sizes in bytes, without keys that no `put` could have created;
-        StoreError if the keys do not ascend.
-        """
+        """Yield the objects of a page of keys and sizes, without keys that no `put` made; StoreError for no order."""
         self._is_empty = True
         for key, size in entries:
             if key <= self._last_key:

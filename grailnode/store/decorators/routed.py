@@ -66,10 +66,8 @@ class RoutedStore:
         return await (await self._readable(path)).get(path, max_bytes, offset=offset, size=size)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list.
-
-        Raises:
-            PermanentError: the prefix does not name a writer; all stores cannot be listed as one.
+        """Implements ObjectStore.list; PermanentError for a prefix without a writer: many stores cannot be listed as
+        one.
         """
         check_prefix(prefix)
         if "/" not in prefix:

@@ -52,9 +52,7 @@ class Envelope:
     digest: bytes
 
     def check_place(self, path: str, run: bytes) -> None:
-        """Raise EnvelopeError if a file that should hold the object of this path holds another, and ForeignError if one
-        of another run.
-        """
+        """Raise EnvelopeError if a file holds another object than that of its path, ForeignError if of another run."""
         if self.path != path:
             raise EnvelopeError(f"holds another object, {self.path}")
         if self.run != run:
