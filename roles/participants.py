@@ -104,10 +104,9 @@ async def _draw(node: Node, keys: list[bytes], history_keys: AbstractSet[bytes],
 
 
 async def list_announced_keys(node: Node) -> list[bytes]:
-    """Return the keys whose announcements the storage lists; a path that names no key is passed over.
-
-    A store cuts long listings, and an attacker may have put thousands of keys before all others. So of a listing that
-    is cut, another part follows, which starts at another key each time.
+    """Return the keys whose announcements the storage lists; a path that names no key is passed over. An attacker may
+    put thousands of keys before all others, so of a listing that is cut, another part follows, which starts at another
+    key each time.
     """
     keys, listed_paths = await _list_keys_after(node, "")
     if listed_paths >= limits.MAX_LISTED_PARTICIPANTS:  # there may be more: stores cut long listings

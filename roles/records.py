@@ -52,10 +52,8 @@ async def fetch_record(node: Node, record_type: type[P], path: str, max_bytes: i
 
 
 def open_record(node: Node, record_type: type[P], path: str, data: bytes) -> Signed[P]:
-    """Check the bytes of a signed record that are said to lie at a path.
-
-    Raises:
-        ProtocolError: they are not a record of this type and run, signed by the path's writer alone, for this path.
+    """Check the bytes of a signed record that are said to lie at a path; ProtocolError if they are not a record of this
+    type and run, signed by the path's writer alone, for this path.
     """
     if len(data) > record_type.max_signed_bytes():
         raise MalformedError(f"{len(data)} bytes are too many", path)
@@ -74,11 +72,7 @@ async def fetch_envelope(node: Node, record_type: type[Record], path: str) -> by
 
 
 async def fetch_object(node: Node, path: str, ref: ObjectRef | FileRef | CodeRef) -> bytes:
-    """Fetch an object, and check that it has the size and the SHA-256 that a record names.
-
-    Raises:
-        MalformedError: other bytes lie there.
-    """
+    """Fetch an object; MalformedError unless it has the size and the SHA-256 that a record names."""
     try:
         data = await node.store.get(path, ref.size)
     except TooLargeError as error:
@@ -91,10 +85,8 @@ async def fetch_object(node: Node, path: str, ref: ObjectRef | FileRef | CodeRef
 
 
 async def fetch_run_file(node: Node, ref: ObjectRef | FileRef | CodeRef, writers: Sequence[bytes], name: str) -> bytes:
-    """Fetch a file of the run from the first of the writers' spaces that has it; `name` stands in errors.
-
-    Raises:
-        StoreError: no space has it; this is the first failure. Storage that is wrong now may be right later.
+    """Fetch a file of the run from the first of the writers' spaces that has it; `name` stands in errors. Raise the
+    first failure as a StoreError if none has it: storage that is wrong now may be right later.
     """
 
     async def fetch(writer: bytes) -> bytes:

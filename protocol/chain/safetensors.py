@@ -105,10 +105,8 @@ def read(data: bytes) -> dict[str, torch.Tensor]:
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors file (hostile bytes), as texts.
-
-    Raises:
-        LimitError, MalformedError: the header exceeds its limit, or breaks the format.
+    """Return the metadata of a safetensors file (hostile bytes), as texts; LimitError or MalformedError for a bad
+    header.
     """
     metadata = _parse_header(data).get("__metadata__", {})
     if not isinstance(metadata, dict):
@@ -117,9 +115,8 @@ def read_metadata(data: bytes) -> dict[str, str]:
 
 
 def write(weights: Weights) -> bytes:
-    """Serialize contiguous CPU tensors as a safetensors file, with one copy of them in memory.
-
-    The bytes are those that the library safetensors writes.
+    """Serialize contiguous CPU tensors as a safetensors file, with one copy of them in memory and the bytes that the
+    library safetensors writes.
     """
     header, names = file_head(weights)
     return b"".join((header, *(raw_bytes(weights[name]) for name in names)))

@@ -247,11 +247,8 @@ class ChainVerifier:
         return other
 
     def version_for(self, window: int) -> int:
-        """Return the newest version that serves a window.
-
-        Raises:
-            GapError: no version in the head serves the window yet, or manifests are missing, so that a newer version
-                might serve it.
+        """Return the newest version that serves a window; GapError if none in the head does yet, or if manifests are
+        missing, so that a newer version might.
         """
         if not self._complete():
             raise GapError("manifests that the head lists are missing", f"window {window}")

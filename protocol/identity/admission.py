@@ -63,11 +63,8 @@ def leading_zero_bits(digest: bytes) -> int:
 
 
 def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> ProofOfWorkSolution:
-    """Find a proof of work, which takes about 2^difficulty tries.
-
-    Args:
-        difficulty: leading zero bits of the digest.
-        expires_ms: when the proof expires, in milliseconds since the Unix epoch.
+    """Find a proof of work, which takes about 2^difficulty tries and expires at a time in milliseconds since the Unix
+    epoch.
     """
     solutions = (ProofOfWorkSolution.model_construct(expires_ms=expires_ms, nonce=nonce) for nonce in count())
     return next(work for work in solutions if leading_zero_bits(work_digest(run_id, key, work)) >= difficulty)
@@ -169,9 +166,8 @@ class AdmissionGate:
 
 
 def lottery(salt: bytes, key: bytes) -> bytes:
-    """Return the rank of a key in the selection of miners when there are too many; the lowest rank comes first.
-
-    The rank changes with the salt, so nobody can make a key that always comes first.
+    """Return the rank of a key in the selection of miners when there are too many; the lowest rank comes first. It
+    changes with the salt, so nobody can make a key that always comes first.
     """
     return hashlib.sha256(salt + key).digest()
 

@@ -41,11 +41,7 @@ Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 
 
 def check_public_key(key: bytes) -> bytes:
-    """Check a public key, and return it.
-
-    Raises:
-        SignatureError: the key has the wrong length, is not canonical, or has small order.
-    """
+    """Return a public key; SignatureError if it has the wrong length, is not canonical, or has small order."""
     if len(key) != KEY_BYTES:
         raise SignatureError(f"a public key has {KEY_BYTES} bytes, this one {len(key)}")
     y = int.from_bytes(key, "little") & ((1 << 255) - 1)
@@ -185,10 +181,8 @@ def _open_envelope(data: bytes, record_type: type[Record]) -> Envelope:
 
 
 def claimed_signers(data: bytes, record_type: type[Record]) -> tuple[bytes, ...]:
-    """Return the keys that an envelope (hostile bytes) claims as its signers. Nothing is verified.
-
-    Raises:
-        LimitError, MalformedError: the bytes are no envelope of that type.
+    """Return the keys that an envelope (hostile bytes) claims as its signers. Nothing is verified; LimitError or
+    MalformedError if the bytes are no envelope of that type.
     """
     return tuple(signature.key for signature in _open_envelope(data, record_type).signatures)
 

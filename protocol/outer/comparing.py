@@ -67,10 +67,7 @@ class Comparison:
 
 
 def median_length(lengths: Sequence[float]) -> float:
-    """Return the median of those that are not 0, or 0: sites that send nothing have no say in it.
-
-    Of an even number it is the lower of the two in the middle.
-    """
+    """Return the lower median of those that are not 0, or 0: sites that send nothing have no say in it."""
     return median_low([length for length in lengths if length > 0] or [0.0])
 
 
@@ -161,10 +158,9 @@ class SiteSums:
         )
 
     def agreement(self) -> tuple[float, float]:
-        """Return the squared length of what is common in the mean, and its variance if the sites agreed by chance.
-
-        It is the mean cosine of two of the sites times the squared mean length, so sites with fewer local steps, whose
-        contributions are shorter, make it no smaller than the mean itself.
+        """Return the squared length of what is common in the mean, and its variance if the sites agreed by chance: the
+        mean cosine of two sites times the squared mean length, so that shorter contributions make it no smaller than
+        the mean.
         """
         pairs = self.lengths * self.lengths - self.square_lengths
         if pairs <= 0:
@@ -210,11 +206,7 @@ def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes
 def check_payload(
     state: SharedState, rules: RoundRules, secret: bytes, contribution: RoundContribution, payload: bytes
 ) -> Projection:
-    """Check a payload against its contribution, and return the projection of its values (`project`).
-
-    Raises:
-        ProtocolError: it is broken, or not the contribution's.
-    """
+    """Check a payload against its contribution (ProtocolError), and return the projection of its values (`project`)."""
     head = read_head(payload, state.stream_parts(rules))
     if head.sender != sender_digest(contribution.opening, contribution.worker):
         raise RefusedContributionError("a payload that another site made, or that was made for another round")

@@ -79,12 +79,7 @@ class Weighting:
 def weigh_round(
     workers: Sequence[bytes], comparison: Comparison, earlier: SentRounds, settings: RobustSettings
 ) -> Weighting:
-    """Return the factors of the contributions of a round.
-
-    Args:
-        workers: whose contributions they are, in ascending order.
-        earlier: what sites sent in the rounds before.
-    """
+    """Return the factors of the contributions of these workers, ascending, given what sites sent in earlier rounds."""
     lengths = comparison.lengths.tolist()
     compared = _compared(lengths, settings.compared_length)
     scales = length_factors(lengths)
@@ -161,11 +156,7 @@ def _cosines(comparison: Comparison, scales: Matrix, active: Sequence[int]) -> d
 
 
 def _agreement_factor(rounds: Sequence[SentRound], worker: bytes, settled: int) -> float:
-    """Return what scales a contribution to the newest round down if it disagrees: 0 if all others of its site did too.
-
-    Args:
-        settled: number of the site's newest contributions that are looked at.
-    """
+    """Return what scales a contribution down if it disagrees: 0 if the `settled` ones before it all did too."""
     if worker not in rounds[-1].disagreeing:
         return 1.0
     disagreements = [worker in sent.disagreeing for sent in rounds if worker in sent.workers][-settled:]

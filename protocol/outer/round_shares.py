@@ -80,10 +80,8 @@ def shares_of(parts: Sequence[Part], count: int) -> list[list[int]]:
 
 
 def draw_parts(secret: bytes, subject: bytes, share: Sequence[int]) -> list[int]:
-    """Return the parts of a share that are computed again.
-
-    Args:
-        secret: of the site that draws; subject: digest of the products that it has seen.
+    """Return the parts of a share that are computed again, by the secret of who draws and the digest of what it has
+    seen.
     """
     ranks = {place: sha256(secret + subject + place.to_bytes(8, "little")).digest() for place in share}
     return sorted(sorted(share, key=ranks.__getitem__)[: -(-len(share) // REPEATED)])
@@ -134,11 +132,7 @@ class ShareCase:
         return [] if all(_same(own[place], numbers) for place, numbers in repeated.items()) else sorted(repeated)
 
     def decide(self, bounds: Matrix, known: dict[int, Matrix]) -> AggregatedShare:
-        """Return what became of the share, and add its products to the known ones if they are believed.
-
-        Args:
-            known: products that the coordinator computed, by part: float64 [R].
-        """
+        """Return what became of the share, and add its products to the known ones, by part, if they are believed."""
         own, repeated = self._own(bounds), self._repeated(bounds)
         computed = [place for place in self.parts if place in known]
         is_sound = own is not None and all(_same(own[place], known[place]) for place in computed)

@@ -130,13 +130,8 @@ class SharedState:
     def after(
         self, payloads: Sequence[bytes], factors: Sequence[float], rules: RoundRules, threads: int = 1
     ) -> "SharedState":
-        """Return the state after a round.
-
-        Args:
-            payloads: of the contributions that count, in the manifest's order; none leaves everything as it is.
-            factors: one for each.
-            threads: that compute, each with one contribution's part in memory. Their number changes no bit of the
-                result.
+        """Return the state after a round of these payloads, in the manifest's order, each with a factor; none changes
+        nothing. Each thread has one contribution's part in memory. Their number changes no bit of the result.
         """
         if not payloads:
             return self

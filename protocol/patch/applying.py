@@ -59,11 +59,7 @@ class AppliedPatch:
 
 
 def check_fit(weights: Weights, rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
-    """Check that the rows of a table describe tensors of the weights, and return the rows.
-
-    Raises:
-        PatchError: the weights do not have a tensor, or have it with another dtype or shape.
-    """
+    """Check that the rows of a table describe tensors of the weights, with their dtypes and shapes (PatchError)."""
     result = []
     for row in rows:
         tensor = weights.get(row.name)
@@ -204,7 +200,6 @@ class StreamingApply:
 
     def feed(self, data: bytes | memoryview) -> list[str]:
         """Process the next bytes of the patch (hostile), and return the names of the tensors whose frames they end.
-
         With threads, a frame may be refused by a later call, or by `finish`.
         """
         rest = memoryview(data)
@@ -230,10 +225,8 @@ class StreamingApply:
         return names
 
     def finish(self) -> AppliedPatch:
-        """Return the new weights after all bytes of the patch were processed.
-
-        Raises:
-            PatchError: the patch is cut off, or does not give the weights that it promises.
+        """Return the new weights after all bytes of the patch were processed; PatchError if it is cut off, or does not
+        give the weights that it promises.
         """
         while self._pending:
             self._pending.popleft().result()
@@ -313,13 +306,8 @@ def _side_by_side(tensors: list[Bits]) -> Bits:
 
 
 def check_frames(old: Weights, new: Weights, encoded: Mapping[str, EncodedTensor]) -> None:
-    """Check that a follower that decodes the frames of some tensors gets the new ones.
-
-    Args:
-        old, new: tensors, with the same names; encoded: the frames of at least these.
-
-    Raises:
-        MalformedError, LimitError, PatchError: a follower would refuse a frame, or get another tensor.
+    """Check that a follower that decodes the frames of some tensors, of the same names, gets the new ones: a
+    MalformedError, LimitError or PatchError says that it would refuse one, or get another tensor.
     """
     for name, rows in units_of(check_fit(old, (encoded[name].row for name in sorted(new)))).items():
         item, row = encoded[name], rows[-1]

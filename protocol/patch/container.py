@@ -262,11 +262,8 @@ def write_container(
 
 
 def header_bytes(data: bytes | bytearray | memoryview) -> int:
-    """Return the size of preamble and table in bytes, as given by the preamble. A streaming reader waits for them.
-
-    Raises:
-        MalformedError: the bytes do not begin with a preamble of this format.
-        LimitError: the table exceeds its limit.
+    """Return the size of preamble and table in bytes, for which a streaming reader waits: MalformedError for no
+    preamble of this format, LimitError for too large a table.
     """
     if len(data) < PREAMBLE.size:
         raise MalformedError("shorter than a preamble", "patch")
@@ -302,10 +299,8 @@ def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None
 
 
 def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:
-    """Check that the frames end where the patch ends.
-
-    Raises:
-        LimitError, MalformedError: the patch exceeds its limit, or bytes are missing or left over.
+    """Check that the frames end where the patch ends: LimitError for a too large one, MalformedError for missing or
+    left-over bytes.
     """
     if header.patch_bytes > limits.MAX_PATCH_BYTES:
         raise LimitError(f"a patch of {header.patch_bytes} bytes", "patch")
@@ -322,11 +317,8 @@ def split_frames(data: bytes | bytearray | memoryview, header: Header) -> Iterat
 
 
 def split_parts(patch: bytes, part_bytes: int) -> tuple[bytes, ...]:
-    """Split a patch of this program into parts that end where a frame ends; joined, they are the patch.
-
-    Args:
-        part_bytes: a part has more bytes than this only if its last frame begins before that. The number of parts is
-            at most MAX_PATCH_PARTS, so those of a very large patch have more.
+    """Split a patch of this program into parts that end where a frame ends; joined, they are the patch. A part has more
+    than `part_bytes` only by its last frame, or where there would be more than MAX_PATCH_PARTS.
     """
     # Of parts that have at least this size, there are at most MAX_PATCH_PARTS.
     header = read_header(patch)

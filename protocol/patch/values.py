@@ -87,9 +87,7 @@ def bits_of(tensor: torch.Tensor) -> Bits:
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor of the same dtype and shape. numpy requests huge pages and torch does not, which halves the
-    time of a large patch.
-    """
+    """Return a new tensor of the same dtype and shape. Numpy requests huge pages: half the time of a large patch."""
     if tensor.numel() == 0:
         return torch.empty_like(tensor, requires_grad=False)
     buffer = np.empty(tensor.numel(), _unsigned[tensor.dtype.itemsize])

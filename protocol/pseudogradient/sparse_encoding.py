@@ -82,11 +82,7 @@ class Inputs:
 
 
 class _EntryList:
-    """The entries of a chunk as far as it was scanned; see `scanning.scan`.
-
-    Args:
-        changes: array for all entries.
-    """
+    """The entries of a chunk, in an array for all, as far as it was scanned; see `scanning.scan`."""
 
     def __init__(self, grid: NDArray[np.uint64], changes: NDArray[np.uint64], squares: Lanes) -> None:
         self.grid, self.changes, self.squares = grid, changes, squares

@@ -98,9 +98,8 @@ def certain_border(scaled: Tensor, filters: Filters, slack: float) -> Tensor:
 
 
 def _certain_nucleus_border(scaled: Tensor, top_p: float, slack: float) -> Tensor:
-    """Return the logit above which a token is in the nucleus in every honest computation: float32 [N, 1].
-
-    The most likely tokens are sorted first, and more of them only for the rows whose nucleus may be larger.
+    """Return the logit above which a token is in the nucleus in every honest computation: float32 [N, 1]. The most
+    likely tokens are sorted first, and more of them only for the rows whose nucleus may be larger.
     """
     border = torch.empty_like(scaled[:, :1])
     rows = torch.arange(len(scaled), device=scaled.device)
@@ -120,10 +119,8 @@ def _certain_nucleus_border(scaled: Tensor, top_p: float, slack: float) -> Tenso
 
 
 def possible_tokens(scaled: Tensor, tokens: Tensor, filters: Filters, slack: float) -> Tensor:
-    """Return whether a token of each row (int64 [...]) passes the filters in any honest computation: bool [...].
-
-    Args:
-        scaled, slack: see `certain_border`.
+    """Return whether a token of each row (int64 [...]) passes the filters in any honest computation: bool [...]. See
+    `certain_border`.
     """
     own = scaled.gather(-1, tokens[..., None])
     possible = torch.ones_like(own, dtype=torch.bool)

@@ -29,12 +29,8 @@ class Tokenizer(Protocol):
 
 
 def encode_prompt(tokenizer: Tokenizer, chat: ChatSpec | None, text: str) -> tuple[int, ...]:
-    """Return the token ids of the prompt for a problem's text (docs/spec/run.md).
-
+    """Return the token ids of the prompt for a problem's text, which `chat` makes a conversation (docs/spec/run.md).
     Every node that reads, writes or checks a prompt does it here.
-
-    Args:
-        chat: how the text becomes a conversation; None where it is the prompt.
     """
     return tokenizer.encode(text) if chat is None else tokenizer.encode(chat.prompt(text), special=False)
 
@@ -128,9 +124,8 @@ class Task(PolicyTask):
     def assign(
         self, window: int, randomness: bytes, miner: bytes, index: int, shares: Sequence[int] = ()
     ) -> Assignment:
-        """Return the assignment of a miner's group, by the randomness of the round that opened the window.
-
-        The shares of the strata are those of the version's table; empty in a run without tables.
+        """Return the assignment of a miner's group, by the randomness of the round that opened the window and the
+        shares of the strata in the version's table; these are empty in a run without tables.
         """
         seed = challenge.group_seed(self.run_id, window, randomness, miner, index)
         problem = self._problem(seed, shares)

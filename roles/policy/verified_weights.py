@@ -87,9 +87,8 @@ class AnchorBuild:
 
 
 class PatchBuild:
-    """Builds the version after `base` from the parts of its patch (implements WeightsBuild).
-
-    In memory both versions share the tensors that do not change; `new_tensors` may say that they lie elsewhere.
+    """Builds the version after `base` from the parts of its patch (implements WeightsBuild). In memory both versions
+    share the tensors that do not change; `new_tensors` may say that they lie elsewhere.
     """
 
     def __init__(

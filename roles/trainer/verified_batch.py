@@ -158,9 +158,8 @@ def whole_logprobs(data: bytes) -> np.ndarray | None:
 def verified_group(
     group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool
 ) -> VerifiedGroup | None:
-    """Return an accepted group with the values of the judgements that fit it; None if none does.
-
-    If rewards are exact, a judgement with other rewards than the group claims does not fit.
+    """Return an accepted group with the values of the judgements that fit it; None if none does. If rewards are exact,
+    a judgement with other rewards than the group claims does not fit.
     """
     tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
     claims = tuple(rollout.reward for rollout in group.rollouts)

@@ -63,11 +63,8 @@ class GroupCheck:
 
 
 class Judge:
-    """Checks groups of one window with an engine that serves their version.
-
-    Args:
-        shares_of: by which the groups of a version draw their strata.
-        draw: randomness of the window's second round, which selects the rollouts that are continued; None for none.
+    """Checks groups of one window with an engine that serves their version, by the shares of its strata. `draw` is the
+    randomness of the second round, which selects the rollouts that are continued; None for none.
     """
 
     def __init__(

@@ -35,11 +35,7 @@ async def wait_and_check_published(node: Node, ledger: Ledger) -> None:
 
 
 async def check_published(node: Node, ledger: Ledger) -> None:
-    """Compare a ledger with what this validator has published.
-
-    Raises:
-        StateError: the ledger is behind what was published, or is another one.
-    """
+    """Compare a ledger with what this validator has published; StateError if it is behind that, or another one."""
     key, newest = node.key.public, ledger.closed_window
     place = f"{LEDGER} of this node's state"
     for record_type, kind, verb in ((Summary, "summaries", "published"), (Seal, "seals", "sealed")):

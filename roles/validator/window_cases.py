@@ -115,13 +115,9 @@ class Pledges:
     async def read(
         self, history_keys: AbstractSet[bytes] = frozenset(), versions: ServingVersions | None = None
     ) -> dict[bytes, Pledge]:
-        """Return the valid pledges in storage, by miner.
-
-        Storage may show an older announcement than before. The newest one that was seen counts.
-
-        Args:
-            history_keys: miners with a history, for which places are kept if there are too many.
-            versions: those that may be used in the next window; None if this validator does not know.
+        """Return the valid pledges in storage, by miner, for the versions that may be used in the next window; places
+        are kept for miners with a history. Storage may show an older announcement than before: the newest one that was
+        seen counts.
         """
         announcements = {item.key: item for item in await find_participants(self._node, "miner", history_keys)}
         self._void = {miner: expiry for miner, expiry in self._void.items() if miner in announcements}

@@ -43,10 +43,7 @@ def object_name(window: int, miner: bytes) -> str:
 
 
 class OutcomeLog:
-    """The outcome log of one trainer.
-
-    Memory holds the entries of windows for which verdicts may still come; of other windows only the miners.
-    """
+    """A trainer's outcome log. Of windows for which no verdicts may come any more, memory holds the miners only."""
 
     def __init__(self, state: ObjectStore) -> None:
         self._state = state

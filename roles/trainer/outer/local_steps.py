@@ -74,11 +74,8 @@ class GroupPool:
     def dealt(
         self, turns: Collection[int], workers: Sequence[bytes], worker: bytes, without: Collection[bytes] = ()
     ) -> list[bytes]:
-        """Return the digests of the groups that belong to a worker in each of some turns, the newest versions first.
-
-        Args:
-            turns: of the rounds (`protocol.outer.round_checks.turn_of`).
-            without: digests of groups to leave out.
+        """Return the digests of the groups that belong to a worker in each of some turns (`round_checks.turn_of`), the
+        newest versions first, but for those to leave out.
         """
         own = [
             (-group.version, digest)
@@ -187,11 +184,8 @@ class LocalSteps:
     async def _step(
         self, opening: RoundManifest, turns: set[int], used: frozenset[bytes] = frozenset(), *, ahead: bool = False
     ) -> None:
-        """Take a step, if there are groups for one; else wait a little.
-
-        Args:
-            turns: in each of which the groups must belong to this site.
-            used: groups to leave out beside those of these steps.
+        """Take a step with groups that belong to this site in each of some turns, without `used` ones; wait if there
+        are none.
         """
         node, settings = self._node, self._settings
         await self._pool.read_inbox(opening.version)

@@ -126,9 +126,8 @@ async def fetch_state(
 
 
 async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps: int) -> list[Signed[RoundManifest]]:
-    """Return a trusted round manifest and those of so many steps before it, newest first, as far as storage has them.
-
-    They say which groups are used up.
+    """Return a trusted round manifest and those of so many steps before it, newest first, as far as storage has them:
+    they say which groups are used up.
     """
     manifests = [newest]
     while (record := manifests[-1].record).number > 0 and newest.record.state.step - record.state.step <= steps:

@@ -46,11 +46,7 @@ _NO_FILE: Final = -1
 
 
 class Site:
-    """One site of a run.
-
-    Args:
-        learner: takes the local steps; its present state is that of a new site.
-    """
+    """One site of a run. `learner` takes the local steps; its present state is that of a new site."""
 
     def __init__(self, node: Node, learner: LocalLearner, settings: SiteSettings) -> None:
         self._node = node
@@ -192,10 +188,7 @@ class Site:
         )
 
     async def _has_signed(self, number: int) -> bool:
-        """Return whether storage has a contribution of this site to a round that its state does not know.
-
-        If the store does not answer, it may have one.
-        """
+        """Return whether storage has, or may have, a contribution of this site that its state does not know."""
         try:
             await self._node.store.get(paths.contribution(self._node.key.public, number), 1, size=1)
         except NotFoundError:
@@ -307,11 +300,8 @@ class Site:
             return False
 
     async def _settle(self, closing: Signed[RoundManifest] | None, shared: SharedState | None) -> None:
-        """Settle the present round, and begin the next one.
-
-        Args:
-            closing: the manifest that closes it; None if a whole state must be fetched instead.
-            shared: the state after it; None if this site computes another one, or cannot compute it any more.
+        """Settle the present round, and begin the next one. A whole state is fetched if there is no closing manifest,
+        or if this site computes another state after the round, or cannot compute it any more (`shared` is None).
         """
         assert self.shared is not None and self._record is not None
         node, opening, record = self._node, self._opening.record, self._record

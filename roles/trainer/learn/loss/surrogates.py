@@ -43,11 +43,7 @@ class Tokens:
 
     @property
     def teacher(self) -> Tensor:
-        """The log-probabilities of the reference policy.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The log-probabilities of the reference policy; ValueError if there is none."""
         if self.reference is None:
             raise ValueError("this loss needs the log-probabilities of a reference policy")
         return self.reference
@@ -92,9 +88,8 @@ def sequence_ratio(tokens: Tokens, settings: LossSettings) -> Objective:
 
 
 def sampled_weight(tokens: Tokens, settings: LossSettings) -> Objective:
-    """Compute w_t A log pi_theta, with the clipped ratio as a constant weight w_t (CISPO, MiniMax 2025).
-
-    Every token gives a gradient: the clip bounds its weight and does not drop it.
+    """Compute w_t A log pi_theta, with the clipped ratio as a constant weight w_t (CISPO, MiniMax 2025). Every token
+    gives a gradient: the clip bounds its weight and does not drop it.
     """
     ratio = tokens.log_ratio(settings).detach().clamp(max=LARGEST_LOG_RATIO).exp()
     weight = ratio.clamp(*settings.clip_bounds)
@@ -123,11 +118,7 @@ SURROGATES: Final[dict[SurrogateName, Surrogate]] = {
 
 
 def surrogate_of(settings: LossSettings) -> Surrogate:
-    """Return the function of a loss.
-
-    Raises:
-        ValueError: that of one's own cannot be imported.
-    """
+    """Return the function of a loss; ValueError if that of one's own cannot be imported."""
     module, _, name = settings.loss.partition(":")
     if not name:
         return SURROGATES[settings.spec.surrogate]
