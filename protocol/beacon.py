@@ -53,21 +53,17 @@ class ChainInfo(Record):
     """A beacon: its key, and the times of its rounds.
 
     drand counts in whole seconds; milliseconds let a chain on one machine run faster. Round 1 is due at genesis.
-
-    Attributes:
-        public_key: compressed G2 point, 96 bytes.
-        genesis_ms: when round 1 is due, in milliseconds since the Unix epoch.
-        group_hash: drand's genesis seed.
-        beacon_id: drand's name of the beacon; 'default' is hashed as no name.
     """
 
     kind: ClassVar[str] = "beacon-chain"
     max_bytes: ClassVar[int] = limits.MAX_BEACON_BYTES
 
-    public_key: bytes
+    public_key: bytes  # compressed G2 point, 96 bytes
     period_ms: Annotated[int, Field(ge=1, le=limits.MAX_BEACON_PERIOD_MS)]
+    # when round 1 is due, in milliseconds since the Unix epoch
     genesis_ms: Annotated[int, Field(ge=0, le=limits.MAX_TIME_MS)]
-    group_hash: Annotated[bytes, Field(min_length=32, max_length=32)]
+    group_hash: Annotated[bytes, Field(min_length=32, max_length=32)]  # drand's genesis seed
+    # drand's name of the beacon; 'default' is hashed as no name
     beacon_id: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")]
 
     @field_validator("public_key")

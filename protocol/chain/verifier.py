@@ -32,31 +32,23 @@ from protocol.run import RunManifest
 class Trust(Record):
     """The newest version that a node has trusted. The node writes it to disk before it acts on it, and never follows an
     older chain.
-
-    Attributes:
-        digest: SHA-256 of the body of the version's manifest.
-        revision: number of the newest revision of the authority whose rewind was applied; 0 for none.
     """
 
     kind: ClassVar[str] = "trust"
     run: Digest
     epoch: Epoch
     version: Version
-    digest: Digest
+    digest: Digest  # SHA-256 of the body of the version's manifest
+    # number of the newest revision of the authority whose rewind was applied; 0 for none
     revision: Annotated[int, Field(ge=0, le=limits.MAX_REVISIONS)]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps to reach a version: load an anchor (or start from the current weights), then apply patches.
+    """The steps to reach a version: load an anchor (or start from the current weights), then apply patches."""
 
-    Attributes:
-        anchor: the manifest whose anchor to load; None to start from the current weights.
-        patches: the manifests whose patches to apply, in order.
-    """
-
-    anchor: Manifest | None
-    patches: tuple[Manifest, ...]
+    anchor: Manifest | None  # the manifest whose anchor to load; None to start from the current weights
+    patches: tuple[Manifest, ...]  # the manifests whose patches to apply, in order
 
 
 class ChainVerifier:

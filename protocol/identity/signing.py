@@ -114,18 +114,12 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class Signed(Generic[R]):
-    """A record whose signatures were verified.
-
-    Attributes:
-        signers: the public keys that signed, in ascending order.
-        digest: SHA-256 of the body, which identifies the record; it does not change when signatures are added.
-        data: the envelope's bytes.
-    """
+    """A record whose signatures were verified."""
 
     record: R
-    signers: tuple[bytes, ...]
-    digest: bytes
-    data: bytes
+    signers: tuple[bytes, ...]  # the public keys that signed, in ascending order
+    digest: bytes  # SHA-256 of the body, which identifies the record; it does not change when signatures are added
+    data: bytes  # the envelope's bytes
 
 
 def _message(kind: str, body: bytes) -> bytes:

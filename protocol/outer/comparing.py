@@ -48,22 +48,15 @@ REMEMBERED_ROUNDS: Final = 96
 
 @dataclass(frozen=True)
 class Comparison:
-    """The contributions of a round.
+    """The contributions of a round."""
 
-    Attributes:
-        lengths: L2 norms: float64 [R].
-        with_all: inner product of each with the sum of all, once they are scaled down to the median length, itself
-            scaled likewise: float64 [R].
-        projections: float64 [R, PROJECTED].
-        local_steps: of the round, by its rules.
-        stream: which of the streams they have.
-    """
-
-    lengths: Matrix
+    lengths: Matrix  # L2 norms: float64 [R]
+    # inner product of each with the sum of all, once they are scaled down to the median length, itself scaled likewise:
+    # float64 [R]
     with_all: Matrix
-    projections: Matrix
-    local_steps: int
-    stream: int = 0
+    projections: Matrix  # float64 [R, PROJECTED]
+    local_steps: int  # of the round, by its rules
+    stream: int = 0  # which of the streams they have
 
 
 def median_length(lengths: Sequence[float]) -> float:
@@ -79,19 +72,13 @@ def length_factors(lengths: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class SentRound:
-    """What the sites sent in a round.
+    """What the sites sent in a round."""
 
-    Attributes:
-        workers: those whose contribution was long enough to be compared, in ascending order.
-        projections: of their contributions, each scaled down to the median length: float32 [R, PROJECTED].
-        disagreeing: the workers whose contribution disagreed with those of the others in that round.
-        stream: which of the streams they sent. Projections of different streams have nothing in common.
-    """
-
-    workers: tuple[bytes, ...]
-    projections: Projections
+    workers: tuple[bytes, ...]  # those whose contribution was long enough to be compared, in ascending order
+    projections: Projections  # of their contributions, each scaled down to the median length: float32 [R, PROJECTED]
+    # the workers whose contribution disagreed with those of the others in that round
     disagreeing: frozenset[bytes] = frozenset()
-    stream: int = 0
+    stream: int = 0  # which of the streams they sent. Projections of different streams have nothing in common
 
     def row(self, worker: bytes) -> Matrix:
         """Return the projection of a site's contribution: float64 [PROJECTED]."""
@@ -120,22 +107,15 @@ class SentRound:
 
 @dataclass(frozen=True)
 class SiteSums:
-    """Sums over some sites of a round, from which a site can be taken out: so the work grows with their number alone.
-
-    Attributes:
-        workers: these sites.
-        total: of what they sent; squares: of the squares of its elements: float64 [PROJECTED].
-        lengths: of the lengths; square_lengths: of the squared lengths.
-        squares_of_squares: of the squared lengths of the squares.
-    """
+    """Sums over some sites of a round, from which one can be taken out: so the work grows with their number alone."""
 
     sent: SentRound
-    workers: frozenset[bytes]
-    total: Matrix
-    squares: Matrix
-    lengths: float = 0.0
-    square_lengths: float = 0.0
-    squares_of_squares: float = 0.0
+    workers: frozenset[bytes]  # these sites
+    total: Matrix  # of what they sent: float64 [PROJECTED]
+    squares: Matrix  # of the squares of its elements: float64 [PROJECTED]
+    lengths: float = 0.0  # of the lengths
+    square_lengths: float = 0.0  # of the squared lengths
+    squares_of_squares: float = 0.0  # of the squared lengths of the squares
 
     def without(self, *workers: bytes) -> "SiteSums":
         """Return the sums over the others than some sites."""
@@ -172,15 +152,10 @@ class SiteSums:
 
 @dataclass(frozen=True)
 class Projection:
-    """What a coordinator keeps of one contribution.
+    """What a coordinator keeps of one contribution."""
 
-    Attributes:
-        numbers: its random projection: float64 [PROJECTED].
-        norms: the L2 norms of its parts: float64 [P].
-    """
-
-    numbers: Matrix
-    norms: Matrix
+    numbers: Matrix  # its random projection: float64 [PROJECTED]
+    norms: Matrix  # the L2 norms of its parts: float64 [P]
 
 
 def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes) -> Projection:

@@ -91,16 +91,11 @@ def largest_drift(sites: int) -> float:
 
 @dataclass(frozen=True)
 class _Drift:
-    """What the rounds show of a site's drift; 0 for all three if they say nothing.
+    """What the rounds show of a site's drift; 0 for all three if they say nothing."""
 
-    Attributes:
-        estimate: of its squared length; certain: what chance does not explain of that.
-        allowed: the largest one that counts in full.
-    """
-
-    estimate: float = 0.0
-    certain: float = 0.0
-    allowed: float = 0.0
+    estimate: float = 0.0  # of its squared length
+    certain: float = 0.0  # what chance does not explain of that
+    allowed: float = 0.0  # the largest one that counts in full
 
 
 def drift_factors(

@@ -38,20 +38,13 @@ DISTRUST: Final = 0.1
 
 @dataclass(frozen=True)
 class RobustSettings:
-    """The bounds of one coordinator.
+    """The bounds of one coordinator."""
 
-    Attributes:
-        clips: whether contributions are scaled down to the median length.
-        agreement: share of the median cosine that a contribution must reach; None for no bound.
-        bounds_drifts: whether contributions with a drift are scaled down.
-        compared_length: share of the median length below which a contribution is not compared.
-        share: largest share of one site of the summed lengths, if there are enough sites for it; 1 for no bound.
-    """
-
-    clips: bool = True
-    agreement: float | None = 0.25
-    bounds_drifts: bool = True
-    compared_length: float = 0.1
+    clips: bool = True  # whether contributions are scaled down to the median length
+    agreement: float | None = 0.25  # share of the median cosine that a contribution must reach; None for no bound
+    bounds_drifts: bool = True  # whether contributions with a drift are scaled down
+    compared_length: float = 0.1  # share of the median length below which a contribution is not compared
+    # largest share of one site of the summed lengths, if there are enough sites for it; 1 for no bound
     share: float = 0.5
 
 
@@ -61,19 +54,12 @@ PLAIN_MEAN = RobustSettings(clips=False, agreement=None, bounds_drifts=False, sh
 
 @dataclass(frozen=True)
 class Weighting:
-    """The result for one round.
+    """The result for one round."""
 
-    Attributes:
-        factors: of each contribution, in (0, 1]; 0 for a poisoned one.
-        cosines: of each with the sum of the others, before any was removed.
-        drift_factors: what its drift scales each down by, from the rounds up to this one.
-        sent: what is remembered of the round.
-    """
-
-    factors: tuple[float, ...]
-    cosines: tuple[float, ...]
-    drift_factors: tuple[float, ...]
-    sent: SentRound
+    factors: tuple[float, ...]  # of each contribution, in (0, 1]; 0 for a poisoned one
+    cosines: tuple[float, ...]  # of each with the sum of the others, before any was removed
+    drift_factors: tuple[float, ...]  # what its drift scales each down by, from the rounds up to this one
+    sent: SentRound  # what is remembered of the round
 
 
 def weigh_round(

@@ -40,19 +40,12 @@ def ordered_map(threads: int) -> Iterator[OrderedMap]:
 
 @dataclass(frozen=True)
 class SharedState:
-    """The weights and the outer momentum between two rounds.
+    """The weights and the outer momentum between two rounds."""
 
-    Attributes:
-        step: number of rounds that changed the weights.
-        weights: contiguous float32 tensors on the CPU, by name; nobody changes them in place.
-        momentum: the same names and shapes; None if there is none.
-        digests: of all of it.
-    """
-
-    step: int
-    weights: Mapping[str, torch.Tensor]
-    momentum: Mapping[str, torch.Tensor] | None
-    digests: OuterState
+    step: int  # number of rounds that changed the weights
+    weights: Mapping[str, torch.Tensor]  # contiguous float32 tensors on the CPU, by name; nobody changes them in place
+    momentum: Mapping[str, torch.Tensor] | None  # the same names and shapes; None if there is none
+    digests: OuterState  # of all of it
 
     @classmethod
     def of(cls, step: int, weights: Weights, momentum: Weights | None, each: OrderedMap = map) -> "SharedState":

@@ -54,23 +54,17 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """The table's row of one tensor.
-
-    Attributes:
-        changed: number of elements whose bits differ.
-        size: bytes of the frame.
-        check: the first 8 bytes of the BLAKE3 of the tensor's new bytes; empty if the tensor is unchanged or joined.
-        host: name of the tensor whose frame has a joined tensor's changes, and counts them; else empty.
-    """
+    """The table's row of one tensor."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     mode: Mode
-    changed: int
-    size: int
+    changed: int  # number of elements whose bits differ
+    size: int  # bytes of the frame
+    # the first 8 bytes of the BLAKE3 of the tensor's new bytes; empty if the tensor is unchanged or joined
     check: bytes
-    host: str = ""
+    host: str = ""  # name of the tensor whose frame has a joined tensor's changes, and counts them; else empty
 
     @property
     def elements(self) -> int:
@@ -152,20 +146,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The preamble and the table of a patch.
-
-    Attributes:
-        base: digest of the weights that the patch applies to.
-        result: digest of the weights that it gives.
-        rows: a row for every tensor of the weights, by ascending name.
-        frames_begin: offset of the first frame, in bytes.
-    """
+    """The preamble and the table of a patch."""
 
     profile: str
-    base: bytes
-    result: bytes
-    rows: Table
-    frames_begin: int
+    base: bytes  # digest of the weights that the patch applies to
+    result: bytes  # digest of the weights that it gives
+    rows: Table  # a row for every tensor of the weights, by ascending name
+    frames_begin: int  # offset of the first frame, in bytes
 
     @property
     def patch_bytes(self) -> int:

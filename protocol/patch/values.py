@@ -26,20 +26,13 @@ _unsigned_torch: Final = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The bit layout of a dtype.
+    """The bit layout of a dtype."""
 
-    Attributes:
-        bits: width of an element.
-        mantissa: number of bits below the exponent.
-        exponents: number of exponents; 1 for integers, which have none.
-        is_signed: True for a float (sign-magnitude) or a two's complement integer, False for uint8.
-    """
-
-    bits: int
-    mantissa: int
-    exponents: int
+    bits: int  # width of an element
+    mantissa: int  # number of bits below the exponent
+    exponents: int  # number of exponents; 1 for integers, which have none
     is_float: bool
-    is_signed: bool
+    is_signed: bool  # True for a float (sign-magnitude) or a two's complement integer, False for uint8
 
     @property
     def group_shift(self) -> int:

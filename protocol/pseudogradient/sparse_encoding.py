@@ -35,15 +35,10 @@ PIECE_ELEMENTS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class SparseCoding:
-    """How visible entries are coded.
+    """How visible entries are coded."""
 
-    Attributes:
-        exact: whether values are sent as they are, in 32 bits; else on a grid.
-        fraction: log2 of the grid steps in a BF16 unit in the last place, from 0 to 8; 0 for exact values.
-    """
-
-    exact: bool
-    fraction: int
+    exact: bool  # whether values are sent as they are, in 32 bits; else on a grid
+    fraction: int  # log2 of the grid steps in a BF16 unit in the last place, from 0 to 8; 0 for exact values
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,12 @@ large vocabulary takes longer than a whole prefill.
 
 @dataclass(frozen=True)
 class Filters:
-    """The filters of a run. A token may be sampled if it passes all three; by default, every token does.
+    """The filters of a run. A token may be sampled if it passes all three; by default, every token does."""
 
-    Attributes:
-        top_k: only the k most likely tokens pass; 0 for all.
-        top_p: only the smallest set of most likely tokens with at least this total probability passes, in (0, 1].
-        min_p: only tokens with at least this fraction of the largest probability pass, in [0, 1].
-    """
-
-    top_k: int = 0
+    top_k: int = 0  # only the k most likely tokens pass; 0 for all
+    # only the smallest set of most likely tokens with at least this total probability passes, in (0, 1]
     top_p: float = 1.0
-    min_p: float = 0.0
+    min_p: float = 0.0  # only tokens with at least this fraction of the largest probability pass, in [0, 1]
 
     @property
     def active(self) -> bool:

@@ -64,20 +64,15 @@ class PolicyRules(Protocol):
 
 @dataclass(frozen=True)
 class PolicyTask:
-    """An environment, and how a policy is asked its problems: with what tokenizer and vocabulary size.
+    """An environment, and how a policy is asked its problems: with what tokenizer and vocabulary size."""
 
-    Attributes:
-        run_id: of the run; zeros without one.
-        at_once: completions that are rewarded at a time; more than one where a reward takes long and another process
-            computes it.
-    """
-
-    run_id: bytes
+    run_id: bytes  # of the run; zeros without one
     run: PolicyRules
     environment: Environment
     tokenizer: Tokenizer
     vocabulary: int
     run_sync: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync
+    # completions that are rewarded at a time; more than one where a reward takes long and another process computes it
     at_once: int = 1
 
     def prompt(self, problem: Problem) -> tuple[int, ...]:
@@ -112,14 +107,10 @@ class PolicyTask:
 
 @dataclass(frozen=True)
 class Task(PolicyTask):
-    """The task that a run sets. It turns public randomness into assignments.
-
-    Attributes:
-        strata: of the environment; None in a run without difficulty tables.
-    """
+    """The task that a run sets. It turns public randomness into assignments."""
 
     run: RunManifest
-    strata: Strata | None = None
+    strata: Strata | None = None  # of the environment; None in a run without difficulty tables
 
     def assign(
         self, window: int, randomness: bytes, miner: bytes, index: int, shares: Sequence[int] = ()

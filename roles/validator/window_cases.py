@@ -54,32 +54,23 @@ class ServingVersions:
 
 @dataclass(frozen=True)
 class Pledge:
-    """What a miner has announced before a window opens.
+    """What a miner has announced before a window opens."""
 
-    Attributes:
-        groups: how many groups it will deliver, within the run's quota.
-        was_allowed: whether that version could be used in the window, as far as was known when the pledge was read.
-    """
-
-    groups: int
+    groups: int  # how many groups it will deliver, within the run's quota
     version: int
     arithmetic: str
+    # whether that version could be used in the window, as far as was known when the pledge was read
     was_allowed: bool = True
 
 
 @dataclass(frozen=True)
 class Case:
-    """One miner's commitment in a window, of the version and the arithmetic that the miner had pledged.
-
-    Attributes:
-        read_time: when this validator read the commitment, in seconds since the Unix epoch.
-        version_was_allowed: `Pledge.was_allowed`.
-    """
+    """One miner's commitment in a window, of the version and the arithmetic that the miner had pledged."""
 
     commitment: Signed[Commitment]
     pledged_groups: int
-    read_time: float
-    version_was_allowed: bool = True
+    read_time: float  # when this validator read the commitment, in seconds since the Unix epoch
+    version_was_allowed: bool = True  # `Pledge.was_allowed`
 
     @property
     def miner(self) -> bytes:

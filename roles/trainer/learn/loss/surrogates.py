@@ -17,25 +17,15 @@ from roles.trainer.learn.loss.loss_settings import LARGEST_LOG_RATIO, LossSettin
 
 @dataclass(frozen=True)
 class Tokens:
-    """The drawn tokens of a batch, one completion behind another: float32 [N] each, on one device.
+    """The drawn tokens of a batch, one completion behind another: float32 [N] each, on one device."""
 
-    Attributes:
-        log_probs: log pi_theta, with gradient.
-        behaviour: log pi_old under the policy that sampled the token, as validators computed it.
-        proximal: log pi_theta before this step, constant.
-        advantage: of each token's completion.
-        rows: int64 [N], the completion of each token within the batch.
-        entropy: of the distribution before each token, nats; with gradient if it has a coefficient.
-        reference: log pi_ref under the reference policy; None without one.
-    """
-
-    log_probs: Tensor
-    behaviour: Tensor
-    proximal: Tensor
-    advantage: Tensor
-    rows: Tensor
-    entropy: Tensor
-    reference: Tensor | None = None
+    log_probs: Tensor  # log pi_theta, with gradient
+    behaviour: Tensor  # log pi_old under the policy that sampled the token, as validators computed it
+    proximal: Tensor  # log pi_theta before this step, constant
+    advantage: Tensor  # of each token's completion
+    rows: Tensor  # int64 [N], the completion of each token within the batch
+    entropy: Tensor  # of the distribution before each token, nats; with gradient if it has a coefficient
+    reference: Tensor | None = None  # log pi_ref under the reference policy; None without one
 
     def log_ratio(self, settings: LossSettings) -> Tensor:
         """Return log (pi_theta / pi_old), with gradient; a correction puts the policy before the step for pi_old."""
@@ -51,15 +41,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Objective:
-    """The objective of each token, to be maximized.
+    """The objective of each token, to be maximized."""
 
-    Attributes:
-        values: float32 [N], with gradient.
-        clipped: bool [N], tokens whose ratio is out of bounds. They give no gradient, or, in `sampled_weight`, one with
-            the weight of the bound.
-    """
-
-    values: Tensor
+    values: Tensor  # float32 [N], with gradient
+    # bool [N], tokens whose ratio is out of bounds. They give no gradient, or, in `sampled_weight`, one with the weight
+    # of the bound
     clipped: Tensor
 
 
