@@ -33,13 +33,8 @@ _INLINE_BYTES = 1 << 14  # what is larger is checked off the event loop's thread
 
 
 async def fetch_record(node: Node, record_type: type[P], path: str, max_bytes: int | None = None) -> Signed[P]:
-    """Fetch the signed record that lies at a path, and check it.
-
-    Args:
-        max_bytes: a lower ceiling for the record without its envelope, where the run knows one; default: its type's.
-
-    Raises:
-        TooLargeError, ProtocolError: what lies there is not that record.
+    """Fetch the signed record that lies at a path, within a lower ceiling without its envelope where the run knows one;
+    TooLargeError or ProtocolError if something else lies there.
     """
     ceiling = record_type.max_signed_bytes()
     if max_bytes is not None:

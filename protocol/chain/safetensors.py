@@ -75,14 +75,9 @@ def _read_tensor(name: str, entry: Any, body: memoryview, begin: int) -> torch.T
 
 
 def read(data: bytes) -> dict[str, torch.Tensor]:
-    """Read a safetensors file; return its tensors by name, each in memory of its own. Metadata is ignored.
-
-    Args:
-        data: hostile bytes.
-
-    Raises:
-        LimitError: the header, a name, a rank, a tensor or the number of tensors exceeds its limit.
-        MalformedError: the bytes break the format, or tensors overlap or leave gaps or trailing bytes.
+    """Read a safetensors file (hostile bytes); return its tensors by name, each in memory of its own. Metadata is
+    ignored. LimitError: the header, a name, a rank, a tensor or their number exceeds its limit. MalformedError: the
+    bytes break the format, or tensors overlap or leave gaps or trailing bytes.
     """
     header = _parse_header(data)
     body = memoryview(data)[_LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little") :]

@@ -250,14 +250,8 @@ class ChainVerifier:
         return max(versions)
 
     def plan(self, current: int | None, target: int) -> Plan:
-        """Return the cheapest plan to reach a version.
-
-        Args:
-            current: the version of the verified weights that the node has; None for none.
-            target: the version to reach.
-
-        Raises:
-            GapError: a patch on the way was never made or was deleted, and no anchor in storage leads there.
+        """Return the cheapest plan to reach a version from that of the node's verified weights, None for none; GapError
+        if a patch on the way is nowhere, and no anchor in storage leads there.
         """
         if current is not None and self._reach(target) <= current <= target:
             return Plan(None, tuple(self.manifest(version) for version in range(current + 1, target + 1)))

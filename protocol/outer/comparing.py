@@ -159,14 +159,8 @@ class Projection:
 
 
 def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes) -> Projection:
-    """Decode a payload, and so check it, and return the projection of its values. One part is in memory at a time.
-
-    Args:
-        state: with which the round began; rules: of the round.
-        secret: of the coordinator, for the signs: at least 16 bytes.
-
-    Raises:
-        MalformedError, LimitError, ContributionError: the payload is broken.
+    """Decode a payload, and so check it (MalformedError, LimitError, ContributionError), and return the projection of
+    its values. One part is in memory at a time. The signs follow from at least 16 secret bytes of the coordinator.
     """
     key, stream = int.from_bytes(secret[:16], "little"), state.stream_number(rules)
     numbers, norms = np.zeros(PROJECTED), list[float]()
@@ -200,13 +194,7 @@ def part_products(
     places: Collection[int] | None = None,
 ) -> Matrix:
     """Return the product of each contribution with the sum of all, once they are scaled down to the median length, in
-    each part: float64 [P, R].
-
-    Args:
-        state: with which the round began; rules: of the round.
-        payloads: which were checked before.
-        threads: that compute. Their number changes no bit of the result.
-        places: of the parts; None for all.
+    each part or in some: float64 [P, R]. The payloads were checked before; the number of threads changes no bit.
     """
     factors, result = length_factors(_lengths(state, payloads, rules)), []
     with ordered_map(threads) as each:

@@ -102,12 +102,8 @@ def _compared(lengths: Sequence[float], share: float) -> list[int]:
 def _refuse(
     active: list[int], compared: Sequence[int], agreement: float, cosines_of: Callable[[list[int]], Mapping[int, float]]
 ) -> None:
-    """Remove from `active` those of the compared ones that do not agree with the others, one after the other.
-
-    Args:
-        compared: all contributions that are compared in this round, of which fewer than half are removed.
-        agreement: share of the median cosine that each must reach.
-        cosines_of: returns the cosines of those that are left; of fewer than three, none can be told apart.
+    """Remove from `active` fewer than half of those that are compared in this round: those that do not reach a share of
+    the median cosine of what is left, one after the other.
     """
     while 2 * (sum(place not in active for place in compared) + 1) < len(compared):
         cosines = cosines_of([place for place in compared if place in active])
@@ -120,12 +116,9 @@ def _refuse(
 
 
 def _cosines(comparison: Comparison, scales: Matrix, active: Sequence[int]) -> dict[int, float]:
-    """Return the cosine of each active contribution with the sum of the other active ones; 0 for a zero vector.
-
-    The sum is that of all, less those that are not active, which are multiplied with each other by their projections.
-
-    Args:
-        scales: factors that scale contributions down to the median length: float64 [R].
+    """Return the cosine of each active contribution, scaled down to the median length (float64 [R]), with the sum of
+    the other active ones; 0 for a zero vector. That is the sum of all less the others, which are multiplied by
+    projections.
     """
     squares, projections = (scales * comparison.lengths) ** 2, comparison.projections * scales[:, None]
     absent = np.zeros(projections.shape[1])

@@ -39,15 +39,12 @@ _SLACK: Final = 1 + 1e-6  # of a bound that is itself rounded
 
 
 def plan_round(opening: Signed[RoundManifest], contributions: Sequence[RoundContribution]) -> RoundPlan | None:
-    """Return who computes what when a round closes; None if the coordinator is better off alone.
+    """Return who computes what of the sound contributions, in ascending order of workers, when a round closes; None if
+    the coordinator is better off alone.
 
     A site that failed in the round before has no share, so that it delays every other round at most; nor have both
     sites of a share that was not repeated, whose checker may have seen other products than the coordinator. Nobody
     knows the order of the others before the round opens.
-
-    Args:
-        opening: the round manifest that opened the round.
-        contributions: the sound ones, in the ascending order of their workers.
     """
     manifest = opening.record
     failed = set[bytes]()

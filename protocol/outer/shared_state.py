@@ -96,15 +96,9 @@ class SharedState:
         at_once: int = 1,
         places: Collection[int] | None = None,
     ) -> Iterator[tuple[Part, Iterator[Floats]]]:
-        """Yield the parts of contributions to the next round, and for each the values of each contribution.
-
-        Args:
-            at_once: contributions that `each` decodes at a time. The values of one stay as they are until so many
-                others were decoded.
-            places: of the parts; None for all, which checks the norms at the end.
-
-        Raises:
-            MalformedError, LimitError, ContributionError: a payload is broken.
+        """Yield the parts of contributions to the next round, or some, and for each the values of each contribution:
+        MalformedError, LimitError or ContributionError if one is broken; only all parts check the norms. Values stay as
+        they are until `at_once` others, so many as `each` decodes at a time, were decoded.
         """
         stream, parts = self.stream(rules), self.stream_parts(rules)
         decoders = [ContributionDecoder(payload, stream, self.digests.weights) for payload in payloads]
@@ -160,16 +154,8 @@ class SharedState:
 
     @classmethod
     def from_shards(cls, shards: Iterator[bytes], digests: OuterState, parts: Sequence[Part]) -> "SharedState":
-        """Return the state of some shards.
-
-        Args:
-            shards: hostile bytes, in order.
-            digests: which the state must have.
-            parts: of this run's weights.
-
-        Raises:
-            MalformedError: there are too few or too many bytes.
-            ContributionError: the state has other digests.
+        """Return the state of shards (hostile bytes, in order) that has these digests, in the parts of this run's
+        weights: MalformedError for too few or too many bytes, ContributionError for other digests.
         """
         rest = bytearray()
         weights, momentum = dict[str, torch.Tensor](), dict[str, torch.Tensor]()

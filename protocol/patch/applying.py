@@ -144,13 +144,8 @@ def apply_unit(
 def apply_with_digests(
     weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1
 ) -> AppliedPatch:
-    """Apply a patch as `apply` does, and return the digests of the new tensors as well.
-
-    Args:
-        patch: hostile bytes.
-        digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
-            the unchanged tensors again.
-        threads: how many tensors to decode at the same time.
+    """Apply a patch (hostile bytes) as `apply` does, and return the digests of the new tensors as well, of unchanged
+    ones from the verified `digests`; None to compute them again. `threads` tensors are decoded at the same time.
     """
     # Before the first frame is decoded: so the table accounts for every byte of the patch.
     header = read_header(patch, len(weights))
@@ -322,14 +317,8 @@ def check_frames(old: Weights, new: Weights, encoded: Mapping[str, EncodedTensor
 
 
 def check_container(patch: bytes, encoded: Mapping[str, EncodedTensor], base: bytes, result: bytes) -> None:
-    """Check that a patch consists of frames that `check_frames` has checked.
-
-    Args:
-        encoded: all tensors by name.
-        base, result: digests of the old and of the new weights.
-
-    Raises:
-        MalformedError, LimitError, PatchError: a follower would refuse the patch.
+    """Check that a patch consists of frames that `check_frames` has checked, of all tensors by name, and leads from one
+    digest to the other: MalformedError, LimitError or PatchError if a follower would refuse it.
     """
     # The frames were checked before they were joined, so it suffices that these are their bytes, under the same rows.
     header = read_header(patch, len(encoded))

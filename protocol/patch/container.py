@@ -76,15 +76,9 @@ class TensorRow:
 
 
 class Table:
-    """The rows of a table, by ascending name. They stay in memory if their number is the reader's; else a row is parsed
-    whenever it is accessed.
-
-    Args:
-        packed: the compressed table, hostile bytes.
-        tensors: the required number of rows; None for any number.
-
-    Raises:
-        MalformedError, LimitError, PatchError: the bytes are no table; every row is checked at once.
+    """The rows of a table (compressed, hostile bytes), by ascending name: MalformedError, LimitError or PatchError if
+    it is none, since every row is checked at once. They stay in memory if their number is that which the reader
+    requires; else a row is parsed whenever it is accessed.
     """
 
     def __init__(self, packed: bytes | bytearray | memoryview, tensors: int | None) -> None:
@@ -266,15 +260,9 @@ def header_bytes(data: bytes | bytearray | memoryview) -> int:
 
 
 def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None) -> Header:
-    """Read preamble and table; the frames need not be there yet.
-
-    Args:
-        data: hostile bytes.
-        tensors: the number of tensors of the weights; a table of another number is refused before its rows are read.
-
-    Raises:
-        MalformedError, LimitError: the bytes break docs/spec/patch.md or exceed a limit.
-        PatchError: the table contradicts itself or has another number of rows.
+    """Read preamble and table (hostile bytes); the frames need not be there yet. A table for another number of tensors
+    than that of the weights is refused before its rows are read. MalformedError, LimitError: the bytes break
+    docs/spec/patch.md. PatchError: the table contradicts itself.
     """
     end = header_bytes(data)
     _, profile, _, base, result = PREAMBLE.unpack_from(data)

@@ -128,14 +128,8 @@ async def play(
     *,
     greedy: bool = False,
 ) -> None:
-    """Play episodes to their ends with the policy that the engine serves now; those that wait for a turn are one batch.
-
-    Args:
-        key: of the window's sketches, if they are needed.
-        greedy: whether the most likely tokens are taken in place of sampled ones.
-
-    Raises:
-        EngineError: the engine broke, or another version came to be served.
+    """Play episodes to their ends with the policy that the engine serves now, `greedy` by its most likely tokens; those
+    that wait for a turn are one batch. EngineError if the engine broke, or another version came to be served.
     """
     version = engine.version
     for start in range(0, len(episodes), _AT_ONCE):

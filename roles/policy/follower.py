@@ -40,13 +40,8 @@ _AHEAD_BYTES = 64 << 20  # of a version's objects, or one that is larger
 
 
 class Follower:
-    """Follows the chain of a run.
-
-    Args:
-        keep: how many versions of weights to keep, the newest included.
-        new_tensors: where the weights lie, if it is not in this process's memory.
-        allow_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting
-            on it.
+    """Follows the chain of a run, and keeps the weights of `keep` versions, where `new_tensors` says. An expired head
+    is followed only for looking at a run that has ended, never for acting on it.
     """
 
     def __init__(

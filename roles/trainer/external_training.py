@@ -83,15 +83,9 @@ class ExternalTraining:
         self._acknowledged = dict(AcknowledgedGroups.from_bytes(data).groups)
 
     async def publish(self, weights: Weights, step: int) -> int:
-        """Make the next version durable, and return its number. This waits while earlier ones wait for their upload.
-
-        Args:
-            weights: contiguous BF16 tensors on the CPU, by the names of the run's checkpoint; the caller has compared
-                names and shapes.
-            step: optimizer steps up to it.
-
-        Raises:
-            ValueError: a weight is not finite, which no rollout can be proved with, or the step is no step.
+        """Make the next version durable after so many optimizer steps, and return its number. This waits while earlier
+        ones wait for their upload. The weights are contiguous BF16 tensors on the CPU, with names and shapes of the
+        run's checkpoint; ValueError if one is not finite, which no rollout can be proved with, or the step is no step.
         """
         node = self._node
         if not 0 <= step < _MAX_STEP:

@@ -35,13 +35,9 @@ _Place = tuple[str, int, int]
 
 
 class Auditor:
-    """Audits the cases of one window.
-
-    Args:
-        judge: serves the version that `audit` is given cases of.
-        roster: the validators among which the groups are dealt, this one among them.
-        draw: randomness of the window's second round, which deals and picks the groups.
-        accepted_work: work digest -> miner of recently accepted groups; every accepted group is added.
+    """Audits the cases of one window, by a judge that serves their version, a roster with this validator, and the
+    randomness of the second round, which deals and picks the groups. Accepted groups are added to `accepted_work`:
+    their work digests and miners.
     """
 
     def __init__(

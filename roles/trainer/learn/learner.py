@@ -312,16 +312,10 @@ class Learner:
     async def save(
         self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str
     ) -> tuple[list[int], int]:
-        """Write masters and moments below a folder: each rank its own rows, into the state of its host.
-
-        Args:
-            previous: the folder that was saved before, which ranks on other hosts keep until the next call.
-
-        Returns:
-            How many files each rank has written, and how many ranks, the first ones, share this state.
-
-        Raises:
-            ValueError: a weight can have no scale; nothing is written, since no version can be made from it.
+        """Write masters and moments below a folder: each rank its own rows, into the state of its host, where the
+        folder before stays until the next call. Return how many files each rank has written, and how many ranks, the
+        first ones, share this state. ValueError: a weight can have no scale, so no version can be made; nothing is
+        written.
         """
         await run_sync(self._check_scales)
         return [await self.state_rows().save(state, folder, run_sync, shard_bytes)], 1

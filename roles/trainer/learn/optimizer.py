@@ -31,11 +31,8 @@ _BLOCK: Final = 1 << 20
 
 
 class MasterOptimizer:
-    """FP32 masters with the optimizer's state, or the part of them that one of several ranks has.
-
-    Args:
-        masters: float32, contiguous; `step` changes them in place.
-        add_over_ranks: returns the exact sum of numbers of all ranks, when each has called it with its own.
+    """FP32 masters, contiguous, which `step` changes in place, with the optimizer's state, or the part of them that one
+    of several ranks has; `add_over_ranks` returns the exact sum of the numbers of all ranks.
     """
 
     def __init__(

@@ -34,14 +34,9 @@ class SiteSettings:
 
 
 class GroupPool:
-    """The verified groups, by digest, that a site has and no manifest has used up; some are dealt to it in a round.
-
-    It is in memory only. What is in it lies in the inbox until it is used up or too stale, so a site that starts again
+    """The verified groups, by digest, that a site has and no manifest has used up; some are dealt to it in a round. It
+    is in memory only. What is in it lies in the inbox until it is used up or too stale, so a site that starts again
     reads it again.
-
-    Args:
-        max_staleness: versions behind the newest one; older groups leave.
-        dynamic_filtering: whether groups whose rewards do not differ are left out.
     """
 
     def __init__(self, inbox: Inbox, run_id: bytes, max_staleness: int, *, dynamic_filtering: bool = True) -> None:
@@ -136,15 +131,9 @@ class LocalSteps:
             await self._step(opening, turns)
 
     async def go_ahead(self, opening: RoundManifest, start: Weights, used: frozenset[bytes]) -> None:
-        """Take the steps of the round after the present one, from where those of the present one ended.
-
-        Only groups that belong to this site in both rounds are used, so no other site may have used them meanwhile.
-        The task may be cancelled between two steps.
-
-        Args:
-            opening: the manifest that opened the present round.
-            start: FP32 weights; how far the learner goes from them is added to the shared weights of that round.
-            used: the groups of this site's contribution to the present round.
+        """Take the steps of the round after the present one, from where its own ended (FP32 weights). Only groups that
+        belong to this site in both rounds, without those of its contribution, are used, so no other site may have used
+        them meanwhile. The task may be cancelled between two steps.
         """
         self.drop()
         self.number, self._start = opening.number + 2, start
@@ -153,14 +142,9 @@ class LocalSteps:
             await self._step(opening, turns, used, ahead=True)
 
     async def settle(self, manifest: RoundManifest, shared: SharedState) -> None:
-        """Move the steps ahead onto the state after the round before them, or drop them.
-
-        The weights become fl(shared + fl(local - start)). The steps are dropped if there are none, if the manifest's
-        rules have no delay, or if a group that they used belongs to another worker now.
-
-        Args:
-            manifest: counts this site's contribution, and opens the round for which the steps were taken.
-            shared: its state.
+        """Move the steps ahead onto the state after the round before them, or drop them. The weights become fl(shared +
+        fl(local - start)). The steps are dropped if there are none, if the manifest's rules have no delay, or if a
+        group that they used belongs to another worker now.
         """
         node, start = self._node, self._start
         turn, worker = turn_of(self.number, manifest.rules.delay), node.key.public

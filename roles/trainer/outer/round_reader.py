@@ -94,14 +94,9 @@ async def fetch_payloads(
 async def fetch_state(
     node: Node, parts: tuple[Part, ...], trusted: RoundManifest | None
 ) -> tuple[Signed[RoundManifest], SharedState]:
-    """Fetch the state that the pointer names, with its manifest. Shards that are here already are not fetched again.
-
-    Args:
-        trusted: the manifest that this site trusts; None for a new site.
-
-    Raises:
-        NotFoundError: there is no state, or none that is newer than the trusted one.
-        ForkError: the trainer signed another history in one epoch.
+    """Fetch the state that the pointer names, with its manifest; shards that are here already are not fetched again.
+    NotFoundError: there is none that is newer than the trusted one. ForkError: the trainer signed another history in
+    one epoch.
     """
     pointer = await fetch_pointer(node)
     signed = await fetch_record(node, RoundManifest, paths.round_manifest(pointer.trainer, pointer.state_number))

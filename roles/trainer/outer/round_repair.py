@@ -36,18 +36,9 @@ async def fetch_own_pointer(node: Node) -> Signed[RoundPointer] | None:
 
 
 async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, is_rewound: bool = False) -> bool:
-    """Rebuild a coordinator's rounds, if they have lost something or are older than what storage shows.
-
-    The published chain has been rebuilt before.
-
-    Args:
-        is_rewound: whether versions of the chain were taken back, with which the rounds do not agree any more.
-
-    Returns:
-        Whether this trainer closes rounds at all.
-
-    Raises:
-        RepairError: they cannot be rebuilt.
+    """Rebuild a coordinator's rounds, after its chain, if they have lost something or are older than what storage
+    shows; return whether this trainer closes rounds at all. RepairError: they cannot be rebuilt, or do not agree with a
+    chain of which versions were taken back.
     """
     pointer = await fetch_own_pointer(node)
     manifests = await round_files.list_manifests(node.state)

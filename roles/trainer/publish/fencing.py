@@ -33,14 +33,9 @@ class Fence:
         self.own_heads: set[bytes] = set()  # digests of the heads that this process wrote, or is about to write
 
     async def begin(self) -> int:
-        """Take an epoch higher than all before, if this node's state knows what the head in storage shows.
-
-        Returns:
-            The newest version of this node that storage shows and the roots have not taken back; -1 for none. A process
-            that was killed after it wrote a head has shown one version more than its state calls published.
-
-        Raises:
-            ChainError: it does not: the chain in storage was published from another state.
+        """Take an epoch higher than all before; ChainError if the chain in storage was published from another state.
+        Return the newest version of this node that storage shows and the roots have not taken back; -1 for none. A
+        process that was killed after it wrote a head has shown one version more than its state calls published.
         """
         # A version that is signed counts here, marked or not: a killed process may have shown it.
         await self.obey_rewind(self._history.promised_version)
