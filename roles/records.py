@@ -14,12 +14,12 @@ be, and another StoreError if the store did not answer.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from protocol import limits, paths
 from protocol.encoding import Record, content_digest
 from protocol.environments.record import CodeRef
-from protocol.errors import MalformedError, error_context
+from protocol.errors import MalformedError, ProtocolError, error_context
 from protocol.identity.signing import PublishedRecord, Signed, open_signed
 from protocol.objects import ObjectRef
 from protocol.run import FileRef
@@ -28,6 +28,9 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 
 P = TypeVar("P", bound=PublishedRecord)
+
+FOREIGN: Final = (NotFoundError, TooLargeError, ProtocolError)
+"""What reading raises if there is nothing at a path, or bytes of somebody else; another StoreError says nothing."""
 
 _INLINE_BYTES = 1 << 14  # what is larger is checked off the event loop's thread
 

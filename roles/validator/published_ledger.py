@@ -14,8 +14,8 @@ from protocol.identity.signing import PublishedRecord
 from protocol.judging.ledger import Seal, Summary
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
-from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
-from roles.records import fetch_record
+from roles.ports import StateError, StoreError, TooLargeError
+from roles.records import FOREIGN, fetch_record
 from roles.seals import find_seal
 from roles.validator.ledger_state import LEDGER, Ledger
 
@@ -61,7 +61,7 @@ async def _newer_window(node: Node, record_type: type[PublishedRecord], prefix: 
         try:
             await fetch_record(node, record_type, item.path)
             return paths.window_of(item.path)
-        except (NotFoundError, TooLargeError, ProtocolError):
+        except FOREIGN:
             foreign += 1
             if foreign == _MAX_FOREIGN:
                 return None

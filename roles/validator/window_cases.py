@@ -19,7 +19,7 @@ from roles.gather import gather
 from roles.node.identity import Node
 from roles.participants import find_participants
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.records import fetch_record
+from roles.records import FOREIGN, fetch_record
 
 _AT_ONCE = 256  # commitments that are being read
 _READING, _TRY, _SILENCE = 0.9, 0.25, 0.5  # shares of the time until the second round: to read, for a try, to be blamed
@@ -214,7 +214,7 @@ class _CommitmentReader:
         try:
             try:
                 case = await self._fetch(miner)
-            except (NotFoundError, TooLargeError, ProtocolError):  # storage may show the commitment the next time
+            except FOREIGN:  # storage may show the commitment the next time
                 case = await self._fetch(miner)
         except NotFoundError:
             self.undelivered[miner] = self._pledges[miner]

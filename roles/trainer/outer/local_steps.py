@@ -4,10 +4,12 @@ The results of the steps become the payload of a contribution here. Nothing of i
 takes the steps of the present round again, from the shared weights.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
+from torch import Tensor
 
 from protocol import limits
 from protocol.digest import Weights
@@ -16,9 +18,38 @@ from protocol.outer.round_checks import owner, turn_of
 from protocol.outer.round_records import RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.node.identity import Node
-from roles.trainer.outer.local_learner import LocalLearner, StepFigures
 from roles.trainer.spool import Inbox, is_too_stale
 from roles.trainer.verified_batch import VerifiedGroup
+
+
+class StepFigures(Protocol):
+    """The figures of a local step that a site reports: the gradient's L2 norm is that before clipping."""
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def grad_norm(self) -> float: ...
+
+    @property
+    def reward(self) -> float: ...
+
+
+class LocalLearner(Protocol):
+    """What takes the local steps of a site: a state (protocol/outer/local_work.py) and a step, as `Learner` has."""
+
+    def step(self, groups: Sequence[VerifiedGroup]) -> StepFigures:
+        """Take one optimizer step.
+
+        Raises:
+            ValueError: a gradient is not finite; nothing has changed.
+        """
+
+    def state(self) -> dict[str, Tensor]:
+        """Return masters and everything else by name: CPU tensors that nobody else changes."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.errors import ForkError, ProtocolError
+from protocol.errors import ForkError
 from protocol.identity.signing import Signed
 from protocol.objects import ObjectRef
 from protocol.outer.round_records import (
@@ -24,8 +24,8 @@ from protocol.pseudogradient import Part
 from roles.first_failure import first_failure
 from roles.gather import STORAGE_ERRORS, first_success, gather
 from roles.node.identity import Node
-from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.records import fetch_object, fetch_record
+from roles.ports import NotFoundError, StoreError
+from roles.records import FOREIGN, fetch_object, fetch_record
 from roles.trainer.outer.round_files import DOWNLOAD
 
 _AT_ONCE = 4  # downloads
@@ -128,7 +128,7 @@ async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps:
     while (record := manifests[-1].record).number > 0 and newest.record.state.step - record.state.step <= steps:
         try:
             signed = await fetch_record(node, RoundManifest, paths.round_manifest(record.trainer, record.number - 1))
-        except (NotFoundError, TooLargeError, ProtocolError):
+        except FOREIGN:
             break
         if signed.digest != record.previous:
             break
@@ -155,7 +155,7 @@ async def delete_old_contributions(node: Node, newest: int) -> None:
                 continue
             try:
                 record = (await fetch_record(node, RoundContribution, path)).record
-            except (NotFoundError, TooLargeError, ProtocolError):
+            except FOREIGN:
                 pass  # somebody changed it; its payload is found by nobody
             else:
                 await node.store.delete(paths.payload(key, record.payload.digest))

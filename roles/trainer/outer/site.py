@@ -27,8 +27,7 @@ from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
 from roles.records import open_record
 from roles.trainer.outer import round_files
-from roles.trainer.outer.local_learner import LocalLearner
-from roles.trainer.outer.local_steps import GroupPool, LocalSteps, SiteSettings
+from roles.trainer.outer.local_steps import GroupPool, LocalLearner, LocalSteps, SiteSettings
 from roles.trainer.outer.round_files import SiteRecord, UsedGroup, numbered
 from roles.trainer.outer.round_reader import (
     delete_old_contributions,
