@@ -34,8 +34,7 @@ from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
-from roles.trainer.outer.local_learner import LocalLearner
-from roles.trainer.outer.local_steps import SiteSettings
+from roles.trainer.outer.local_steps import LocalLearner, SiteSettings
 from roles.trainer.outer.site import Site
 from roles.trainer.publish.history import History
 from roles.trainer.publish.host_files import HostFiles
