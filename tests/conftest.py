@@ -34,7 +34,7 @@ LONGEST: Final = (
 """The files and rooms of tests that take seconds to minutes each, longest first. They start first: at the end, one long
 test would keep all but one worker waiting."""
 
-ROOMS_IN_VIRTUAL_TIME: Final = ("attacks", "network", "outer")
+ROOMS_IN_VIRTUAL_TIME: Final = ("attacks", "network", "outer", "roles")
 """Every `async def test_...` of these rooms is `@simulated`: none of them waits for real time."""
 
 sys.dont_write_bytecode = False

@@ -171,20 +171,6 @@ async def test_rollouts_are_read_again_when_another_validator_reveals_and_while_
         assert max(rollout.judged for rollout in (await reading(item)).rollouts) == 2
 
 
-async def test_one_validator_whose_space_cannot_be_listed_hides_no_window_and_costs_no_observer(tmp_path: Path):
-    network = Network(RULES, validators=2)
-    work = await deliver(network, "miner-1", 2)
-    await reveal(network, "validator-0", work)
-    await trio.sleep(20.0)
-    away = key("validator-1").public.hex()
-    store = UnreachableStore(network.store, away, operations=("get", "list"), seconds=0.0)
-    async with reader(network, store, tmp_path) as item:
-        first = (await reading(item)).state
-        assert first.windows[-1].window == WINDOW
-        store.prefixes = ("",)  # nothing answers
-        assert (await item.read()).state.windows == first.windows
-
-
 async def test_a_reader_that_began_without_storage_keeps_its_observer(tmp_path: Path):
     network = Network(RULES)
     await trio.sleep(20.0)

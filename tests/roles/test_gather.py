@@ -10,10 +10,8 @@ from roles.node.participant_memory import Backoff
 from roles.node.retries import ChangeReporter, Pause
 from roles.ports import EngineError, StoreError
 from tests.support.simulation.network import Log
-from tests.support.simulation.virtual_clock import simulated
 
 
-@simulated
 async def test_results_come_in_the_order_of_the_items_and_few_tasks_run_at_once():
     active, max_active = 0, 0
 
@@ -31,7 +29,6 @@ async def test_results_come_in_the_order_of_the_items_and_few_tasks_run_at_once(
 
 
 @pytest.mark.parametrize("cancel_others", [True, False])
-@simulated
 async def test_after_a_failure_nothing_is_begun_and_others_end_or_are_cancelled(cancel_others: bool):
     starts: list[int] = []
     ends: list[int] = []
@@ -50,7 +47,6 @@ async def test_after_a_failure_nothing_is_begun_and_others_end_or_are_cancelled(
     assert sorted(ends) == ([] if cancel_others else [0, 2])
 
 
-@simulated
 async def test_the_next_items_are_fetched_while_one_is_used():
     starts: list[float] = []
     results: list[int] = []
@@ -73,7 +69,6 @@ async def test_the_next_items_are_fetched_while_one_is_used():
 
 
 @pytest.mark.parametrize("place", ["fetch", "use"])
-@simulated
 async def test_the_first_failure_ends_fetching_and_use_and_is_raised_by_itself(place: str):
     results: list[int] = []
 
@@ -95,7 +90,6 @@ async def test_the_first_failure_ends_fetching_and_use_and_is_raised_by_itself(p
 
 
 @pytest.mark.parametrize("count", [2, 5])
-@simulated
 async def test_the_first_item_that_succeeds_ends_the_search_or_the_first_failure_is_raised(count: int):
     attempts: list[int] = []
 
@@ -122,7 +116,6 @@ async def fail_after(seconds: float, error: Exception) -> None:
 
 
 @pytest.mark.parametrize(("cancel_others", "end"), [(True, 1.0), (False, 10.0)])
-@simulated
 async def test_the_first_of_several_failures_is_raised_by_itself_when_the_others_end(cancel_others: bool, end: float):
     with pytest.raises(StoreError, match="first"):
         async with first_failure(StoreError, cancel_others=cancel_others) as tasks:
@@ -134,7 +127,6 @@ async def test_the_first_of_several_failures_is_raised_by_itself_when_the_others
 
 
 @pytest.mark.parametrize("place", ["task", "block"])
-@simulated
 async def test_a_failure_of_a_task_or_the_block_cancels_the_rest(place: str):
     with pytest.raises(StoreError, match="gone"):
         async with first_failure(StoreError) as tasks:
@@ -146,7 +138,6 @@ async def test_a_failure_of_a_task_or_the_block_cancels_the_rest(place: str):
     assert trio.current_time() == 1.0
 
 
-@simulated
 async def test_an_unexpected_error_leaves_the_block_as_it_leaves_a_nursery():
     with pytest.raises(ExceptionGroup) as error_info:
         async with first_failure(StoreError) as tasks:
@@ -154,7 +145,6 @@ async def test_an_unexpected_error_leaves_the_block_as_it_leaves_a_nursery():
     assert error_info.group_contains(EngineError, match="broken")
 
 
-@simulated
 async def test_the_scope_can_end_the_block_without_a_failure():
     async with first_failure(StoreError) as tasks:
         tasks.cancel_scope.deadline = trio.current_time() + 3.0
@@ -162,7 +152,6 @@ async def test_the_scope_can_end_the_block_without_a_failure():
     assert trio.current_time() == 3.0
 
 
-@simulated
 async def test_a_failure_is_raised_even_if_the_deadline_passes_while_other_tasks_end():
     async def end_slowly() -> None:
         try:

@@ -30,7 +30,6 @@ from roles.validator.window_cases import Case, ServingVersions
 from tests.support.attacked_nodes.trainer import WINDOW
 from tests.support.attacked_nodes.validator import AttackedValidator
 from tests.support.builders import samples
-from tests.support.simulation.virtual_clock import simulated
 
 VERSIONS = ServingVersions(0, 0)
 
@@ -130,13 +129,11 @@ def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
     return result.model_copy(update={"miner": miner})
 
 
-@simulated
 async def test_cases_that_were_begun_are_completed_before_others_are_begun():
     counts, _ = await judged({Reputation.STRANGER: 60}, 10.5, steps=2)
     assert counts[Reputation.STRANGER] == 4  # and of two more, the first step
 
 
-@simulated
 async def test_the_engine_is_free_while_the_rewards_of_one_case_at_a_time_are_computed():
     counts, _ = await judged({Reputation.EARNING: 12}, 11.5, reward_seconds=1.0)
     assert counts[Reputation.EARNING] == 10
@@ -144,7 +141,6 @@ async def test_the_engine_is_free_while_the_rewards_of_one_case_at_a_time_are_co
     assert counts[Reputation.EARNING] == 10
 
 
-@simulated
 async def test_miners_that_fill_the_window_leave_newcomers_their_share():
     counts, event = await judged({Reputation.EARNING: 60, Reputation.KNOWN: 60, Reputation.STRANGER: 60}, 50.5)
     assert counts[Reputation.EARNING] >= 0.6 * 50
@@ -155,7 +151,6 @@ async def test_miners_that_fill_the_window_leave_newcomers_their_share():
 
 
 @pytest.mark.parametrize("crowd", [Reputation.KNOWN, Reputation.STRANGER, Reputation.REJECTED])
-@simulated
 async def test_a_crowd_takes_no_more_than_its_share_from_miners_that_earn(crowd: Reputation) -> None:
     counts, event = await judged({Reputation.EARNING: 20, crowd: 500}, 40.5)
     assert counts[Reputation.EARNING] == 20
@@ -166,7 +161,6 @@ async def test_a_crowd_takes_no_more_than_its_share_from_miners_that_earn(crowd:
     assert counts[Reputation.EARNING] == 20
 
 
-@simulated
 async def test_time_that_nobody_else_uses_is_the_newcomers():
     counts, event = await judged({Reputation.EARNING: 1, Reputation.STRANGER: 30}, 31.5)
     assert counts == {Reputation.EARNING: 1, Reputation.STRANGER: 30}

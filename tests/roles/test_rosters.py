@@ -29,7 +29,7 @@ from tests.support.builders.samples import counts, judgement, rejected, threshol
 from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import BEGIN, Log, key
 from tests.support.simulation.trainer_events import NOT_SEALED, Exclusions
-from tests.support.simulation.virtual_clock import TrioClock, simulated
+from tests.support.simulation.virtual_clock import TrioClock
 
 KEYS = sorted((samples.key(f"validator {number}") for number in range(4)), key=lambda key: key.public)
 FOUR = tuple(key.public for key in KEYS)
@@ -66,7 +66,6 @@ class FourValidators:
         return [FOUR.index(validator) for validator in roster.validators]
 
 
-@simulated
 async def test_who_has_judged_in_one_of_the_windows_is_present():
     testbed = FourValidators()
     first, _, last = testbed.windows
@@ -76,7 +75,6 @@ async def test_who_has_judged_in_one_of_the_windows_is_present():
     assert event["absent"] == f"{FOUR[2].hex()[:8]},{FOUR[3].hex()[:8]}"
 
 
-@simulated
 async def test_who_lists_and_never_judges_is_absent():
     testbed = FourValidators()
     idle = samples.row(dealt=4, audited=0, accepted=0, counts=NO_COUNTS)
@@ -86,7 +84,6 @@ async def test_who_lists_and_never_judges_is_absent():
     assert await testbed.members({0: testbed.windows, 1: testbed.windows}) == [0, 1]
 
 
-@simulated
 async def test_without_a_quorum_all_are_dealt_to():
     assert await FourValidators(quorum=2).members({0: FourValidators().windows}) == [0, 1, 2, 3]
     assert await FourValidators(quorum=1).members({0: FourValidators().windows}) == [0]
@@ -95,14 +92,12 @@ async def test_without_a_quorum_all_are_dealt_to():
     ) == [0, 1]
 
 
-@simulated
 async def test_where_all_judge_all_nothing_is_read():
     testbed = FourValidators(quorum=2, spares=2)
     assert await testbed.members({}) == [0, 1, 2, 3]
     assert testbed.store.read_count == 0
 
 
-@simulated
 async def test_a_roster_is_read_once_and_storage_that_hangs_delays_it_for_a_part_of_the_window_only():
     testbed = FourValidators()
     testbed.link.prefixes = (FOUR[3].hex(),)
@@ -116,7 +111,6 @@ async def test_a_roster_is_read_once_and_storage_that_hangs_delays_it_for_a_part
     assert testbed.store.read_count == reads
 
 
-@simulated
 async def test_a_validator_whose_storage_does_not_answer_is_absent():
     testbed = FourValidators()
     testbed.store.silent_prefixes = (FOUR[1].hex(),)

@@ -23,7 +23,7 @@ from tests.support.builders.proofs import proof_of, with_thresholds
 from tests.support.builders.samples import judgement, key, rejected, thresholds, verdict
 from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.virtual_clock import TrioClock, simulated
+from tests.support.simulation.virtual_clock import TrioClock
 
 CANARY = canary_key(TRAINER, 0).public
 WINDOW = next(w for w in range(1000) if [is_false_group(TRAINER, w, i) for i in range(3)] == [False, True, False])
@@ -51,7 +51,6 @@ def make_monitor(state: MemoryStore | None = None, canaries: int = 1) -> tuple[V
         (TRUE_WINDOW, (rejected(0, "improbable-window"),), [(0, False)]),
     ],
 )
-@simulated
 async def test_the_failures_of_a_validator_in_a_canarys_window(
     window: int, judgements: tuple[Judgement, ...], failures: list[tuple[int, bool]]
 ) -> None:
@@ -82,7 +81,6 @@ async def note_truth(state: MemoryStore, window: int, *indices: int) -> None:
 
 @pytest.mark.parametrize(("change", "is_false"), [(0.0, False), (0.004, False), (-0.7, True), (10.0, True)])
 @pytest.mark.parametrize("miner", [CANARY, samples.MINER.public], ids=["canary", "stranger"])
-@simulated
 async def test_a_validator_with_false_log_probabilities_of_what_the_trainer_computed_is_distrusted(
     miner: bytes, change: float, is_false: bool
 ) -> None:
@@ -110,7 +108,6 @@ async def test_a_validator_with_false_log_probabilities_of_what_the_trainer_comp
 
 
 @pytest.mark.parametrize(("change", "is_found"), [(0.004, True), (-0.004, True), (0.0009, False)])
-@simulated
 async def test_a_validator_that_shifts_each_group_within_its_tolerance_is_distrusted(
     change: float, is_found: bool
 ) -> None:
@@ -136,7 +133,6 @@ async def test_a_validator_that_shifts_each_group_within_its_tolerance_is_distru
     assert {item.reason for item in decisions} == {"logprobs-disagree" if is_found else ""}
 
 
-@simulated
 async def test_of_three_validators_the_one_that_shifts_is_left_out_and_reported() -> None:
     monitor, _ = make_monitor(canaries=0)
     keys = [samples.key(f"validator {number}").public for number in range(3)]
@@ -158,7 +154,6 @@ async def test_of_three_validators_the_one_that_shifts_is_left_out_and_reported(
     assert not monitor.distrusted_validators
 
 
-@simulated
 async def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_report() -> None:
     monitor, log = make_monitor()
     accepting = verdict(*map(judgement, range(16)), window=WINDOW)
@@ -176,7 +171,6 @@ async def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_repo
 
 
 @pytest.mark.slow
-@simulated
 async def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() -> None:
     monitor, log = make_monitor(canaries=0)
     accepting, rejecting = verdict(*map(judgement, range(16))), verdict(*map(rejected, range(16)))
@@ -194,7 +188,6 @@ async def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() 
     assert len(log.named("report-truncated")) == 1
 
 
-@simulated
 async def test_a_validator_that_failed_is_distrusted_although_the_disk_is_full() -> None:
     disk: Any = UnreachableStore(MemoryStore(), "", operations=("put",), seconds=0.0)
     monitor, _ = make_monitor(disk)
@@ -290,7 +283,6 @@ def test_groups_that_two_nodes_do_not_judge_alike_are_no_evidence(group: GroupSu
     assert not any(add_groups(NOTHING, [group] * 99, PROOF, NODES).biased)
 
 
-@simulated
 async def test_a_window_counts_once_whatever_a_restart_repeats() -> None:
     state = MemoryStore()
     sums = {node: ("torch-float32", -(10**9) * place, TOKENS) for place, node in enumerate((ONE, OTHER))}
@@ -306,7 +298,6 @@ async def test_a_window_counts_once_whatever_a_restart_repeats() -> None:
     assert restarted.biased_pairs == bias.biased_pairs == {frozenset((ONE, OTHER))}
 
 
-@simulated
 async def test_of_three_nodes_the_one_that_shifts_differs_from_both_others() -> None:
     bias = LogprobBias(MemoryStore(), run_inline)
     values = differences(3 * GROUPS, math.log(1.02), seed=2).tolist()
