@@ -26,7 +26,7 @@ from tests.support.simulation.virtual_clock import simulated
 __all__ = ["pytest_addoption", "pytest_configure"]
 
 LONGEST: Final = (
-    "test_learning_episodes", "test_round_repair", "test_state_of_processes", "test_demo",
+    "test_learning_episodes", "test_following", "test_state_of_processes", "test_demo",
     "test_sites", "test_examples", "test_network_of_processes", "test_recipes_of_contributing", "test_seeded_faults",
     "test_other_processors", "test_planned_cheats", "test_library", "test_faulty_store", "test_failing_storage",
     "processes", "network", "adversaries", "sandbox",
