@@ -10,7 +10,7 @@ import torch
 import trio
 from trio.testing import memory_stream_pair
 
-from grailnode.node.upload_hosts import OtherHost, accept_host, answer_host_0
+from grailnode.node.upload_hosts import OtherHost, ReplacedHostError, Start, accept_host, answer_host_0
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
@@ -257,7 +257,7 @@ async def test_a_host_that_hangs_is_named_once_and_one_that_works_for_long_is_wa
     node, (here, _) = hosts.testbed.node(), memory_stream_pair()
     other = OtherHost(node, 1)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(other.ask_by, 0, here)
+        nursery.start_soon(other.ask_by, 0, here, (0, b""))
         nursery.start_soon(other.references, 1)
         await trio.sleep(500)
         nursery.cancel_scope.cancel()
@@ -320,3 +320,41 @@ async def test_after_a_repair_host_0_has_all_files_and_goes_on_alone_or_with_oth
         await hosts.publish(version)
         await hosts.testbed.assert_followed(version)
     assert [event["version"] for event in hosts.logs[0].named("patch-refused")] == [4]  # version 3 had no anchor
+
+
+@simulated
+async def test_of_two_upload_processes_with_one_number_the_one_that_started_later_stays_and_the_other_ends() -> None:
+    hosts = Hosts()
+    await hosts.publish(0, 1)
+    node = hosts.testbed.node()
+    other = OtherHost(node, 1)
+    accepted, refusals = list[str](), dict[str, str]()
+
+    async def connect(name: str, start: Start, lane: int) -> None:
+        with suppress(trio.BrokenResourceError):
+            while True:
+                here, there = memory_stream_pair()
+                nursery.start_soon(accept_host, node, [other], here)
+                try:
+                    await answer_host_0(there, hosts.other(), 1, lane, 1, start, lambda: accepted.append(name))
+                except ReplacedHostError as error:
+                    refusals[name] = str(error)
+                    return
+                except trio.BrokenResourceError:
+                    await trio.sleep(0.1)
+
+    async with trio.open_nursery() as nursery:
+        for name, start in (("old", (1_700_000_000_000, b"a")), ("new", (1_700_000_100_000, b"a"))):
+            for lane in range(2):
+                nursery.start_soon(connect, name, start, lane)
+            await trio.sleep(1)
+            assert {*await other.references(1)} == {2, 3}
+        nursery.start_soon(connect, "old again", (1_700_000_000_000, b"b"), 0)
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+    assert accepted == ["old", "old", "new", "new"]
+    assert refusals.keys() == {"old", "old again"}
+    assert refusals["old"] == (
+        "trainer.hosts: another upload process with the number 1 has started later, at 2023-11-14 22:15:00 UTC; end it, "
+        "or give each host a number of its own"
+    )
