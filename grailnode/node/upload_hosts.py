@@ -153,7 +153,8 @@ class OtherHost(HostFiles):
     async def ask_by(self, lane: int, stream: trio.abc.Stream, start: Start) -> None:
         """Ask by this connection until it breaks or is replaced; refuse it if a process that started later has one."""
         if start < self._start and any(self._streams):
-            return await _send(stream, self._start[0])
+            await _send(stream, self._start[0])
+            return
         await _send(stream, (self._key, self._profile))
         replaced = [self._streams[lane]]
         if start != self._start:  # of another process, which does not answer any more

@@ -16,7 +16,7 @@ from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
-from roles.ports import ObjectStore, StoreError
+from roles.ports import ObjectStore, StateError, StoreError
 from roles.trainer.publish.chain_repair import ChainRepair
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
@@ -323,6 +323,53 @@ async def test_after_a_repair_host_0_has_all_files_and_goes_on_alone_or_with_oth
 
 
 @simulated
+async def test_a_repair_keeps_the_snapshots_of_which_other_hosts_have_files() -> None:
+    hosts, lines = Hosts(), list[str]()
+    await hosts.publish(0, 1, 2)
+    for version in (3, 4):
+        await hosts.snapshot(version)
+    before = [dict(state._objects) for state in hosts.states]
+    await repair(hosts, set(), lines)
+    assert [dict(state._objects) for state in hosts.states] == before
+    assert not [line for line in lines if "dropped" in line]
+    await hosts.publish()
+    await hosts.testbed.assert_followed(4)
+
+
+@simulated
+async def test_a_snapshot_of_which_another_host_has_lost_a_file_is_named_with_what_to_do() -> None:
+    hosts, lines = Hosts(), list[str]()
+    await hosts.publish(0, 1, 2)
+    for version in (3, 4):
+        await hosts.snapshot(version)
+    await hosts.states[1].delete(f"{weights_folder(3)}00003")
+    with pytest.raises(ExceptionGroup) as raised:
+        await hosts.publish()
+    assert raised.group_contains(
+        StateError,
+        match=r"weights/0+3/ of this node's state: 3 of 4 files are there \(2 on host 0, 1 on host 1\); "
+        r"remove outbox/0+3-\* from the state of host 0; run `grailnode repair`",
+    )
+    (path,) = [item.path async for item in hosts.states[0].list("outbox/0000000003")]
+    await hosts.states[0].delete(path)
+    await repair(hosts, {path}, lines)
+    assert [line for line in lines if "dropped" in line] == [
+        "outbox/0000000004-000000000004: dropped, since the version before it is lost; it is trained again"
+    ]
+    await hosts.publish(3, 4)
+    await hosts.testbed.assert_followed(4)
+
+
+async def repair(hosts: Hosts, lost_paths: set[str], lines: list[str]) -> None:
+    """Repair the chain in the state of host 0, whose checkpoint is whole."""
+    node = hosts.testbed.node()
+    await refresh_authority(node)
+    chain = ChainRepair(node, lost_paths, lines.append, is_shared=True)
+    if await chain.is_needed():
+        await chain.run()
+
+
+@simulated
 async def test_of_two_upload_processes_with_one_number_the_one_that_started_later_stays_and_the_other_ends() -> None:
     hosts = Hosts()
     await hosts.publish(0, 1)
@@ -355,6 +402,6 @@ async def test_of_two_upload_processes_with_one_number_the_one_that_started_late
     assert accepted == ["old", "old", "new", "new"]
     assert refusals.keys() == {"old", "old again"}
     assert refusals["old"] == (
-        "trainer.hosts: another upload process with the number 1 has started later, at 2023-11-14 22:15:00 UTC; end it, "
-        "or give each host a number of its own"
+        "trainer.hosts: another upload process with the number 1 has started later, at 2023-11-14 22:15:00 UTC; "
+        "end it, or give each host a number of its own"
     )

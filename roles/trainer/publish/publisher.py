@@ -33,6 +33,7 @@ from roles.trainer.publish.retention import DeletionSchedule
 from roles.trainer.publish.version_build import VersionBuild, VersionWeights, reference
 from roles.trainer.spool import (
     DIFFICULTY,
+    OUTBOX,
     PUBLISHED_WEIGHTS,
     SnapshotName,
     count_shards,
@@ -236,8 +237,11 @@ class Publisher:
         for encoded in self._encoded:
             build.merge(encoded.tensors)
         if (found := sum(encoded.files for encoded in self._encoded)) != files:
-            place = f"{weights_folder(version)} of this node's state"
-            raise StateError(place, f"{found} of {files} files are there; run `grailnode repair` (of host 0)")
+            place, what = f"{weights_folder(version)} of this node's state", f"{found} of {files} files are there"
+            if self._others:
+                counts = ", ".join(f"{encoded.files} on host {host}" for host, encoded in enumerate(self._encoded))
+                what += f" ({counts}); remove {OUTBOX}{version:010d}-* from the state of host 0"
+            raise StateError(place, what)
         return build
 
     async def _build(self, version: int, files: int) -> tuple[VersionWeights, PatchRef | None, tuple[ObjectRef, ...]]:
@@ -371,7 +375,9 @@ class Publisher:
         while True:
             numbers = await self._of_all(lambda host: host.put_files(manifest.version, manifest.anchor))
             if len({*chain.from_iterable(numbers)}) < len(manifest.anchor):
-                raise StateError(f"{weights_folder(manifest.version)} of this node's state", "files of it are lost")
+                what = "; remove training/ from the state of host 0" if self._others else ""
+                place = f"{weights_folder(manifest.version)} of this node's state"
+                raise StateError(place, f"files of it are lost{what}")
             # Whether another host writes to the storage that this one reads, this one has to see.
             missing_path = await self._missing_shard(manifest) if self._others else None
             if missing_path is None:
