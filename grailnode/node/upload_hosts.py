@@ -21,7 +21,7 @@ import trio
 from grailnode import UserError
 from grailnode.node.process_launch import LostRankError
 from protocol import limits
-from protocol.encoding import pack, unpack
+from protocol.encoding import content_digest, pack, unpack
 from protocol.errors import LimitError, MalformedError, PatchError, ProtocolError
 from protocol.objects import ObjectRef
 from protocol.patch.codec import EncodedTensor
@@ -30,6 +30,7 @@ from roles.first_failure import first_failure
 from roles.node.identity import Node
 from roles.node.retries import ChangeReporter, WaitReporter
 from roles.trainer.publish.host_files import Base, EncodedFiles, HostFiles
+from roles.trainer.tensor_shards import RunSync
 
 _LANES: Final = 2  # connections of a host; the second one is for anchors
 _LENGTHS: Final = struct.Struct(">IQ")
@@ -86,12 +87,18 @@ def pack_encoded(encoded: EncodedFiles) -> Message:
     no_digest = bytes(_DIGEST_BYTES)
     patch = write_container("fast", no_digest, no_digest, [t.row for t in tensors], [t.frame for t in tensors])
     digests = b"".join(tensor.before + tensor.after for tensor in tensors)
-    return (encoded.files, encoded.encode_seconds, encoded.apply_seconds, digests), patch
+    return (encoded.files, encoded.encode_seconds, encoded.apply_seconds, digests, content_digest(patch)), patch
 
 
 def unpack_encoded(message: Message) -> EncodedFiles:
-    """Return the encoded files of a message."""
-    (files, encode_seconds, apply_seconds, digests), patch = message
+    """Return the encoded files of a message.
+
+    Raises:
+        PatchError: its bytes are not those that were packed.
+    """
+    (files, encode_seconds, apply_seconds, digests, digest), patch = message
+    if content_digest(patch) != digest:
+        raise PatchError("the answer of another host has changed on its way", "frames")
     header, tensors, size = read_header(patch), dict[str, EncodedTensor](), 2 * _DIGEST_BYTES
     pairs = (digests[begin : begin + size] for begin in range(0, len(digests), size))
     for row, frame, pair in zip(header.rows, split_frames(patch, header), pairs, strict=True):
@@ -112,7 +119,9 @@ class OtherHost(HostFiles):
 
     async def encode(self, version: int, base: Base | None) -> EncodedFiles:
         own = base and (base.version, base.files, _pack(base.anchor), tuple(base.needed_versions))
-        return unpack_encoded(await self._ask("encode", version, own))
+        answer = await self._ask("encode", version, own)
+        encoded: EncodedFiles = await self._node.run_sync(unpack_encoded, answer)
+        return encoded
 
     async def put_part(self, offset: int, ref: ObjectRef) -> bool:
         return bool((await self._ask("put_part", offset, _pack([ref])))[0])
@@ -238,7 +247,7 @@ async def answer_host_0(
             call, _ = await _receive(stream, seconds=math.inf)
             async with first_failure(*_BROKEN) as tasks:
                 tasks.start_soon(_beat, stream)
-                answer = await _answer(files, *call)
+                answer = await _answer(node.run_sync, files, *call)
                 tasks.cancel_scope.cancel()
             if call[0].startswith("put"):
                 node.telemetry.event("uploaded", call=call[0], answer=str(answer[0]))
@@ -253,12 +262,13 @@ async def _beat(stream: trio.abc.SendStream) -> None:
             await _send(stream, None)
 
 
-async def _answer(files: HostFiles, *call: Any) -> Message:
+async def _answer(run_sync: RunSync, files: HostFiles, *call: Any) -> Message:
     match call:
         case "encode", version, base:
             try:
                 own = Base(base[0], base[1], _unpack(base[2]), base[3]) if base else None
-                return pack_encoded(await files.encode(version, own))
+                packed: Message = await run_sync(pack_encoded, await files.encode(version, own))
+                return packed
             except PatchError as error:
                 return str(error), b""
         case "put_part", offset, refs:

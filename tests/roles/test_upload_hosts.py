@@ -10,17 +10,28 @@ import torch
 import trio
 from trio.testing import memory_stream_pair
 
-from grailnode.node.upload_hosts import OtherHost, ReplacedHostError, Start, accept_host, answer_host_0
+from grailnode.node.upload_hosts import (
+    OtherHost,
+    ReplacedHostError,
+    Start,
+    accept_host,
+    answer_host_0,
+    pack_encoded,
+    unpack_encoded,
+)
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
+from protocol.errors import PatchError
 from protocol.identity.signing import SigningKey
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.ports import ObjectStore, StateError, StoreError
 from roles.trainer.publish.chain_repair import ChainRepair
 from roles.trainer.publish.history import History
+from roles.trainer.publish.host_files import Base, HostFiles
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
-from roles.trainer.spool import weights_folder
+from roles.trainer.spool import SnapshotName, note_snapshot, weights_folder
+from roles.trainer.tensor_shards import WrittenWeights
 from tests.roles.publisher_testbed import PublisherTestbed
 from tests.support.builders.chains import small_run
 from tests.support.builders.snapshots import put_snapshot
@@ -77,8 +88,12 @@ class Hosts:
 
     async def snapshot(self, version: int, file_bytes: int = FILE_BYTES) -> None:
         """Put a version, of which the second host has the second half of the files."""
-        await put_snapshot(self.states[0], version, self.testbed.weights[version], shard_bytes=file_bytes)
+        weights, name = self.testbed.weights[version], SnapshotName(version, version)
+        await put_snapshot(self.states[0], version, weights, shard_bytes=file_bytes)
         files = 4 * FILE_BYTES // file_bytes
+        if self.count == 2 and version:
+            parts = [{name: weights[name] for name in names} for names in (NAMES[:4], NAMES[4:])]
+            await note_snapshot(self.states[0], name, WrittenWeights(files, tuple(map(digest_weights, parts))))
         for number in range(files // 2, files) if self.count == 2 and version else ():
             path = f"{weights_folder(version)}{number:05d}"
             await self.states[1].put(path, await self.states[0].get(path, 1 << 20))
@@ -320,6 +335,42 @@ async def test_after_a_repair_host_0_has_all_files_and_goes_on_alone_or_with_oth
         await hosts.publish(version)
         await hosts.testbed.assert_followed(version)
     assert [event["version"] for event in hosts.logs[0].named("patch-refused")] == [4]  # version 3 had no anchor
+
+
+@pytest.mark.parametrize(("host", "number"), [(0, 1), (1, 3)])
+@simulated
+async def test_weights_that_a_host_has_read_otherwise_than_they_were_written_are_not_signed(
+    host: int, number: int
+) -> None:
+    """A file whose bits have changed where no digest of the state could tell, or one of an earlier attempt."""
+    hosts = Hosts()
+    await hosts.publish(0, 1)
+    await hosts.snapshot(2)
+    path = f"{weights_folder(2)}{number:05d}"
+    data = bytearray(await hosts.states[host].get(path, 1 << 20))
+    data[-1] ^= 1
+    await hosts.states[host].put(path, bytes(data))
+    with pytest.raises(ExceptionGroup) as raised:
+        await hosts.publish()
+    assert raised.group_contains(
+        StateError,
+        match=f"weights/0+2/ of this node's state: host {host} has read other weights than its rank has written; start "
+        r"it again, and if that repeats remove outbox/0+2-\* from the state of host 0; run `grailnode repair`",
+    )
+    await hosts.testbed.assert_followed(1)
+    assert 2 not in (await History.open(hosts.states[0])).manifests
+
+
+@simulated
+async def test_frames_that_have_changed_on_their_way_to_host_0_are_no_patch() -> None:
+    hosts = Hosts()
+    await hosts.publish(0, 1)
+    files = HostFiles(hosts.other(), hosts.testbed.node().key.public)
+    await hosts.snapshot(2)
+    value, data = pack_encoded(await files.encode(2, Base(1, 4, ())))
+    unpack_encoded((value, data))
+    with pytest.raises(PatchError, match="the answer of another host has changed on its way"):
+        unpack_encoded((value, data[:-1] + bytes([data[-1] ^ 1])))
 
 
 @simulated
