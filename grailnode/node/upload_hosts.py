@@ -17,11 +17,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import trio
+from blake3 import blake3
 
 from grailnode import UserError
 from grailnode.node.process_launch import LostRankError
 from protocol import limits
-from protocol.encoding import content_digest, pack, unpack
+from protocol.encoding import pack, unpack
 from protocol.errors import LimitError, MalformedError, PatchError, ProtocolError
 from protocol.objects import ObjectRef
 from protocol.patch.codec import EncodedTensor
@@ -87,7 +88,7 @@ def pack_encoded(encoded: EncodedFiles) -> Message:
     no_digest = bytes(_DIGEST_BYTES)
     patch = write_container("fast", no_digest, no_digest, [t.row for t in tensors], [t.frame for t in tensors])
     digests = b"".join(tensor.before + tensor.after for tensor in tensors)
-    return (encoded.files, encoded.encode_seconds, encoded.apply_seconds, digests, content_digest(patch)), patch
+    return (encoded.files, encoded.encode_seconds, encoded.apply_seconds, digests, blake3(patch).digest()), patch
 
 
 def unpack_encoded(message: Message) -> EncodedFiles:
@@ -97,7 +98,7 @@ def unpack_encoded(message: Message) -> EncodedFiles:
         PatchError: its bytes are not those that were packed.
     """
     (files, encode_seconds, apply_seconds, digests, digest), patch = message
-    if content_digest(patch) != digest:
+    if blake3(patch).digest() != digest:
         raise PatchError("the answer of another host has changed on its way", "frames")
     header, tensors, size = read_header(patch), dict[str, EncodedTensor](), 2 * _DIGEST_BYTES
     pairs = (digests[begin : begin + size] for begin in range(0, len(digests), size))
