@@ -26,7 +26,6 @@ from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.learn.state_rows import SavedRows
 from roles.trainer.outer.local_learner import LocalLearner
 from roles.trainer.spool import weights_folder
-from tests.learning.groups import group
 from tests.learning.ranks import (
     SETTINGS,
     Ranks,
@@ -34,6 +33,7 @@ from tests.learning.ranks import (
     assert_equal,
     assert_same_run,
     go_on,
+    group,
     groups_of,
     run_ranks,
     train,
