@@ -118,6 +118,23 @@ def last(findings: list[Finding]) -> Finding:
     return findings[-1]
 
 
+def with_settings(check: str, *settings: str) -> Callable[[Site, Monkeypatch], Finding]:
+    """Return what finds a mistake in the settings of a trainer; ELSEWHERE is another service's URL."""
+
+    def find(site: Site, monkeypatch: Monkeypatch) -> Finding:
+        overrides = tuple(setting.replace("ELSEWHERE", site.elsewhere) for setting in settings)
+        return last(site.findings("trainer", check, overrides=overrides))
+
+    return find
+
+
+WRONG_REGION = with_settings("storage", "store.endpoint=ELSEWHERE", "store.attempts=1")
+NO_CORS = with_settings("browsers", "store.url=ELSEWHERE/trainer")
+VIRTUAL_HOSTS = with_settings(
+    "storage", "store.endpoint=http://localhost.invalid:1", "store.addressing=virtual", "store.attempts=1"
+)
+
+
 def wrong_clock(site: Site, monkeypatch: Monkeypatch) -> Finding:
     monkeypatch.setattr(time_check, "time", SimpleNamespace(time=lambda: time.time() + 3600))
     return last(site.findings("trainer", "clock"))
@@ -130,19 +147,6 @@ def no_rights(site: Site, monkeypatch: Monkeypatch) -> Finding:
     found = last(site.findings("trainer", "storage"))
     assert time.monotonic() - began < 15  # not as long as a node tries
     return found
-
-
-def wrong_region(site: Site, monkeypatch: Monkeypatch) -> Finding:
-    return last(site.findings("trainer", "storage", overrides=(f"store.endpoint={site.elsewhere}", "store.attempts=1")))
-
-
-def no_cors(site: Site, monkeypatch: Monkeypatch) -> Finding:
-    return last(site.findings("trainer", "browsers", overrides=(f"store.url={site.elsewhere}/trainer",)))
-
-
-def virtual_hosts(site: Site, monkeypatch: Monkeypatch) -> Finding:
-    overrides = ("store.endpoint=http://localhost.invalid:1", "store.addressing=virtual", "store.attempts=1")
-    return last(site.findings("trainer", "storage", overrides=overrides))
 
 
 def full_disk(site: Site, monkeypatch: Monkeypatch) -> Finding:
@@ -193,9 +197,9 @@ MISTAKES: dict[str, tuple[Callable[[Site, Monkeypatch], Finding], str, str]] = {
         "failed",
         "cannot write to its own .*the secret key does not belong to the access key",
     ),
-    "wrong region": (wrong_region, "failed", "another region: set store.region to the bucket's own"),
-    "CORS": (no_cors, "warning", r"pages in browsers may not read it \(no CORS header\): apply bucket/cors.json"),
-    "path style": (virtual_hosts, "failed", 'set store.addressing = "path"'),
+    "wrong region": (WRONG_REGION, "failed", "another region: set store.region to the bucket's own"),
+    "CORS": (NO_CORS, "warning", r"pages in browsers may not read it \(no CORS header\): apply bucket/cors.json"),
+    "path style": (VIRTUAL_HOSTS, "failed", 'set store.addressing = "path"'),
     "full disk": (full_disk, "failed", "1 MiB are free .* free space, or move node.state"),
     "no bubblewrap": (no_bubblewrap, "warning", r"no bwrap on the PATH: install .*apt-get install bubblewrap"),
     "another Python": (another_python, "failed", r"has torch 2.4.1, and grailnode needs .*-m pip install 'torch<"),
