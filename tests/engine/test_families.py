@@ -230,13 +230,6 @@ def test_other_configs_are_not_covered(change: dict[str, object]) -> None:
     assert Qwen3Config.of(RECIPE.config() | change) is None
 
 
-def test_another_architecture_is_computed_by_transformers(tmp_path: Path) -> None:
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    model = build(write_policy(tmp_path, **config))
-    assert isinstance(model, TransformersModel)
-    assert "model.layers.0.self_attn.q_proj.weight" in model.shapes
-
-
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
 
 

@@ -154,9 +154,7 @@ def test_a_node_with_vllm_finds_it(run: Path, user_data: Path) -> None:
     assert load(run, ["engine.kind=vllm", "engine.python=own/python"]).vllm_python == run.parent / "own" / "python"
     assert load(run, ["engine.kind=vllm", "engine.url='http://127.0.0.1:1'"]).vllm_python is None
     (directory / "lib" / "python3.11" / "site-packages" / "vllm" / "__init__.py").unlink()
-    with pytest.raises(
-        InstallationError, match=r"no vLLM in .* that has vLLM by --engine-python"
-    ):
+    with pytest.raises(InstallationError, match=r"no vLLM in .* that has vLLM by --engine-python"):
         find_python("--engine-python")  # an installation that was interrupted
     with pytest.raises(ConfigError, match=r'kind "vllm" takes python, the interpreter of its environment, or url'):
         load(run, ["engine.kind=vllm", "engine.python=python", "engine.url='http://127.0.0.1:1'"])
