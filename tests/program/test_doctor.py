@@ -5,12 +5,10 @@ import json
 import re
 import shutil
 import sys
-import threading
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
@@ -37,41 +35,28 @@ from tests.support.builders.recipes import demo_recipe
 from tests.support.builders.samples import revision
 from tests.support.processes.command_line import run_command
 from tests.support.processes.separate_buckets import Machines, serving_buckets
+from tests.support.servers.loopback import HttpRequest, Reply, serving
 
 ROLES = {"trainer": "trainer", "miner-1": "miner"}
 Monkeypatch = pytest.MonkeyPatch
 
 
-class _Elsewhere(BaseHTTPRequestHandler):
-    """A service that refuses everything, as one whose buckets are in another region, and whose pages name nobody who
-    may read them.
-    """
-
-    error = 400, "AuthorizationHeaderMalformed"
-
-    def _answer(self) -> None:
-        status, code = self.error
-        body = f"<Error><Code>{code}</Code><Region>eu-west-1</Region></Error>".encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    do_GET = do_PUT = do_HEAD = do_DELETE = _answer  # noqa: N815 - http.server asks for these names
-
-    def log_message(self, *_: object) -> None:
-        pass
+ELSEWHERE_ERROR = (400, "AuthorizationHeaderMalformed")
+"""What the service of `elsewhere` answers: status and code."""
 
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), _Elsewhere) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    """Yield the URL of a service that refuses everything, as one whose buckets are in another region, and whose pages
+    name nobody who may read them.
+    """
+
+    def refuse(request: HttpRequest) -> Reply:
+        status, code = ELSEWHERE_ERROR
+        return Reply(status, f"<Error><Code>{code}</Code><Region>eu-west-1</Region></Error>".encode())
+
+    with serving(refuse) as url:
+        yield url
 
 
 @dataclass(frozen=True)
@@ -331,7 +316,7 @@ def test_what_a_failure_of_storage_hides_is_skipped(site: Site, monkeypatch: Mon
 def test_only_a_refusal_shows_that_other_keys_are_safe(
     code: str, outcome: str, words: str, site: Site, elsewhere: str, monkeypatch: Monkeypatch
 ) -> None:
-    monkeypatch.setattr(_Elsewhere, "error", (500 if code == "InternalError" else 403, code))
+    monkeypatch.setattr(sys.modules[__name__], "ELSEWHERE_ERROR", (500 if code == "InternalError" else 403, code))
     found = last(site.findings("trainer", "other keys", overrides=(f"store.endpoint={elsewhere}",)))
     assert (found.outcome, words in found.line) == (outcome, True), found.line
 
