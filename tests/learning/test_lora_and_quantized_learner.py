@@ -116,7 +116,7 @@ def test_a_frozen_output_projection_has_no_gradient() -> None:
 @pytest.mark.parametrize("kind", ["lora", "fp8", "int8"])
 def test_two_ranks_take_the_steps_of_one_process_bit_for_bit(policy: Path, kind: str) -> None:
     settings = dataclasses.replace(SETTINGS, loss=LossSettings(kl_coefficient=0.1))
-    options = {"lora": spec(policy)} if kind == "lora" else {"precision": kind}
+    options: dict[str, Any] = {"lora": spec(policy)} if kind == "lora" else {"precision": kind}
     trained = run_ranks(2, policy, settings, train, None, 0, 3, **options)
     assert_same_run(trained, train(learner_of(policy, kind, loss=settings.loss), None, 0, 3))
 
