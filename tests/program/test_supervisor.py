@@ -91,7 +91,7 @@ def os_error(code: int) -> OSError:
         "grailnode.run.key_files.KeyFileError",
         "grailnode.run.requirements.RequirementError",
         "grailnode.run.workspace.WorkspaceError",
-        "grailnode.store.credentials.CredentialsError",
+        "grailnode.store.s3.s3_session.CredentialsError",
         "protocol.environments.base.SandboxError",
         "protocol.errors.ProtocolError",
         "roles.ports.BeaconError",
@@ -154,7 +154,7 @@ async def test_policy_model_and_task_are_loaded_in_other_threads(
     await creation.publish_files(network.store, node.authority.trainers[0], files)
     monkeypatch.setattr(Policy, "load", watched("policy", Policy.load))
     monkeypatch.setattr(models, "build", watched("model", models.build))
-    monkeypatch.setattr("grailnode.node.bodies.make_task", watched("task", make_task))
+    monkeypatch.setattr("grailnode.node.wiring.make_task", watched("task", make_task))
     task, _ = await fetch_task(node, load(run_toml), tmp_path / "state", None, versions=1)
     assert task.run == node.run
     assert threads.keys() == {"policy", "model", "task"}
