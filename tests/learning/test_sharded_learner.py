@@ -29,7 +29,6 @@ from roles.trainer.learn.state_rows import SavedRows
 from roles.trainer.outer.local_steps import LocalLearner
 from roles.trainer.spool import weights_folder
 from roles.trainer.tensor_shards import WrittenWeights
-from tests.learning.groups import group
 from tests.learning.ranks import (
     SETTINGS,
     Ranks,
@@ -37,6 +36,7 @@ from tests.learning.ranks import (
     assert_equal,
     assert_same_run,
     go_on,
+    group,
     groups_of,
     run_ranks,
     train,
