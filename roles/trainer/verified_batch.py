@@ -20,26 +20,20 @@ _TURN_BYTES = 128  # memory of a turn beside its tokens, about
 
 
 class VerifiedGroup(Record):
-    """A group that enough validators accepted, with the values that they recomputed.
-
-    Attributes:
-        digest: SHA-256 of its frame, which the verdicts name and the fetched bytes have.
-        version: the policy version that sampled it.
-        prompt: token ids, 32-bit little-endian words; completions: likewise, one for each rollout.
-        turns: of each rollout in a run with episodes, as in the group; empty in any other.
-        logprobs: float32 little-endian, one for each completion token, rollouts in order: the median over the accepting
-            validators of the log-probability under `version` at the sampling temperature.
-        rewards: recomputed, one for each rollout; the median over the validators where machines may differ in them.
-    """
+    """A group that enough validators accepted, with the values that they recomputed."""
 
     kind: ClassVar[str] = "verified-group"
     max_bytes: ClassVar[int] = limits.MAX_BATCH_BYTES
-    digest: Digest
-    version: Version
-    prompt: bytes
-    completions: tuple[bytes, ...]
+    digest: Digest  # SHA-256 of its frame, which the verdicts name and the fetched bytes have
+    version: Version  # the policy version that sampled it
+    prompt: bytes  # token ids, 32-bit little-endian words
+    completions: tuple[bytes, ...]  # likewise, one for each rollout
+    # of each rollout in a run with episodes, as in the group; empty in any other
     turns: tuple[tuple[tuple[int, bytes], ...], ...] = ()
+    # float32 little-endian, one for each completion token, rollouts in order: the median over the accepting validators
+    # of the log-probability under `version` at the sampling temperature
     logprobs: bytes
+    # recomputed, one for each rollout; the median over the validators where machines may differ in them
     rewards: tuple[float, ...]
 
     @model_validator(mode="after")
@@ -158,9 +152,8 @@ def whole_logprobs(data: bytes) -> np.ndarray | None:
 def verified_group(
     group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool
 ) -> VerifiedGroup | None:
-    """Return an accepted group with the values of the judgements that fit it; None if none does.
-
-    If rewards are exact, a judgement with other rewards than the group claims does not fit.
+    """Return an accepted group with the values of the judgements that fit it; None if none does. If rewards are exact,
+    a judgement with other rewards than the group claims does not fit.
     """
     tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
     claims = tuple(rollout.reward for rollout in group.rollouts)

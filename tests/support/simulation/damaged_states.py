@@ -89,7 +89,7 @@ def data_of_file(contents: bytes) -> bytes:
     """Return the data of a whole file, checked against its envelope, whichever object it is."""
     head = envelope.decode(contents, len(contents))
     data = contents[len(contents) - head.length :]
-    head.check_data(data)
+    head.check_digest(envelope.data_digest(data))
     return data
 
 
