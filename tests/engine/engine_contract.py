@@ -165,7 +165,7 @@ class EngineContract:
             parts, checks, await engine.check(whole, RULES[0]), forwards, strict=True
         ):
             rows = torch.tensor([place for place, own in enumerate(item.drawn or ()) if own], dtype=torch.int64)
-            tokens = torch.tensor(item.drawn_tokens.tokens, dtype=torch.int64)
+            tokens = torch.tensor(item.drawn_tokens, dtype=torch.int64)
             torch.testing.assert_close(check.sketch, all_of_it.sketch[rows], rtol=0, atol=SKETCH_NOISE)
             torch.testing.assert_close(check.logprobs, all_of_it.logprobs[rows], rtol=0, atol=self.noise)
             margins = batch_margins(forward.logits[rows], tokens, [item.seed], [len(rows)], PARAMS.temperature)

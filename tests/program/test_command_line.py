@@ -188,10 +188,14 @@ def test_help_needs_no_run():
     [
         ("--help", 0, "Commands:"),
         ("evaluate --help", 0, "--environment"),
+        ("chat --help", 0, "--run"),
+        ("init --help", 0, "--environment"),
         ("environments", 0, "addition"),
+        ("keys new miner.key", 0, "miner.key: "),
         ("status --fast", 2, "No such option"),
         ("inspect nowhere", 2, "does not exist"),
         ("status --run nowhere.toml", 1, "nowhere.toml: no such file; `grailnode init DIR` writes one"),
+        ("status --run htps://example.org/runs/x", 1, "no such file; a URL begins with https://"),
         ("keys show --run nowhere.toml", 1, "nowhere.toml: no such file"),
         ("--role trainer --run nowhere.toml", 1, "nowhere.toml: no such file"),
         ("publish . --step 1 --run nowhere.toml", 1, "nowhere.toml: no such file"),
@@ -200,13 +204,13 @@ def test_help_needs_no_run():
         ("complete", 0, "plain,engine"),
     ],
 )
-def test_what_needs_no_model_imports_no_torch(command: str, code: int, text: str):
+def test_what_needs_no_model_imports_no_torch(command: str, code: int, text: str, tmp_path: Path):
     call = f"import sys; from grailnode.cli.main import main; sys.argv[:] = {['grailnode', *command.split()]}; main()"
     check = f"import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules))); {call}"
     completion = {"COMP_WORDS": "grailnode e", "COMP_CWORD": "1", "_GRAILNODE_COMPLETE": "bash_complete"}
     environment = os.environ | (completion if command == "complete" else {})
     arguments = [sys.executable, "-c", check]
-    result = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(arguments, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == code, result.stderr
     assert text in result.stdout + result.stderr
     assert "Traceback" not in result.stderr

@@ -33,7 +33,7 @@ def test_a_key_is_created_once_for_its_owner_alone(tmp_path: Path):
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text().strip() not in repr(key)
     assert key_files.read_or_create(path).public == key.public
-    with pytest.raises(key_files.KeyFileError, match="there is a key already"):
+    with pytest.raises(key_files.KeyFileError, match="there is a file already"):
         key_files.create(path)
 
 
