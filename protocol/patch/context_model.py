@@ -205,11 +205,8 @@ def choose_classes(old: Bits, new: Bits, layout: Layout) -> tuple[int, int]:
 
 
 def classes_of(changes: NDArray[np.int64], share: float = 1.0) -> tuple[int, int]:
-    """Choose the classes of a tensor by the changes in a sample of it; see `choose_classes`.
-
-    Args:
-        changes: their number by the exponent of their old value: int64 [exponents].
-        share: of the tensor that the sample is.
+    """Choose the classes of a tensor by a sample of it, which is a share of the tensor; see `choose_classes`. The
+    changes are counted by the exponent of their old value: int64 [exponents].
     """
     minimum = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
     # The run of MAX_CLASSES exponents with the most changes, by differences of sums.
