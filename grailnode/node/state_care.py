@@ -196,10 +196,8 @@ async def repair_other_host(node: Node, say: LineReporter) -> None:
 
 
 async def repair_state(node: Node, say: LineReporter, hosts: int = 1) -> None:
-    """Rebuild what the state of a node has lost: its state is a draft, which is written at the end.
-
-    Args:
-        hosts: of a trainer on several; the state is that of host 0.
+    """Rebuild what the state of a node has lost: its state is a draft, which is written at the end. Of a trainer on
+    several hosts, it is the state of host 0.
     """
     draft = node.state
     assert isinstance(draft, StateDraft)

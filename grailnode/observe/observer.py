@@ -64,11 +64,8 @@ async def _summarized(node: Node, validator: bytes, after: str) -> list[int]:
 
 
 class Observer:
-    """Reads a run's public objects, the new ones at every `refresh`.
-
-    Args:
-        node: its store is read; nothing is written.
-        first_window, last_window: only windows between these, both included, are read; None: up to the current one.
+    """Reads a run's public objects, the new ones at every `refresh`, from a node's store; nothing is written. Only
+    windows from the first to the last one are read, by default up to the current one.
     """
 
     def __init__(

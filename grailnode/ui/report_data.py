@@ -41,25 +41,17 @@ class DemoReport(BaseModel):
 
 @dataclass(frozen=True)
 class Findings:
-    """A run in a few figures.
+    """A run in a few figures."""
 
-    Attributes:
-        pass_at_1, reward: the change over the run; None if nothing was measured.
-        sparsity: mean over versions; patch_bytes: median over versions; None if there was no patch.
-        groups: judged groups of all miners.
-        false_rejections: rejected groups of honest miners; false_acceptances: accepted groups of cheating ones.
-        equal_nodes: nodes that hold the reference weights at the end; nodes: all that reported a digest.
-    """
-
-    pass_at_1: Change | None
-    reward: Change | None
-    sparsity: float | None
-    patch_bytes: int | None
-    groups: Tally
-    false_rejections: int
-    false_acceptances: int
-    equal_nodes: int
-    nodes: int
+    pass_at_1: Change | None  # the change over the run; None if nothing was measured
+    reward: Change | None  # the same
+    sparsity: float | None  # mean over versions; None if there was no patch
+    patch_bytes: int | None  # median over versions; None if there was no patch
+    groups: Tally  # judged groups of all miners
+    false_rejections: int  # rejected groups of honest miners
+    false_acceptances: int  # accepted groups of cheating miners
+    equal_nodes: int  # nodes that hold the reference weights at the end
+    nodes: int  # all that reported a digest
 
     @classmethod
     def of(cls, state: NetworkState, digests: Mapping[str, str] | None = None) -> Self:

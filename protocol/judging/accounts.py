@@ -97,10 +97,8 @@ class _Window:
 
 
 class Accounts:
-    """The accounts of all miners by the summaries of one validator that count, up to the newest one.
-
-    Args:
-        proof: the thresholds of each pair of arithmetics.
+    """The accounts of all miners by the summaries of one validator that count, up to the newest one; the proof has the
+    thresholds of each pair of arithmetics.
     """
 
     def __init__(self, scoring: ScoringSpec, proof: ProofSpec) -> None:
@@ -254,10 +252,7 @@ class Accounts:
 
     def unaudited(self, rejections: Mapping[bytes, int]) -> list[tuple[int, bytes]]:
         """Return each (window, miner) whose row has unaudited groups that count although the miner was rejected in a
-        later window, ascending by window.
-
-        Args:
-            rejections: the newest window of a rejection, by miner.
+        later window, ascending by window. The newest window of a rejection is given by miner.
         """
         ends = np.full(len(self._miners), -1, np.int64)
         names = {self._miners.numbers[miner]: miner for miner in rejections}

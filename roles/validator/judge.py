@@ -47,18 +47,13 @@ Reservation = Callable[[], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True)
 class GroupCheck:
-    """The result for one group.
+    """The result for one group."""
 
-    Attributes:
-        reason: why the group is rejected; None if it is accepted.
-        rewards, logprobs: of an accepted group; rewards in millionths, log-probabilities float32 little-endian.
-        margins: int64 [N], `whole_margins` of its tokens.
-    """
-
-    reason: Reason | None
+    reason: Reason | None  # why the group is rejected; None if it is accepted
     counts: Counts = NO_COUNTS
-    rewards: tuple[int, ...] = ()
-    logprobs: bytes = b""
+    rewards: tuple[int, ...] = ()  # of an accepted group, in millionths
+    logprobs: bytes = b""  # of an accepted group: float32, little-endian
+    # int64 [N], `whole_margins` of its tokens
     margins: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 

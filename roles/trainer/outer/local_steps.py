@@ -39,11 +39,7 @@ class LocalLearner(Protocol):
     """What takes the local steps of a site: a state (protocol/outer/local_work.py) and a step, as `Learner` has."""
 
     def step(self, groups: Sequence[VerifiedGroup]) -> StepFigures:
-        """Take one optimizer step.
-
-        Raises:
-            ValueError: a gradient is not finite; nothing has changed.
-        """
+        """Take one optimizer step; ValueError if a gradient is not finite, and nothing has changed."""
 
     def state(self) -> dict[str, Tensor]:
         """Return masters and everything else by name: CPU tensors that nobody else changes."""
