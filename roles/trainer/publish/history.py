@@ -22,7 +22,13 @@ from protocol.chain.manifest import Head, Manifest
 from protocol.errors import ChainError
 from protocol.identity.signing import Signed, open_announced
 from roles.ports import NotFoundError, ObjectStore, StateError
-from roles.trainer.spool import PUBLISHED_WEIGHTS, newest_published_version, stored_versions, weights_folder
+from roles.trainer.spool import (
+    PUBLISHED_WEIGHTS,
+    newest_published_version,
+    published_path,
+    stored_versions,
+    weights_folder,
+)
 from roles.trainer.tensor_shards import delete_below
 
 EPOCH = "chain/epoch"
@@ -115,7 +121,7 @@ class History:
         """Forget all versions after one, which the roots take back."""
         for later_version in [number for number in self.manifests if number > version]:
             # The manifest goes last: as long as one is left, `promised_version` shows that there is something to do.
-            await self._state.delete(f"{PUBLISHED_WEIGHTS}{later_version:010d}")
+            await self._state.delete(published_path(later_version))
             await self._delete_anchor_note(later_version)
             await self._state.delete(f"{MANIFESTS}{later_version:010d}")
             del self.manifests[later_version]
@@ -150,13 +156,13 @@ class History:
 
     async def mark_published(self, version: int, shards: int) -> None:
         """Record that a version is published, and how many files its weights have; the next patch is made of them."""
-        await self._state.put(f"{PUBLISHED_WEIGHTS}{version:010d}", str(shards).encode())
+        await self._state.put(published_path(version), str(shards).encode())
         self.published_version = version
 
     async def delete_needless_weights(self, uploading: Set[int] = frozenset()) -> None:
         """Delete the weights before the newest published version, but for those whose anchor is being uploaded."""
         # Notes before files: a note says that its files are complete, so it must not outlive them.
-        newest = f"{PUBLISHED_WEIGHTS}{self.published_version:010d}"
+        newest = published_path(self.published_version)
         for path in [item.path async for item in self._state.list(PUBLISHED_WEIGHTS) if item.path < newest]:
             await self._state.delete(path)
         # These files are the only copy of which an anchor's upload can be made, again after a crash. Those of the
