@@ -73,7 +73,7 @@ class Edit:
 class CanaryProducer(HonestProducer):
     """Produces honest groups and, in every second window, falsifies every second one.
 
-    Of the false groups, which the coin decides as well:
+    Of the false groups, which the coin of the trainer's key decides as well:
 
     - one in three has rollouts with one token replaced by the runner-up, from where they continue as the policy does;
     - one in three likewise, at the nearest ties that are no honest noise: there a quantized copy goes wrong, too;
@@ -82,10 +82,8 @@ class CanaryProducer(HonestProducer):
     A validator without the policy could compare the noise of the chosen tokens, which is public, with that of other
     groups. So edits are made where they change the noise least, and in no more rollouts than a plain rejection needs.
 
-    Args:
-        trainer: the key whose secret decides which groups are false, and how.
-        trainer_state: where the log-probabilities of true groups are noted for the collector, which compares what
-            validators say with them; None for nowhere.
+    The log-probabilities of true groups are noted in the trainer's state, if it is there, for the collector, which
+    compares what validators say with them.
     """
 
     def __init__(

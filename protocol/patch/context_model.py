@@ -147,16 +147,11 @@ def form_of(layout: Layout, first: int, classes: int) -> NDArray[np.uint64]:
 
 
 class Statistics:
-    """The statistics to which a model is fitted, by group.
-
-    Attributes:
-        elements: number of elements: int64[GROUPS].
-        steps: number of changes by their step symbol: int64[GROUPS, STEP_SYMBOLS].
-    """
+    """The statistics to which a model is fitted, by group."""
 
     def __init__(self) -> None:
-        self.elements = np.zeros(GROUPS, np.int64)
-        self.steps = np.zeros((GROUPS, STEP_SYMBOLS), np.int64)
+        self.elements = np.zeros(GROUPS, np.int64)  # number of elements
+        self.steps = np.zeros((GROUPS, STEP_SYMBOLS), np.int64)  # number of changes by their step symbol
 
     def model(self, layout: Layout, first: int, classes: int) -> Model:
         """Return the model that fits best, with so many classes from the exponent `first` on."""

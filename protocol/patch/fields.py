@@ -78,11 +78,7 @@ class BufferFullError(Exception):
 
 
 class BoundedBuffer:
-    """A buffer of at most `capacity` bytes, filled from the front.
-
-    Attributes:
-        size: bytes in the buffer.
-    """
+    """A buffer of at most `capacity` bytes, filled from the front; `size` bytes are in it."""
 
     def __init__(self, capacity: int) -> None:
         # Not touched here: pages that are never written take no memory.

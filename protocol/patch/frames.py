@@ -84,16 +84,12 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, changes: int, best: int) 
 class _SmallestFrame:
     """The smallest frame of a tensor so far. To save memory, a frame of more than half its tensor is dropped while
     others are tried, and encoded again at the end.
-
-    Attributes:
-        below: size that the next frame must stay below, in bytes.
-        changes: number of changed elements; 0 if it is unknown.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.mode = Mode.RAW_STEP_PLANES
-        self.below = nbytes + 1
-        self.changes = 0
+        self.below = nbytes + 1  # size that the next frame must stay below, in bytes
+        self.changes = 0  # number of changed elements; 0 if it is unknown
         self._nbytes = nbytes
         self._encode: Callable[[int], tuple[int, memoryview]] | None = None
         self._frame: memoryview | None = None

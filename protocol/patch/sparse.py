@@ -64,20 +64,16 @@ def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 class Scratch:
     """The scratch memory of one thread, reused for all tensors. The operating system provides memory only for the parts
-    that are written.
-
-    Attributes:
-        unsorted: the changes of one chunk in the order of the elements.
-        words, raw: the sections of one chunk; they use the same memory as `unsorted`, one after the other.
-        classes: the classes of one vector of elements.
+    that are written. The sections of a chunk, `words` and `raw`, use the same memory as `unsorted`, one after the
+    other.
     """
 
     def __init__(self) -> None:
         self._changes = np.empty(0, np.uint64)
-        self.unsorted = np.empty(CHUNK_ELEMENTS + 1, np.uint64)
+        self.unsorted = np.empty(CHUNK_ELEMENTS + 1, np.uint64)  # the changes of one chunk in the order of the elements
         self.words = self.unsorted.view(np.uint16)[: 2 * CHUNK_ELEMENTS]
         self.raw = self.unsorted.view(np.uint32)
-        self.classes = np.empty(VECTOR_SIZE, np.uint8)
+        self.classes = np.empty(VECTOR_SIZE, np.uint8)  # of one vector of elements
 
     def changes(self, size: int) -> NDArray[np.uint64]:
         """Return an array for at least `size` changes; it overwrites the array of the last call."""

@@ -144,11 +144,7 @@ def _refuse_infinite(count: int, where: str) -> None:
 
 
 class SquaredNorm:
-    """The sum of the squares of a contribution's values in float64, in a fixed order.
-
-    Attributes:
-        value: the sum so far.
-    """
+    """The sum of the squares of a contribution's values in float64, in a fixed order; `value` is the sum so far."""
 
     def __init__(self) -> None:
         self.value = 0.0

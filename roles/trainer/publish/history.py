@@ -41,29 +41,18 @@ RETIRED = b"retired"
 
 
 class History:
-    """The publisher's own record of its chain.
-
-    Attributes:
-        manifests: the signed manifests by version, including one that is not published yet.
-        anchors: versions whose anchor is complete in storage and was never retired.
-        retired_anchors: versions whose anchor was complete and may be deleted in storage.
-        first_patch: patches of versions before this one may be deleted in storage.
-        epoch: the fencing epoch.
-        published_version: the newest published version; -1 before the first.
-        writer: the public key in whose space the chain is; None before the first start.
-        rewind: number of the newest revision of the authority whose rewind this record contains; 0 for none.
-    """
+    """The publisher's own record of its chain."""
 
     def __init__(self, state: ObjectStore) -> None:
         self._state = state
-        self.manifests: dict[int, Signed[Manifest]] = {}
-        self.anchors: set[int] = set()
-        self.retired_anchors: set[int] = set()
-        self.first_patch = 0
-        self.epoch = 0
-        self.published_version = -1
-        self.writer: bytes | None = None
-        self.rewind = 0
+        self.manifests: dict[int, Signed[Manifest]] = {}  # signed, by version, including one that is not published yet
+        self.anchors: set[int] = set()  # versions whose anchor is complete in storage and was never retired
+        self.retired_anchors: set[int] = set()  # versions whose anchor was complete and may be deleted in storage
+        self.first_patch = 0  # patches of versions before this one may be deleted in storage
+        self.epoch = 0  # the fencing epoch
+        self.published_version = -1  # the newest published version; -1 before the first
+        self.writer: bytes | None = None  # the public key in whose space the chain is; None before the first start
+        self.rewind = 0  # number of the newest revision of the authority whose rewind this record contains; 0 for none
 
     @classmethod
     async def open(cls, state: ObjectStore) -> "History":
