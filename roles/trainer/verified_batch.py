@@ -25,11 +25,13 @@ class VerifiedGroup(Record):
     Attributes:
         digest: SHA-256 of its frame, which the verdicts name and the fetched bytes have.
         version: the policy version that sampled it.
-        prompt: token ids, 32-bit little-endian words; completions: likewise, one for each rollout.
+        prompt: token ids, 32-bit little-endian words; completions: likewise, one for each rollout. A rollout ends where
+            a validator draws another token that leads to another reward, at its first token, too.
         turns: of each rollout in a run with episodes, as in the group; empty in any other.
         logprobs: float32 little-endian, one for each completion token, rollouts in order: the median over the accepting
             validators of the log-probability under `version` at the sampling temperature.
-        rewards: recomputed, one for each rollout; the median over the validators where machines may differ in them.
+        rewards: recomputed, one for each rollout; the median over the validators. Of a rollout that ends early it is the
+            reward of what they generate from there on.
     """
 
     kind: ClassVar[str] = "verified-group"
@@ -160,28 +162,39 @@ def verified_group(
 ) -> VerifiedGroup | None:
     """Return an accepted group with the values of the judgements that fit it; None if none does.
 
-    If rewards are exact, a judgement with other rewards than the group claims does not fit.
+    If rewards are exact, a judgement with other rewards of whole rollouts than the group claims does not fit, and the
+    reward of another rollout counts as at most 1 more or less than its claim.
     """
-    tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
-    claims = tuple(rollout.reward for rollout in group.rollouts)
+    lengths = [len(rollout.completion) // 4 for rollout in group.rollouts]
+    claims = [rollout.reward for rollout in group.rollouts]
+    turns = tuple(rollout.turns for rollout in group.rollouts if isinstance(rollout, EpisodeRollout))
     fitting = [
-        (np.frombuffer(judgement.logprobs, dtype="<f4"), judgement.rewards)
+        (np.frombuffer(judgement.logprobs, dtype="<f4"), judgement.rewards, judgement.ends or lengths)
         for judgement in accepting
-        if len(judgement.logprobs) == 4 * tokens
+        if len(judgement.logprobs) == 4 * sum(lengths)
         and len(judgement.rewards) == len(claims)
-        and (not exact or judgement.rewards == claims)
+        and not (turns and judgement.ends)
+        and all(
+            end < length or (end == length and (not exact or reward == claim))
+            for end, length, reward, claim in zip(
+                judgement.ends or lengths, lengths, judgement.rewards, claims, strict=True
+            )
+        )
         and whole_logprobs(judgement.logprobs) is not None
     ]
     if not fitting:
         return None
-    median_logprobs = np.median([logprobs for logprobs, _ in fitting], axis=0)
-    median_rewards = np.median([rewards for _, rewards in fitting], axis=0)
+    median_logprobs, median_rewards = (np.median([item[part] for item in fitting], axis=0) for part in (0, 1))
+    if exact:
+        median_rewards = np.clip(median_rewards, np.array(claims) - REWARD_UNIT, np.array(claims) + REWARD_UNIT)
+    ends = np.min([item[2] for item in fitting], axis=0).tolist()
+    logprobs = unpack_logprobs(median_logprobs.astype("<f4").tobytes(), lengths)
     return VerifiedGroup(
         digest=digest,
         version=group.version,
         prompt=group.prompt,
-        completions=tuple(rollout.completion for rollout in group.rollouts),
-        turns=tuple(rollout.turns for rollout in group.rollouts if isinstance(rollout, EpisodeRollout)),
-        logprobs=median_logprobs.astype("<f4").tobytes(),
+        completions=tuple(rollout.completion[: 4 * end] for rollout, end in zip(group.rollouts, ends, strict=True)),
+        turns=turns,
+        logprobs=b"".join(values[:end].tobytes() for values, end in zip(logprobs, ends, strict=True)),
         rewards=tuple((median_rewards / REWARD_UNIT).tolist()),
     )

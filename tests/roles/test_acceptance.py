@@ -282,6 +282,32 @@ def test_a_judgement_with_other_rewards_does_not_count_if_rewards_are_exact() ->
     assert group.rewards == (0.5, 1.0)
 
 
+def test_a_rollout_counts_up_to_the_first_token_by_which_its_reward_differs_from_a_validators() -> None:
+    """Its reward is the mean of those that the validators' own tokens lead to, and at most 1 beyond its claim."""
+    whole, second = accepting(500_000, 1_000_000), accepting(500_000, 0).model_copy(update={"ends": (3, 1)})
+    both = accepting(10**9, 200_000).model_copy(update={"ends": (0, 1)})
+    for judgements, ends, rewards in (
+        ((second,), (3, 1), (0.5, 0.0)),
+        ((whole, second), (3, 1), (0.5, 0.5)),
+        ((both,), (0, 1), (1.5, 0.2)),
+        ((second, second, both), (0, 1), (0.5, 0.0)),
+    ):
+        group = verified_group(GROUP, samples.digest("frame"), judgements, exact=True)
+        assert group is not None
+        assert group.rewards == rewards
+        whole_rollouts = [rollout.tokens for rollout in GROUP.rollouts]
+        assert group.completion_tokens == tuple(own[:end] for own, end in zip(whole_rollouts, ends, strict=True))
+        assert [len(values) for values in group.completion_logprobs] == list(ends)
+
+
+@pytest.mark.parametrize(("rewards", "ends"), [((500_000, 0), (3, 3)), ((0, 1_000_000), (3, 1))])
+def test_a_judgement_with_ends_behind_a_rollout_or_another_reward_of_a_whole_one_does_not_count(
+    rewards: tuple[int, int], ends: tuple[int, int]
+) -> None:
+    judgement = accepting(*rewards).model_copy(update={"ends": ends})
+    assert verified_group(GROUP, samples.digest("frame"), (judgement,), exact=True) is None
+
+
 def test_the_median_of_the_validators_rewards_counts_if_rewards_are_not_exact() -> None:
     judgements = (accepting(100_000, 900_000), accepting(200_000, 800_000), accepting(200_000, 1_000_000))
     group = verified_group(GROUP, samples.digest("frame"), judgements, exact=False)
