@@ -51,8 +51,8 @@ class SimulatedGroup:
     Attributes:
         counts: what a validator counts.
         tokens: that the miner generates; honest_tokens: that honest work has.
-        gained: the rewards that it has more than honest work, of all rollouts; nothing if all are equal, because then
-            the group teaches nothing.
+        gained: by how much the rewards that are trained on exceed those of honest work, of all rollouts; nothing if all
+            are equal, because then the group teaches nothing.
     """
 
     counts: Counts
@@ -164,27 +164,32 @@ def choose_luck(
     """Return the cheat that decides one near tie of at most the reach in each rollout, if the reward becomes higher.
 
     What follows from another token has the reward of any rollout of the group, whoever computes it: a validator that
-    continues from its own token has the honest reward where the miner decided, and any where both are honest.
+    continues from its own token has the honest reward where the miner decided, and any where both are honest. Of a
+    rollout that R1 selects, the validator's reward counts. The miner does not know which ones are selected, and decides
+    as if all were.
 
     Args:
-        tokens: of a rollout on average; none has more than four times as many.
+        tokens: of a rollout on average; none has more than four times as many, or 1,024 where all can be selected so.
         density: near ties of a token, for each unit of their margin.
         rewards: of the rollouts of honest groups.
         sacrificed: reach of a tie before it that is decided whatever the reward, so that chance hides what is gained.
     """
+    longest = max(4 * tokens, 1024) if tokens > 512 else min(4 * tokens, 1024)
+    most_selected = min(GROUP_SIZE, max(1, GROUP_SIZE * 1024 // longest))
 
     def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
         honest_rewards = np.array(rewards[int(rng.integers(len(rewards)))])
-        lengths = np.minimum(rng.geometric(1.0 / tokens, GROUP_SIZE), 4 * tokens)
+        lengths = np.minimum(rng.geometric(1.0 / tokens, GROUP_SIZE), longest)
         total, rate = int(lengths.sum()), _rates(thresholds.margin)[0]
         missing = [_draw(thresholds.margin, rng) for _ in range(rng.binomial(total, rate))]
         own, others = honest_rewards.copy(), honest_rewards.copy()
         first = rng.geometric(rate, GROUP_SIZE).tolist()  # the place of the first honest miss, or behind the end
         for rollout in np.flatnonzero(first <= lengths).tolist():
             others[rollout] = rng.choice(honest_rewards)
-        continued = first <= lengths
+        misses = first <= lengths
+        selected = rng.permutation(GROUP_SIZE) < most_selected
 
-        def counts() -> Counts:
+        def counts(continued: np.ndarray) -> Counts:
             pairs = np.round(np.stack([own, others], axis=1)[continued] * REWARD_UNIT).astype(int).tolist()
             margin = _tally(thresholds.margin, missing, total)
             return Counts(margin=margin, stop=_tally(thresholds.stop, [], GROUP_SIZE), luck=count_luck(pairs))
@@ -195,18 +200,19 @@ def choose_luck(
                 tie, other = begin + int(rng.geometric(max(density * near, 1e-9))), rng.choice(honest_rewards)
                 if tie > length or (is_chosen and other <= own[rollout]):
                     continue
-                before = own.copy(), others.copy(), continued.copy()
-                own[rollout], continued[rollout] = other, True
+                before = own.copy(), others.copy(), misses.copy()
+                own[rollout], misses[rollout] = other, True
                 if tie < first[rollout]:
                     others[rollout] = honest_rewards[rollout]
                 missing.append(max(1, round(near * rng.random() / NOISE_UNIT)))
-                if accepts(counts()):
+                if accepts(counts(misses)):
                     begin = tie
                 else:
                     missing.pop()
-                    own, others, continued = before
-        gained = float((own - honest_rewards).sum()) if len(set(own)) > 1 else 0.0
-        return SimulatedGroup(counts(), total, total, gained)
+                    own, others, misses = before
+        trained = np.where(selected, honest_rewards, own)
+        gained = float((trained - honest_rewards).sum()) if len(set(trained)) > 1 else 0.0
+        return SimulatedGroup(counts(misses & selected), total, total, gained)
 
     return group
 
