@@ -2,8 +2,8 @@
 
 Groups are drawn from what was measured, and counted and judged as real ones. Honest trials reach the steps of a row as
 often as its rates say, divided by the headroom. A *careful* miner knows all of its evidence, and decides only what
-leaves a reserve below the threshold, and does not cost it the price of a miss (docs/spec/ledger.md), unless it *pays*
-for luck; others decide whatever they can.
+leaves a reserve below the threshold, and does not cost it the price of a miss (docs/spec/ledger.md); others decide
+whatever they can.
 """
 
 import math
@@ -85,7 +85,6 @@ def gain(
     scoring: ScoringSpec,
     *,
     careful: bool,
-    pays: bool = False,
     windows: int = 100,
     seed: int = 0,
 ) -> Gain:
@@ -102,7 +101,7 @@ def gain(
     for window in range(1, windows + 1):
         inside, groups = evidence, list[SimulatedGroup]()
         for _ in range(GROUPS):
-            accepts = partial(_dares, inside, shown, reserved, pays) if careful else _always
+            accepts = partial(_dares, inside, shown, reserved) if careful else _always
             groups.append(cheat(thresholds, rng, accepts))
             inside, shown = advance(inside, groups[-1].counts, thresholds), shown + groups[-1].counts
         made += groups
@@ -126,15 +125,14 @@ def _always(counts: Counts) -> bool:
     return True
 
 
-def _dares(evidence: Evidence, shown: Counts, reserved: Thresholds, pays: bool, counts: Counts) -> bool:
-    return exceeded(advance(evidence, counts, reserved), reserved) is None and _is_free(shown + counts, reserved, pays)
+def _dares(evidence: Evidence, shown: Counts, reserved: Thresholds, counts: Counts) -> bool:
+    return exceeded(advance(evidence, counts, reserved), reserved) is None and _is_free(shown + counts, reserved)
 
 
-def _is_free(counts: Counts, thresholds: Thresholds, pays: bool) -> bool:
-    """Return whether these counts have no more misses than cost nothing, but for luck if the miner pays for it."""
-    names: tuple[StatisticName, ...] = ("margin", "stop") if pays else ("margin", "stop", "luck")
+def _is_free(counts: Counts, thresholds: Thresholds) -> bool:
+    """Return whether these counts have no more misses than cost nothing."""
     row = ledger_row(audited=1, accepted=1, counts=counts)
-    return all(excess_misses(row, thresholds, name) <= 0 for name in names)
+    return all(excess_misses(row, thresholds, name) <= 0 for name in ("margin", "stop"))
 
 
 def take_stops(tokens: int, reach: float) -> Cheat:
