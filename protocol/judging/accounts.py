@@ -192,8 +192,7 @@ class Accounts:
         exact = np.result_type(np.int64, *(value for _, value in values))
         balances = np.zeros(len(self._miners), exact)
         excesses = np.zeros(
-            (len(self._pairs), len(MEASURED)),
-            np.result_type(np.int64, *(t.excesses for t in self._windows.values())),
+            (len(self._pairs), len(MEASURED)), np.result_type(np.int64, *(t.excesses for t in self._windows.values()))
         )
         decay, age, newest = SHARE, 0, max(self._windows, default=0)  # what remains of a value after so many windows
         for table, value in reversed(values):

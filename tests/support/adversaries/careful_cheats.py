@@ -80,13 +80,7 @@ class Gain:
 
 
 def gain(
-    cheat: Cheat,
-    thresholds: Thresholds,
-    scoring: ScoringSpec,
-    *,
-    careful: bool,
-    windows: int = 100,
-    seed: int = 0,
+    cheat: Cheat, thresholds: Thresholds, scoring: ScoringSpec, *, careful: bool, windows: int = 100, seed: int = 0
 ) -> Gain:
     """Return what a miner gains that cheats in all groups of so many windows.
 
