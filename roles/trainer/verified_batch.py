@@ -30,8 +30,8 @@ class VerifiedGroup(Record):
         turns: of each rollout in a run with episodes, as in the group; empty in any other.
         logprobs: float32 little-endian, one for each completion token, rollouts in order: the median over the accepting
             validators of the log-probability under `version` at the sampling temperature.
-        rewards: recomputed, one for each rollout; the median over the validators. Of a rollout that ends early it is the
-            reward of what they generate from there on.
+        rewards: recomputed, one for each rollout; the median over the validators. Of a rollout that ends early it is
+            that of what they generate from there on.
     """
 
     kind: ClassVar[str] = "verified-group"
