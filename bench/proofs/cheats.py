@@ -3,9 +3,9 @@
 The first lines of a profile are simulated by its row, over 100 windows of 16 groups of 8 rollouts
 (tests/support/adversaries/careful_cheats.py). A cell has the gain of a *careful* miner, which knows its evidence and
 decides only what neither refuses it nor has a price, then that of one that decides whatever it can, with its first
-refused window. Pay is the balance for each generated token, as a multiple of honest work's; luck is the mean reward by
-which the rollouts are trained on, beyond honest work's. The last lines are of a real engine, whose groups are windows of
-their own for a validator; the rewards of its honest groups are those of the validator's continuations.
+refused window. Pay is the balance for each generated token, as a multiple of honest work's; luck is the mean reward
+beyond honest work's that is trained on. The last lines are of a real engine, whose groups are windows of their own for
+a validator; the rewards of its honest groups are those of the validator's continuations.
 """
 
 from collections.abc import Sequence
