@@ -6,7 +6,7 @@ It forwards bodies of any size piece by piece. Each request meets a fault with t
 faults are equally likely. The latency delays each connection once and each request once. The rate is not limited: `tc`
 does that (bench/wan.py). SIGUSR1 ends the faults. When it is stopped, it prints its counts as JSON.
 
-tests/support/faults/exchange_fault_proxy.py injects the faults of services: it reads whole requests and responses, so
+tests/support/faults/http_scenarios.py injects the faults of services: it reads whole requests and responses, so
 that it can change listings and ETags and return old objects, and is not for large bodies.
 """
 

@@ -274,14 +274,10 @@ class Config(Settings):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read run.toml.
+    """Read run.toml, by its path or that of its directory; ConfigError if it is missing, empty or not TOML, a key is
+    unknown, or a value is not allowed.
 
-    Args:
-        path: the file, or the directory in which it lies.
-        overrides: 'section.key=value', the value in TOML's notation; a bare word is a string.
-
-    Raises:
-        ConfigError: the file is missing, empty or not TOML, a key is unknown, or a value is not allowed.
+    An override is 'section.key=value', the value in TOML's notation; a bare word is a string.
     """
     if path.is_dir():
         path = path / "run.toml"
@@ -304,11 +300,7 @@ def _config(values: dict[str, Any], overrides: Sequence[str], source: str, direc
 
 
 def validate(model: type[Checked], values: dict[str, Any], source: str) -> Checked:
-    """Return values as a model of sections; `source` is the file, for errors.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is not allowed.
-    """
+    """Return values as a model of sections; ConfigError, with the source, for an unknown key or a bad value."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -316,11 +308,7 @@ def validate(model: type[Checked], values: dict[str, Any], source: str) -> Check
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the contents of a TOML file.
-
-    Raises:
-        ConfigError: the file is missing, cannot be read, or is not TOML.
-    """
+    """Return the contents of a TOML file; ConfigError if it is missing, cannot be read, or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

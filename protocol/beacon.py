@@ -43,9 +43,7 @@ _signature_hex: Final = re.compile(r"[0-9a-f]{96}")
 
 @lru_cache(maxsize=16)
 def _public_key(data: bytes) -> Any:
-    """Return the point of a public key: on the curve and in the subgroup of prime order (blst checks both), and not
-    infinity.
-    """
+    """Return the point of a public key: on the curve, in the subgroup of prime order (blst checks), not infinity."""
     if len(data) != PUBLIC_KEY_BYTES or data[0] & _INFINITY:
         raise ValueError("no beacon public key: 96 bytes of a point other than infinity")
     return pyblst.BlstP2Element.uncompress(data)
@@ -55,21 +53,17 @@ class ChainInfo(Record):
     """A beacon: its key, and the times of its rounds.
 
     drand counts in whole seconds; milliseconds let a chain on one machine run faster. Round 1 is due at genesis.
-
-    Attributes:
-        public_key: compressed G2 point, 96 bytes.
-        genesis_ms: when round 1 is due, in milliseconds since the Unix epoch.
-        group_hash: drand's genesis seed.
-        beacon_id: drand's name of the beacon; 'default' is hashed as no name.
     """
 
     kind: ClassVar[str] = "beacon-chain"
     max_bytes: ClassVar[int] = limits.MAX_BEACON_BYTES
 
-    public_key: bytes
+    public_key: bytes  # compressed G2 point, 96 bytes
     period_ms: Annotated[int, Field(ge=1, le=limits.MAX_BEACON_PERIOD_MS)]
+    # when round 1 is due, in milliseconds since the Unix epoch
     genesis_ms: Annotated[int, Field(ge=0, le=limits.MAX_TIME_MS)]
-    group_hash: Annotated[bytes, Field(min_length=32, max_length=32)]
+    group_hash: Annotated[bytes, Field(min_length=32, max_length=32)]  # drand's genesis seed
+    # drand's name of the beacon; 'default' is hashed as no name
     beacon_id: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")]
 
     @field_validator("public_key")
@@ -98,10 +92,8 @@ class ChainInfo(Record):
         return (self.genesis_ms + (round_number - 1) * self.period_ms) / 1000
 
     def round_at(self, moment: float) -> int:
-        """Return the newest round that is due at a time (seconds since the Unix epoch); 0 before genesis.
-
-        The time is rounded to ten microseconds, more than a float's error up to MAX_TIME_MS, so that
-        `round_at(round_time(r)) == r` for every round.
+        """Return the newest round that is due at a time (seconds since the Unix epoch); 0 before genesis. The time is
+        rounded to ten microseconds, more than a float's error, so that `round_at(round_time(r)) == r` for every round.
         """
         elapsed_ms = round(moment * 100_000) // 100 - self.genesis_ms
         return max(0, elapsed_ms // self.period_ms + 1)
@@ -142,11 +134,8 @@ def _message(round_number: int) -> Any:
 
 
 def parse_round(data: bytes, round_number: int) -> bytes:
-    """Return the signature (48 bytes, unverified) in a relay's answer for one round.
-
-    Raises:
-        LimitError: the answer is longer than MAX_BEACON_BYTES.
-        MalformedError: the answer is not JSON, a field is missing or has the wrong form, or it is for another round.
+    """Return the signature (48 bytes, unverified) in a relay's answer for one round: LimitError above MAX_BEACON_BYTES,
+    MalformedError for no JSON, a missing or wrong field, or another round.
     """
     if len(data) > limits.MAX_BEACON_BYTES:
         raise LimitError(f"{len(data)} bytes where at most {limits.MAX_BEACON_BYTES} are allowed", "beacon answer")
@@ -165,11 +154,7 @@ def parse_round(data: bytes, round_number: int) -> bytes:
 
 
 def verify_round(chain: ChainInfo, round_number: int, signature: bytes) -> bytes:
-    """Verify the signature of a round, and return the round's randomness (32 bytes).
-
-    Raises:
-        SignatureError: this is not the chain's signature of the round.
-    """
+    """Verify the signature of a round (SignatureError), and return the round's randomness (32 bytes)."""
     _check_round(round_number)
     where = f"beacon round {round_number}"
     if len(signature) != SIGNATURE_BYTES or signature[0] & _INFINITY:
@@ -192,10 +177,8 @@ def open_round(chain: ChainInfo, round_number: int, data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class LocalKey:
-    """The secret key of a beacon that one machine runs. Whoever has it knows every round in advance.
-
-    A round is a signature of its number alone, so two chains with one key have the same randomness: each run needs a
-    key of its own.
+    """The secret key of a beacon that one machine runs. Whoever has it knows every round in advance. A round is a
+    signature of its number alone, so each run needs a key of its own.
     """
 
     secret: int = field(repr=False)

@@ -19,13 +19,8 @@ _tokens: Final = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 
 
 def parse(data: bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Return the value of a JSON text in UTF-8.
-
-    Args:
-        pairs: builds an object from its (name, value) pairs in order; None builds a `dict`.
-
-    Raises:
-        MalformedError: the text is not UTF-8, not JSON, or nested deeper than MAX_DEPTH.
+    """Return the value of a JSON text in UTF-8; MalformedError for other bytes, and for one that is nested deeper than
+    MAX_DEPTH. `pairs` builds an object from its (name, value) pairs in order; None builds a `dict`.
     """
     try:
         text = data.decode("utf-8")

@@ -17,11 +17,8 @@ def compress(data: bytes, level: int = 3) -> bytes:
 
 
 def decompress(frame: bytes | bytearray | memoryview, max_bytes: int) -> bytes:
-    """Return the content of one zstd frame.
-
-    Raises:
-        LimitError: the frame declares more than `max_bytes`.
-        MalformedError: the bytes are not exactly one complete frame with a declared size and no dictionary.
+    """Return the content of one zstd frame; LimitError if it declares more than `max_bytes`, MalformedError if the
+    bytes are not exactly one complete frame with a declared size and no dictionary.
     """
     try:
         header = zstandard.get_frame_parameters(frame)

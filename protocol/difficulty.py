@@ -88,12 +88,8 @@ class DifficultySpec(Record):
         return tuple(floor + after - before for floor, (before, after) in zip(floors, pairwise(ends), strict=True))
 
     def count(self, before: Counts | None, windows: int, groups: Iterable[tuple[int, bool]]) -> Counts:
-        """Return the counts after a window.
-
-        Args:
-            before: the counts of the summary before; None before the first.
-            windows: from that summary to this one.
-            groups: of each accepted group its stratum's number, and whether it is uneven.
+        """Return the counts after a window, given those of the summary so many windows before; None before the first.
+        Of each accepted group there is its stratum's number, and whether it is uneven.
         """
         counts = [list(pair) for pair in before or ((0, 0),) * len(self.strata)]
         while windows and any(map(any, counts)):

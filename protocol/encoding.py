@@ -147,11 +147,8 @@ def _sorted_maps(value: Any, depth: int) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """Return the canonical encoding of a value.
-
-    Raises:
-        MalformedError: the value has no canonical encoding (a type, a key, an integer or a float outside the format).
-        LimitError: the value is nested too deeply, or a string is too long.
+    """Return the canonical encoding of a value; MalformedError if a type, a key, an integer or a float has none,
+    LimitError if it is nested too deeply or a string is too long.
     """
     try:
         packed = msgpack.packb(_sorted_maps(value, 0), use_bin_type=True)
@@ -183,12 +180,8 @@ def _unpack(data: bytes, max_bytes: int, max_items: int) -> Any:
 
 
 def unpack(data: bytes, max_bytes: int = limits.MAX_RECORD_BYTES, max_items: int = limits.MAX_ITEMS) -> Any:
-    """Decode canonical bytes; arrays become tuples.
-
-    Raises:
-        LimitError: there are more than `max_bytes` or `max_items`, a string is too long, or the value is nested too
-            deeply.
-        MalformedError: the bytes are not msgpack, or not in its canonical form.
+    """Decode canonical bytes; arrays become tuples. LimitError for more than `max_bytes` or `max_items`, too long a
+    string, or too deep a value; MalformedError for bytes that are not msgpack, or not in its canonical form.
     """
     value = _unpack(data, max_bytes, max_items)
     if pack(value) != data:
@@ -209,11 +202,7 @@ class Record(BaseModel):
     max_items: ClassVar[int] = limits.MAX_ITEMS
 
     def to_bytes(self) -> bytes:
-        """Return the canonical encoding of this record.
-
-        Raises:
-            LimitError: the encoding is larger than any reader accepts.
-        """
+        """Return the canonical encoding of this record; LimitError if it is larger than any reader accepts."""
         data = pack(self.model_dump(mode="python"))
         if len(data) > self.max_bytes:
             raise LimitError(f"{len(data)} bytes where at most {self.max_bytes} are allowed", self.kind)
@@ -221,12 +210,8 @@ class Record(BaseModel):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Parse a record.
-
-        Raises:
-            LimitError: the bytes exceed a limit of this kind of record.
-            MalformedError: the encoding is not canonical, or a field is missing, unknown, of the wrong type or out of
-                range.
+        """Parse a record. LimitError if the bytes exceed a limit of this kind; MalformedError if the encoding is not
+        canonical, or a field is missing, unknown, of the wrong type or out of range.
         """
         value = _unpack(data, cls.max_bytes, cls.max_items)
         try:

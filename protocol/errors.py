@@ -23,11 +23,8 @@ from contextlib import contextmanager
 
 
 class ProtocolError(Exception):
-    """The input is hostile or broken; the message says what is wrong and where.
-
-    Args:
-        what: one clear clause, in lower case.
-        where: the object, field or byte offset at fault; empty when the caller adds it.
+    """The input is hostile or broken: `what` says how in one clear clause, in lower case, and `where` names the object,
+    field or byte offset at fault; it is empty when the caller adds it.
     """
 
     def __init__(self, what: str, where: str = "") -> None:

@@ -54,11 +54,8 @@ class LoraSpec(Record):
         return any(module == target or module.endswith(f".{target}") for target in self.targets)
 
     def check_table(self, tensors: Sequence[tuple[str, str, tuple[int, ...]]], place: str) -> None:
-        """Check that a version's table has adapters alone, before any of its tensors is fetched.
-
-        Raises:
-            ChainError: a tensor is none of the run's adapters, or has no counterpart, or they are larger than adapters
-                of the base can be.
+        """Check, before any tensor is fetched, that a version's table has adapters alone: ChainError if one is none of
+        the run's, or has no counterpart, or if they are larger than adapters of the base can be.
         """
         names = {name for name, _, _ in tensors}
         for name, dtype, shape in tensors:

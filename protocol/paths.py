@@ -107,9 +107,8 @@ reaudit: Final = _by_number_and_name("reaudits")  # a verdict on groups of an ea
 
 
 def content_digest_in(path: str) -> bytes | None:
-    """Return the SHA-256 of the only object that can lie at a path, or None if the path does not name a digest.
-
-    A manifest's path names the digest of its body, not of the signed bytes, so the result is None for it.
+    """Return the SHA-256 of the only object that can lie at a path; None if the path does not name a digest, or, as a
+    manifest's, that of its body and not of the signed bytes.
     """
     parts = path.split("/")
     if len(parts) != 3 or parts[1] not in _CONTENT_ADDRESSED:
@@ -126,11 +125,7 @@ def content_digest_in(path: str) -> bytes | None:
 
 
 def window_of(path: str) -> int:
-    """Return the window number with which the last part of a path begins.
-
-    Raises:
-        MalformedError: the last part does not begin with a window number.
-    """
+    """Return the window number with which the last part of a path begins; MalformedError if with none."""
     digits = path.rsplit("/", 1)[-1][:_WINDOW_DIGITS]
     if len(digits) != _WINDOW_DIGITS or not (digits.isascii() and digits.isdigit()):
         raise MalformedError("no window in the path", path[:200])
@@ -145,11 +140,7 @@ def writer(path: str) -> bytes:
 
 
 def key_at_end(path: str) -> bytes:
-    """Return the public key that a path ends with.
-
-    Raises:
-        MalformedError: the path does not end with a key.
-    """
+    """Return the public key that a path ends with; MalformedError if with none."""
     try:
         key = bytes.fromhex(path[-_KEY_DIGITS:])
     except ValueError:

@@ -25,11 +25,7 @@ CALIBRATED: Final[tuple[CalibratedArithmetic, ...]] = get_args(CalibratedArithme
 
 
 def arithmetic_of(engine: str, dtype: str) -> Arithmetic:
-    """Return the arithmetic of an engine that computes in a dtype.
-
-    Raises:
-        ValueError: there is none of this name.
-    """
+    """Return the arithmetic of an engine that computes in a dtype; ValueError if there is none."""
     for arithmetic in CALIBRATED:
         if arithmetic == f"{engine}-{dtype}":
             return arithmetic
@@ -111,9 +107,8 @@ class Table(Record):
 
 
 class Thresholds(Record):
-    """The row of thresholds for groups that miners generate in one arithmetic and validators check in another.
-
-    `grailnode calibrate` measures it, and protocol/judging/evidence.py applies it (fields: docs/spec/run.md).
+    """The row of thresholds for groups that miners generate in one arithmetic and validators check in another, as
+    `grailnode calibrate` measures and protocol/judging/evidence.py applies it (fields: docs/spec/run.md).
     """
 
     kind: ClassVar[str] = "thresholds"
@@ -178,10 +173,8 @@ class ProofSpec(Record):
         return tuple(sorted({row.validator for row in self.table}))
 
     def row(self, miner: str, validator: str) -> Thresholds:
-        """Return the thresholds for groups of a miner's arithmetic that are checked in a validator's.
-
-        Raises:
-            PairError: the run does not admit this pair.
+        """Return the thresholds for groups of a miner's arithmetic that are checked in a validator's; PairError for
+        others.
         """
         for row in self.table:
             if row.pair == (miner, validator) and miner in self.miners:
@@ -191,8 +184,7 @@ class ProofSpec(Record):
 
     def logprob_bounds(self, one: str, other: str) -> tuple[int, int]:
         """Return tolerance and bias of the log-probabilities that two honest nodes compute (`Thresholds`), in
-        millionths; a negative tolerance, so that nothing agrees, if one of them computes in an arithmetic without
-        thresholds.
+        millionths; a negative tolerance, so that nothing agrees, for an arithmetic without thresholds.
         """
         rows = [row for row in self.table if row.pair in ((one, other), (other, one))]
         tolerance = max((row.logprob_tolerance for row in rows), default=-1)
@@ -204,9 +196,7 @@ class ProofSpec(Record):
 
 
 def pairs_of(miners: Iterable[Arithmetic], validators: Iterable[Arithmetic]) -> list[tuple[Arithmetic, Arithmetic]]:
-    """Return the pairs for which a run needs thresholds, ascending: each arithmetic of a miner or a validator beside
-    each of a validator.
-    """
+    """Return the pairs that need thresholds, ascending: each arithmetic in the run beside each of a validator."""
     checking = set(validators)
     return sorted((one, other) for one in checking | set(miners) for other in checking)
 

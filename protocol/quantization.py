@@ -64,9 +64,7 @@ _values: Final = {codes.dtype: codes.values for codes in _codes.values()}
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Return whether a quantized run has codes in place of a tensor: one with two dimensions in a layer, and no router
-    of a mixture of experts.
-    """
+    """Return whether a quantized run has codes for a tensor: for a matrix in a layer that is no router of experts."""
     return len(shape) == 2 and _in_layer.search(name) is not None and not name.endswith(_ROUTER)
 
 
@@ -84,13 +82,8 @@ def published_outline(
 
 
 def row_scales(matrix: Tensor, precision: Precision) -> Tensor:
-    """Return the scales of a matrix: BF16 [rows].
-
-    Args:
-        matrix: float32 or BF16 [rows, columns], of any device.
-
-    Raises:
-        ValueError: a weight is not finite, or is too large.
+    """Return the scales of a matrix, float32 or BF16 [rows, columns] on any device: BF16 [rows]. ValueError if a weight
+    is not finite, or is too large.
     """
     largest = torch.cat([piece.abs().amax(dim=1).to(torch.float32) for piece in _pieces(matrix)])
     if not torch.isfinite(largest).all():
@@ -105,10 +98,8 @@ def row_scales(matrix: Tensor, precision: Precision) -> Tensor:
 
 
 def encode(matrix: Tensor, scales: Tensor, precision: Precision) -> Tensor:
-    """Return the codes of a matrix: [rows, columns] of the precision's dtype.
-
-    Args:
-        matrix: float32 or BF16 [rows, columns]; scales: its own, BF16 [rows].
+    """Return the codes [rows, columns] of a float32 or BF16 matrix with its scales BF16 [rows], in the precision's
+    dtype.
     """
     result = torch.empty(matrix.shape, dtype=_codes[precision].dtype, device=matrix.device)
     inverses = (((2 * _BIAS) << _F32_SHIFT) - scales.to(torch.float32).view(torch.int32)).view(torch.float32)[:, None]
@@ -123,10 +114,8 @@ def encode(matrix: Tensor, scales: Tensor, precision: Precision) -> Tensor:
 
 
 def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weights of codes [rows, columns] with scales BF16 [rows]: exact in BF16 and in float32.
-
-    Raises:
-        MalformedError: a bit pattern is no code.
+    """Return the weights of codes [rows, columns] with scales BF16 [rows]: exact in BF16 and in float32. MalformedError
+    for a bit pattern that is no code.
     """
     result = torch.empty(codes.shape, dtype=dtype, device=codes.device)
     table = _values[codes.dtype].to(codes.device)
@@ -159,9 +148,7 @@ def quantize(weights: Weights, precision: Precision) -> dict[str, Tensor]:
 
 
 def published_tensors(weights: Weights, precision: Precision, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the tensors of these names of a version, contiguous, on the CPU; the weights are float32 or BF16, of any
-    device.
-    """
+    """Return the named tensors of a version, contiguous, on the CPU, of float32 or BF16 weights on any device."""
     sources = {name if name in weights else name.removesuffix(SCALE) for name in names}
     published = quantize({name: weights[name] for name in sources}, precision)
     return {name: published[name].cpu() for name in names}
@@ -175,13 +162,8 @@ def is_code(tensor: Tensor) -> bool:
 def dequantize(
     published: Weights, dtype: torch.dtype = torch.bfloat16, device: torch.device | None = None
 ) -> dict[str, Tensor]:
-    """Return the weights of a version, by the names of the model. Tensors that have dtype and device are not copied.
-
-    Args:
-        device: None for that of each tensor.
-
-    Raises:
-        MalformedError: codes are not a matrix with scales, or a bit pattern is no code.
+    """Return the weights of a version, by the names of the model. Tensors that have dtype and device (None: any) are
+    not copied. MalformedError if codes are not a matrix with scales, or a bit pattern is no code.
     """
     weights: dict[str, Tensor] = {}
     for name, tensor in published.items():
@@ -206,13 +188,8 @@ def is_scale(name: str, names: Weights) -> bool:
 
 
 def check_table(precision: Precision, tensors: Collection[tuple[str, str, tuple[int, ...]]], place: str) -> None:
-    """Check that a version's table is that of a run, before any of its tensors is fetched.
-
-    Args:
-        tensors: (name, dtype, shape) of each.
-
-    Raises:
-        ChainError: a tensor has another dtype than its name and shape demand, or codes and scales do not match.
+    """Check, before any tensor is fetched, that a version's table of (name, dtype, shape) is that of a run: ChainError
+    for a dtype that does not fit name and shape, or codes and scales that do not match.
     """
     if precision == "bf16":
         return

@@ -38,9 +38,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class FileRef(Record):
-    """A file that every node needs (of the model, or the file of problems); its path in the trainer's space names its
-    digest, the SHA-256 of the file.
-    """
+    """A file that every node needs, of the model or of problems; its path in the trainer's space names its SHA-256."""
 
     kind: ClassVar[str] = "file"
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
@@ -49,9 +47,7 @@ class FileRef(Record):
 
 
 class ModelSpec(Record):
-    """The policy's architecture and tokenizer (in the file layout of `transformers`), and the digest of version 0's
-    weights.
-    """
+    """The policy's architecture and tokenizer, as files of `transformers`, and the digest of version 0's weights."""
 
     kind: ClassVar[str] = "model"
     files: Annotated[tuple[FileRef, ...], Field(min_length=1, max_length=16)]
@@ -65,9 +61,8 @@ class ModelSpec(Record):
 
 
 class ChatSpec(Record):
-    """How a problem's text becomes a conversation: by the text around it (fields: docs/spec/run.md).
-
-    `grailnode init` renders the chat template of the policy's tokenizer once; no node of a run executes a template.
+    """How a problem's text becomes a conversation: by the text around it (fields: docs/spec/run.md). `grailnode init`
+    renders the chat template of the policy's tokenizer once; no node of a run executes a template.
     """
 
     kind: ClassVar[str] = "chat"
@@ -102,10 +97,7 @@ class SamplingSpec(Record):
 
 
 class EpisodeSpec(Record):
-    """How long episodes may be (fields: docs/spec/run.md).
-
-    `max_tokens` of the sampling bounds the policy tokens of all turns together.
-    """
+    """How long episodes may be (fields: docs/spec/run.md); `max_tokens` of the sampling bounds all turns together."""
 
     kind: ClassVar[str] = "episode"
     turns: Annotated[int, Field(ge=2, le=limits.MAX_TURNS)]

@@ -46,10 +46,8 @@ async def load_authority(node: Node) -> None:
 
 
 async def refresh_authority(node: Node, look: int | None = None) -> int:
-    """Look for new revisions in all places, or in those whose turn is at a look; obey the valid ones, pass them on.
-
-    A place that does not answer, or answers with an invalid revision, is reported and passed over: another may do
-    better. Return the number of new revisions.
+    """Look for new revisions in all places, or in those whose turn is at a look; obey the valid ones, pass them on, and
+    return their number. A place that fails, or answers with an invalid revision, is reported and passed over.
     """
     before = node.revisions.number
     await load_authority(node)  # another process of this node may have stored some
@@ -80,10 +78,8 @@ async def run_under_authority(node: Node, work: Callable[[], Awaitable[None]]) -
 
 
 async def _fetch_revisions(node: Node, number: int, look: int | None) -> list[Signed[Revision]]:
-    """Return the valid revisions of a number from the places that answer in time, each digest once.
-
-    A place that hangs may belong to the participant that the revision revokes: after the first valid answer the other
-    places get only a short grace period.
+    """Return the valid revisions of a number from the places that answer in time, each digest once. A place that hangs
+    may be that of the participant that is revoked: after the first valid answer the others get a short grace period.
     """
     revisions: dict[bytes, Signed[Revision]] = {}
 

@@ -20,21 +20,15 @@ STORAGE_ERRORS: Final = (StoreError, ProtocolError)
 
 
 async def answer_of(read: Callable[[], Awaitable[Result]], seconds: float) -> Result:
-    """Return what a reading returns.
-
-    Raises:
-        StoreError: it has not ended after some seconds, or it raised this itself.
-    """
+    """Return what a reading returns; raise StoreError if it has not ended after some seconds."""
     with trio.move_on_after(seconds):
         return await read()
     raise StoreError(f"no answer in {seconds:g} s")
 
 
 async def first_success(task: Callable[[Item], Awaitable[Result]], items: Sequence[Item]) -> Result:
-    """Run a task for one item after the other (at least one) until it succeeds, and return that result.
-
-    Raises:
-        StoreError, ProtocolError: the first failure, if the task failed for every item.
+    """Run a task for one item after the other (at least one) until it succeeds, and return that result. Raise the first
+    failure if it fails for every item.
     """
     failures: list[Exception] = []
     for item in items:

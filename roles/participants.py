@@ -33,15 +33,9 @@ _AT_ONCE: Final = 256  # announcements that are being read
 async def find_participants(
     node: Node, role: Role, history_keys: AbstractSet[bytes] = frozenset()
 ) -> list[Announcement]:
-    """Return the announcements of a role that the authority admits now, in order of key.
-
-    Refused announcements are reported and passed over.
-
-    Args:
-        history_keys: keys with a history, for which places are kept if there are too many.
-
-    Raises:
-        StoreError: the storage cannot be listed, or none of the announcements that it lists can be read.
+    """Return the announcements of a role that the authority admits now, in order of key; StoreError if storage cannot
+    be listed, or shows none of what it lists. Refused ones are reported and passed over. If there are too many, places
+    are kept for keys with a history.
     """
     gate = AdmissionGate(node.run_id, node.authority)
     backoff = node.backoff
@@ -104,10 +98,9 @@ async def _draw(node: Node, keys: list[bytes], history_keys: AbstractSet[bytes],
 
 
 async def list_announced_keys(node: Node) -> list[bytes]:
-    """Return the keys whose announcements the storage lists; a path that names no key is passed over.
-
-    A store cuts long listings, and an attacker may have put thousands of keys before all others. So of a listing that
-    is cut, another part follows, which starts at another key each time.
+    """Return the keys whose announcements the storage lists; a path that names no key is passed over. An attacker may
+    put thousands of keys before all others, so of a listing that is cut, another part follows, which starts at another
+    key each time.
     """
     keys, listed_paths = await _list_keys_after(node, "")
     if listed_paths >= limits.MAX_LISTED_PARTICIPANTS:  # there may be more: stores cut long listings

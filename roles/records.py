@@ -14,12 +14,12 @@ be, and another StoreError if the store did not answer.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from protocol import limits, paths
 from protocol.encoding import Record, content_digest
 from protocol.environments.record import CodeRef
-from protocol.errors import MalformedError, error_context
+from protocol.errors import MalformedError, ProtocolError, error_context
 from protocol.identity.signing import PublishedRecord, Signed, open_signed
 from protocol.objects import ObjectRef
 from protocol.run import FileRef
@@ -29,17 +29,15 @@ from roles.ports import NotFoundError, StoreError, TooLargeError
 
 P = TypeVar("P", bound=PublishedRecord)
 
+FOREIGN: Final = (NotFoundError, TooLargeError, ProtocolError)
+"""What reading raises if there is nothing at a path, or bytes of somebody else; another StoreError says nothing."""
+
 _INLINE_BYTES = 1 << 14  # what is larger is checked off the event loop's thread
 
 
 async def fetch_record(node: Node, record_type: type[P], path: str, max_bytes: int | None = None) -> Signed[P]:
-    """Fetch the signed record that lies at a path, and check it.
-
-    Args:
-        max_bytes: a lower ceiling for the record without its envelope, where the run knows one; default: its type's.
-
-    Raises:
-        TooLargeError, ProtocolError: what lies there is not that record.
+    """Fetch the signed record that lies at a path, within a lower ceiling without its envelope where the run knows one;
+    TooLargeError or ProtocolError if something else lies there.
     """
     ceiling = record_type.max_signed_bytes()
     if max_bytes is not None:
@@ -52,10 +50,8 @@ async def fetch_record(node: Node, record_type: type[P], path: str, max_bytes: i
 
 
 def open_record(node: Node, record_type: type[P], path: str, data: bytes) -> Signed[P]:
-    """Check the bytes of a signed record that are said to lie at a path.
-
-    Raises:
-        ProtocolError: they are not a record of this type and run, signed by the path's writer alone, for this path.
+    """Check the bytes of a signed record that are said to lie at a path; ProtocolError if they are not a record of this
+    type and run, signed by the path's writer alone, for this path.
     """
     if len(data) > record_type.max_signed_bytes():
         raise MalformedError(f"{len(data)} bytes are too many", path)
@@ -74,11 +70,7 @@ async def fetch_envelope(node: Node, record_type: type[Record], path: str) -> by
 
 
 async def fetch_object(node: Node, path: str, ref: ObjectRef | FileRef | CodeRef) -> bytes:
-    """Fetch an object, and check that it has the size and the SHA-256 that a record names.
-
-    Raises:
-        MalformedError: other bytes lie there.
-    """
+    """Fetch an object; MalformedError unless it has the size and the SHA-256 that a record names."""
     try:
         data = await node.store.get(path, ref.size)
     except TooLargeError as error:
@@ -91,10 +83,8 @@ async def fetch_object(node: Node, path: str, ref: ObjectRef | FileRef | CodeRef
 
 
 async def fetch_run_file(node: Node, ref: ObjectRef | FileRef | CodeRef, writers: Sequence[bytes], name: str) -> bytes:
-    """Fetch a file of the run from the first of the writers' spaces that has it; `name` stands in errors.
-
-    Raises:
-        StoreError: no space has it; this is the first failure. Storage that is wrong now may be right later.
+    """Fetch a file of the run from the first of the writers' spaces that has it; `name` stands in errors. Raise the
+    first failure as a StoreError if none has it: storage that is wrong now may be right later.
     """
 
     async def fetch(writer: bytes) -> bytes:

@@ -18,10 +18,8 @@ _PATIENCE: Final = 0.5  # for storage that hangs: a share of the time between a 
 
 
 class Rosters:
-    """The rosters of windows as one node sees them. Each is read once, with the authority of that moment.
-
-    Nodes agree on what all can read. Where they do not, a group is judged by one validator too few or too many: it is
-    lost, or costs a prefill more.
+    """The rosters of windows as one node sees them. Each is read once, with the authority of that moment. Where nodes
+    read differently, a group is judged by one validator too few or too many: it is lost, or costs a prefill more.
     """
 
     def __init__(self, node: Node) -> None:

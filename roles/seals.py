@@ -20,9 +20,8 @@ async def find_seal(node: Node, window: int, validator: bytes) -> Signed[Seal] |
 
 
 async def fetch_witnessed_seals(node: Node, window: int, validator: bytes) -> set[tuple[bytes, bytes]]:
-    """Return (validator, digest of its summary) of the seals that a validator saw before it revealed a window.
-
-    An entry that is no seal of a current validator is passed over: it incriminates nobody.
+    """Return (validator, digest of its summary) of the seals of current validators that a validator saw before it
+    revealed a window. Entries that are none are passed over: they incriminate nobody.
     """
     witness = await fetch_record(node, Witness, paths.witness(validator, window))
     summaries: set[tuple[bytes, bytes]] = await node.run_sync(_open_seals, node, witness.record)

@@ -26,7 +26,7 @@ from tests.support.simulation.virtual_clock import simulated
 __all__ = ["pytest_addoption", "pytest_configure"]
 
 LONGEST: Final = (
-    "test_learning_episodes", "test_round_repair", "test_full_disks", "test_state_of_processes", "test_demo",
+    "test_learning_episodes", "test_following", "test_state_of_processes", "test_demo",
     "test_sites", "test_examples", "test_network_of_processes", "test_recipes_of_contributing", "test_seeded_faults",
     "test_other_processors", "test_planned_cheats", "test_library", "test_faulty_store", "test_failing_storage",
     "processes", "network", "adversaries", "sandbox",
@@ -34,7 +34,7 @@ LONGEST: Final = (
 """The files and rooms of tests that take seconds to minutes each, longest first. They start first: at the end, one long
 test would keep all but one worker waiting."""
 
-ROOMS_IN_VIRTUAL_TIME: Final = ("attacks", "network", "outer")
+ROOMS_IN_VIRTUAL_TIME: Final = ("attacks", "network", "outer", "roles")
 """Every `async def test_...` of these rooms is `@simulated`: none of them waits for real time."""
 
 sys.dont_write_bytecode = False

@@ -27,11 +27,7 @@ MIN_WINDOW_ROUNDS: Final = 3
 
 
 def rounds_of(chain: ChainInfo, window: float) -> int:
-    """Return the number of rounds of a chain that is nearest to a window of `window` seconds.
-
-    Raises:
-        ValueError: it is less than MIN_WINDOW_ROUNDS.
-    """
+    """Return the number of rounds nearest to `window` seconds; ValueError if it is less than MIN_WINDOW_ROUNDS."""
     rounds = round(window * 1000 / chain.period_ms)
     if rounds < MIN_WINDOW_ROUNDS:
         raise ValueError(

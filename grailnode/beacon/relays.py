@@ -54,12 +54,7 @@ class RelayTimeouts:
 class RelayBeacon:
     """Implements the Beacon port over several relays: the first valid answer counts.
 
-    Args:
-        relays: asked in order, each with a head start on the next.
-        clock: tells when a round is due.
-
-    Raises:
-        ValueError: `relays` is empty.
+    Relays, of which there is at least one, are asked in order, each with a head start on the next.
     """
 
     def __init__(
@@ -146,18 +141,13 @@ class StoreBeacon(RelayBeacon):
 async def publish_rounds(
     key: LocalKey, chain: ChainInfo, store: ObjectStore, clock: Clock, *, keep: int, telemetry: Telemetry | None = None
 ) -> None:
-    """Write each round of a local chain when it is due, and remove rounds before the last `keep`, until cancelled.
+    """Write each round of a local chain when it is due, and remove rounds before the last `keep`, at least 2, until
+    cancelled.
 
     After a restart the newest round is written first, then those of the last `keep` that the store lacks, newest first:
-    older rounds could not open a window that still counts. A write that the store refuses is repeated.
-
-    Args:
-        keep: rounds in the store, at least 2.
-        telemetry: takes an event for each write that failed or took longer than a round lasts, since all nodes wait
-            for the rounds and cannot see why they are late.
-
-    Raises:
-        ValueError: the key is not this chain's, or `keep` is too small.
+    older rounds could not open a window that still counts. A write that the store refuses is repeated. An event tells
+    of each write that failed or took longer than a round lasts: all nodes wait for rounds and cannot see why they are
+    late.
     """
     if key.public_key != chain.public_key:
         raise ValueError("the beacon key does not sign this chain")

@@ -42,12 +42,7 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, directory: Path) -> "ChatTemplate":
-        """Return the template in a policy directory: chat_template.jinja, or else that in tokenizer_config.json.
-
-        Raises:
-            ChatTemplateError: there is none.
-            PolicyError: a file cannot be read.
-        """
+        """Return the template of chat_template.jinja or tokenizer_config.json; ChatTemplateError if there is none."""
         config = read_json(directory / _CONFIG) if (directory / _CONFIG).is_file() else {}
         source = directory / _TEMPLATE
         text = read_text(source) if source.is_file() else None

@@ -15,32 +15,14 @@ from grailnode.cli.options import EXIT_INTERRUPTED, run_action, trust_option
 EXIT_FAILED: Final = 1
 
 
-VERBS: Final = {
-    "admit": "keys",
-    "backup": "machine",
-    "calibrate": "rule_verbs",
-    "chat": "rule_verbs",
-    "convert": "read",
-    "dashboard": "read",
-    "demo": "machine",
-    "doctor": "machine",
-    "engine": "machine",
-    "environments": "machine",
-    "evaluate": "rule_verbs",
-    "export": "results",
-    "follow": "results",
-    "init": "rule_verbs",
-    "inspect": "read",
-    "keys": "keys",
-    "mirror": "read",
-    "publish": "results",
-    "repair": "machine",
-    "restore": "machine",
-    "rollouts": "results",
-    "status": "read",
-    "train": "results",
-    "verify": "read",
+_VERBS_OF: Final = {
+    "keys": ("admit", "keys"),
+    "machine": ("backup", "demo", "doctor", "engine", "environments", "repair", "restore"),
+    "read": ("convert", "dashboard", "inspect", "mirror", "status", "verify"),
+    "results": ("export", "follow", "publish", "rollouts", "train"),
+    "rule_verbs": ("calibrate", "chat", "evaluate", "init"),
 }
+VERBS: Final = dict(sorted((verb, module) for module, verbs in _VERBS_OF.items() for verb in verbs))
 """Each command, with the module of this package that defines it under its name."""
 
 
@@ -48,7 +30,6 @@ class LazyGroup(click.Group):
     """The group of all verbs, which imports a verb's module when that verb is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all verbs."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -92,12 +92,10 @@ def trust_option(text: str) -> Callable[..., Any]:
 
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `RunOptions` to a command."""
     return _run_options(function, is_required=True)
 
 
 def policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `PolicyOptions` to a command."""
     function = _run_options(function, is_required=False)
     return click.argument("directory", type=EXISTING_DIRECTORY, required=False)(function)
 
@@ -119,11 +117,7 @@ def authority_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a text that cannot be a node's name.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Raise UsageError for a text that cannot be a node's name."""
     if not _node_name.fullmatch(name):
         raise click.UsageError(
             f"--name {name}: up to 32 letters, digits, '_', '.' and '-', the first no '.', "

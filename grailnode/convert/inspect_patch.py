@@ -62,14 +62,7 @@ class InspectedPatch:
 
 
 def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
-    """Read the facts of a patch.
-
-    Args:
-        base: the weights that the patch applies to, to compute the bounds.
-
-    Raises:
-        MalformedError, LimitError, PatchError: not a patch, or a patch for other weights than `base`.
-    """
+    """Read the facts of a patch, with bounds if its base is given; ProtocolError for no patch, or for another base."""
     whole, header = summary(data), read_header(data)
     if base is not None and digest_weights(base) != whole.base:
         raise PatchError(

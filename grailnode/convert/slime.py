@@ -97,8 +97,7 @@ def write_slime(
 ) -> tuple[str, dict[str, bytes]]:
     """Return a delta from `base` (which has `base_version`), or a full version: the directory's name and its files.
 
-    Raises:
-        ValueError: only one of `base` and `base_version` is present, or `base` has other tensors.
+    ValueError if only one of `base` and `base_version` is present, or `base` has other tensors.
     """
     if (base is None) != (base_version is None) or (base is not None and base.keys() != new.keys()):
         raise ValueError("a delta needs the base weights, with the same tensors, and their version")

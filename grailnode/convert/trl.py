@@ -40,9 +40,7 @@ def _metadata(version: int, total: int, changes: Mapping[str, int], *, is_sparse
 def write_trl(new: Weights, version: int, base: Weights | None = None) -> tuple[str, bytes]:
     """Return a delta from `base`, or an anchor if there is no base: its path in the bucket and its bytes.
 
-    Raises:
-        LimitError: a tensor with more elements than int32 can index.
-        ValueError: `base` has other tensors than `new`.
+    LimitError for a tensor with more elements than int32 can index, ValueError if `base` has other tensors than `new`.
     """
     total = sum(tensor.numel() for tensor in new.values())
     if base is None:

@@ -125,8 +125,6 @@ class Cheater(HonestProducer):
         return group.model_copy(update={"rollouts": tuple(rollouts)})
 
     def _falsify(self, group: Group, kind: str) -> Group:
-        """Invert the rewards, or replace the sketches by zeros."""
-
         def falsify(rollout: Rollout) -> Rollout:
             if kind == "false-reward":
                 return rollout.model_copy(update={"reward": REWARD_UNIT - rollout.reward})
@@ -167,7 +165,6 @@ class Cheater(HonestProducer):
 
 
 def perturbed(weights: Weights, seed: int) -> Weights:
-    """Return weights with noise."""
     noise = torch.Generator().manual_seed(seed)
     return {
         name: tensor * (1 + _PERTURBATION * torch.randn(tensor.shape, generator=noise)).to(tensor.dtype)
@@ -180,7 +177,6 @@ def _tokens(group: Sequence[Generation]) -> list[tuple[int, ...]]:
 
 
 async def run_cheater(node: Node, task: Task, compute: Compute, settings: MinerSettings) -> None:
-    """Cheat until cancelled."""
     engine = InspectableEngine(compute.model, run_sync=node.run_sync, max_batch_tokens=compute.max_batch_tokens)
     follower = await Follower.open(node)
     producer = Cheater(task, engine, node, compute)
@@ -193,5 +189,4 @@ async def _cheat(node: Node, launch: Launch) -> None:
 
 
 def main(launch: Launch) -> None:
-    """Run the cheat's process until it is stopped."""
     processes.main(launch, _cheat)

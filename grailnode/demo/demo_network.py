@@ -17,11 +17,11 @@ from grailnode.engine.vllm.installation import VllmEnvironment
 from grailnode.node import node_makers, processes
 from grailnode.node.process_launch import Kind, Launch
 from grailnode.node.supervisor import ProcessSpec, Supervisor
+from grailnode.observe.node_logs import LogFollower
 from grailnode.observe.observer import Observer, OperatorKnowledge
 from grailnode.observe.state import MinerKind, NetworkState, NodeRow
 from grailnode.run import workspace
 from grailnode.run.run_toml import DEMO, Recipe, read_recipe
-from grailnode.track.training_log import LogFollower
 from grailnode.ui.report import DemoReport, write_report
 from grailnode.ui.terminal import View, open_view
 from protocol.proof import Arithmetic
@@ -87,7 +87,6 @@ class DemoSettings:
 
     @property
     def recipe(self) -> Recipe:
-        """The demo's recipe for the task."""
         rules: dict[str, Any] = {"trainers": self.trainers}
         if self.vllm is not None:
             rules["window"] = _VLLM_WINDOW
@@ -128,7 +127,6 @@ class DemoSettings:
         return config.model_copy(update=changes)
 
     def engine_of(self, name: str, engine: EngineSection) -> EngineSection:
-        """Return how a node generates: the honest miners with vLLM, if there is one."""
         if self.vllm is None or name not in HONEST:
             return engine
         changes: dict[str, Any] = {"kind": "vllm", "python": self.vllm.python, "device": self.vllm.device}

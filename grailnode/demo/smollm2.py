@@ -29,14 +29,8 @@ class SmolLM2Error(UserError):
 
 
 def checkpoint(report: Callable[[str], None], cache: Path | None = None) -> Path:
-    """Return the directory with the checkpoint; made if it is not there yet, which takes about a minute.
-
-    Args:
-        report: shows a line of progress.
-        cache: the directory of checkpoints; None for that of the user.
-
-    Raises:
-        SmolLM2Error: a package is missing, or the checkpoint cannot be written.
+    """Return the directory with the checkpoint in a cache, by default the user's; it is made if it is not there yet,
+    which takes about a minute. SmolLM2Error if a package is missing, or it cannot be written.
     """
     cache = cache or platformdirs.user_cache_path("grailnode")
     directory = cache / NAME

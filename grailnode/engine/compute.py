@@ -64,7 +64,6 @@ def exact_refusal(kind: str, device: str, dtype: str) -> str:
 
 
 def make_engine(compute: Compute, run_sync: RunSync) -> TorchEngine:
-    """Return the torch engine that samples completions and checks them."""
     kind = DraftEngine if compute.drafts else TorchEngine
     return kind(
         compute.model,

@@ -49,8 +49,6 @@ class TransformersModel:
 
     Args:
         directory: a checkpoint directory; only its config.json is read, and none of its code is run.
-        device: of torch.
-        attention: one of transformers' implementations of attention.
         recompute: whether a backward pass computes each layer once more instead of keeping its activations.
         lora: where the weights have adapters beside a base; None for weights without.
 
@@ -250,7 +248,6 @@ class _RecomputedLayer(_Replacement):
         self.weights: Mapping[str, Tensor] | None = None
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        """Compute the layer."""
         weights = self.weights
         # Without weights of its own, the layer computes with the parameters that functional_call put in place.
         if weights is None:

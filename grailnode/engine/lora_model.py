@@ -138,14 +138,11 @@ def add_adapter(result: Tensor, x: Tensor, down: Tensor, up: Tensor, scale: floa
 
 
 def adapter_shapes(lora: LoraSpec, linears: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the adapters' tensors by name, without PEFT's prefix.
+    """Return the shapes of the adapters' tensors by name, without PEFT's prefix; PolicyError if a target is no linear
+    module, or the rank is larger than one of its dimensions.
 
-    Args:
-        linears: the shape [out, in] of the matrix of each linear module inside the model's layers, by the module's
-            name.
-
-    Raises:
-        PolicyError: a target is none of these modules, or the rank is larger than one of their dimensions.
+    `linears` has the shape [out, in] of the matrix of each linear module inside the model's layers, by the module's
+    name.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for module, (rows, columns) in sorted(linears.items()):
@@ -168,14 +165,7 @@ def adapter_shapes(lora: LoraSpec, linears: Mapping[str, tuple[int, ...]]) -> di
 
 
 def check_base(base: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that weights are those of a base.
-
-    Args:
-        shapes: of the model with its adapters.
-
-    Raises:
-        PolicyError: a tensor is missing, unknown or of another shape.
-    """
+    """Raise PolicyError if a tensor is missing, unknown or of another shape than in the model with its adapters."""
     expected = {name: shape for name, shape in shapes.items() if not name.endswith((DOWN, UP))}
     for name in sorted(base.keys() | expected.keys()):
         shape = tuple(base[name].shape) if name in base else None
@@ -184,11 +174,7 @@ def check_base(base: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 
 
 def check_base_digest(base: Weights, lora: LoraSpec, where: str) -> None:
-    """Check that weights are the base that a run names.
-
-    Raises:
-        PolicyError: they are others.
-    """
+    """Raise PolicyError if weights are not the base that a run names."""
     digest = digest_weights(base)
     if digest != lora.base:
         raise PolicyError(
@@ -243,11 +229,7 @@ def adapter_files(lora: LoraSpec, adapters: Weights) -> dict[str, bytes]:
 
 
 def read_adapters(directory: Path) -> dict[str, Tensor]:
-    """Return the adapters of a directory: BF16, by PEFT's names.
-
-    Raises:
-        PolicyError: the file is missing, broken or of another dtype.
-    """
+    """Return adapters, BF16, by PEFT's names; PolicyError if the file is missing, broken or of another dtype."""
     path = directory / WEIGHTS
     try:
         adapters = load_file(path)

@@ -53,11 +53,7 @@ def build(
 
 
 def build_exact(policy: Policy) -> CausalModel:
-    """Return the model of a policy's config.json in exact arithmetic, for a CPU (docs/spec/numerics.md).
-
-    Raises:
-        PolicyError: exact arithmetic does not cover the architecture.
-    """
+    """Return a policy's model in exact arithmetic (docs/spec/numerics.md); PolicyError if that does not cover it."""
     config = Qwen3Config.of(policy.config)
     if config is None:
         raise PolicyError(
@@ -77,11 +73,7 @@ def check_model(policy: Policy, lora: LoraSpec | None = None) -> None:
 
 
 def file_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a checkpoint's tensors by name, without those that are not published.
-
-    Raises:
-        PolicyError: a file is missing or broken.
-    """
+    """Return the shapes of a checkpoint's published tensors by name; PolicyError if a file is missing or broken."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(directory):
         try:

@@ -111,11 +111,7 @@ class Policy:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read everything but the weights.
-
-        Raises:
-            PolicyError: a file is missing or broken; the message names it.
-        """
+        """Read everything but the weights; PolicyError names a file that is missing or broken."""
         config = read_json(directory / _CONFIG)
         generation = directory / _GENERATION_CONFIG
         overrides = read_json(generation) if generation.is_file() else {}
@@ -142,10 +138,7 @@ def load_weights(directory: Path) -> dict[str, Tensor]:
     """Return the weights as they are published: contiguous BF16 tensors on the CPU, by the names in the files.
 
     Other floating-point dtypes are rounded to BF16. If config.json ties the output projection to the embedding, only
-    the embedding is returned.
-
-    Raises:
-        PolicyError: a file is missing or broken, or holds integers (a quantized checkpoint).
+    the embedding is returned. PolicyError if a file is missing or broken, or holds integers (a quantized checkpoint).
     """
     weights: dict[str, Tensor] = {}
     for path in weight_files(directory):
@@ -167,11 +160,7 @@ def published_names(directory: Path, names: Iterable[str]) -> list[str]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files, each inside the directory.
-
-    Raises:
-        PolicyError: the index is broken, or names a file outside the directory.
-    """
+    """Return the weight files; PolicyError if the index is broken, or names a file outside the directory."""
     index = directory / _INDEX
     if not index.is_file():
         return [directory / _WEIGHTS]

@@ -84,12 +84,9 @@ class TorchEngine:
     """Samples from a policy and checks completions, with torch.
 
     Args:
-        model: the architecture.
-        device: of torch.
         dtype: the weights, which are BF16 or quantized, are converted to it: float32 on a CPU, where BF16 arithmetic is
             slow and rounds more.
         max_batch_tokens: padded tokens in one batch.
-        run_sync: runs a function outside the event loop; tests pass one that calls it directly.
     """
 
     def __init__(

@@ -125,11 +125,7 @@ def _play(environment: Environment, problem: Problem, answer: str) -> tuple[list
 
 
 def observe_by_hash_seed(name: str, config: str, data: Path | None, hash_seed: int) -> Observations:
-    """Return the observations of a new process.
-
-    Raises:
-        PluginError, SandboxError: the environment cannot be opened here, or does not make its problems.
-    """
+    """Return the observations of a new process; PluginError or SandboxError if the environment does not work here."""
     if not registry.is_built_in(name):
         environment = registry.open_plugin(name, config, hash_seed=hash_seed, strict=True).environment
         try:
@@ -197,7 +193,6 @@ def _is_reward(value: float | str) -> bool:
 
 
 def main() -> None:
-    """Print the observations of a built-in environment."""
     name, *data = sys.argv[1:]
     print(json.dumps(asdict(observe(open_built_in(name, Path(data[0]) if data else None)))))
 

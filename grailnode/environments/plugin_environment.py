@@ -86,7 +86,6 @@ class PluginEnvironment:
         return PluginEpisode(self._sandbox, problem, seed, self._forgiven)
 
     def close(self) -> None:
-        """End the environment's processes."""
         self._sandbox.close()
 
 

@@ -92,11 +92,7 @@ def _turns(name: str, config: str, place: str) -> int:
 
 
 def parse_mixture(text: str) -> dict[str, int]:
-    """Return the shares of environments by name, ascending: of 'NAME', or of 'NAME=SHARE,NAME=SHARE' in millionths.
-
-    Raises:
-        PluginError: the shares are no mixture.
-    """
+    """Return ascending names with shares, of 'NAME' or 'NAME=MILLIONTHS,...'; PluginError if they are no mixture."""
     if "=" not in text:
         return {text: SHARES}
     pairs = [part.split("=") for part in text.split(",")] if _shares.fullmatch(text) else []
@@ -120,14 +116,8 @@ def built_in_spec(name: str, rubric: Rubric = ()) -> EnvironmentSpec:
 def task_spec(
     text: str, plugins: Mapping[str, EnvironmentSpec] = MappingProxyType({}), rubric: str = ""
 ) -> MixtureSpec:
-    """Return the record of a task, as `parse_mixture` reads it.
-
-    Args:
-        plugins: the records of its environments that are no built-in ones, by name.
-        rubric: the parts of the reward of each.
-
-    Raises:
-        PluginError: the rubric is none.
+    """Return the record of a task, as `parse_mixture` reads it, with the records of its plug-ins by name and the rubric
+    of each reward; PluginError if the rubric is none.
     """
     try:
         parts = rubrics.parse(rubric)
@@ -143,15 +133,9 @@ def task_spec(
 def open_plugin(
     name: str, config: str, folder: Path | None = None, *, hash_seed: int = 0, strict: bool = False
 ) -> Plugin:
-    """Pack the wheels of an installed plug-in, and open its environment as nodes will: from these, in the sandbox.
-
-    Args:
-        config: JSON.
-        folder: where the wheels are unpacked; None for the user's cache.
-        strict: as of `PluginEnvironment`.
-
-    Raises:
-        PluginError, SandboxError: it cannot be packed, or does not load.
+    """Pack the wheels of an installed plug-in, and open its environment as nodes will: from these, in the sandbox. They
+    are unpacked in a folder, by default of the user's cache. PluginError or SandboxError if it cannot be packed, or
+    does not load.
     """
     text = parse_config(config)
     wheels = tuple(pack(part) for part in closure(_distribution(name).name))
@@ -165,11 +149,7 @@ def open_plugin(
 
 
 def parse_config(config: str) -> bytes:
-    """Return the canonical text of a configuration.
-
-    Raises:
-        PluginError: it is no JSON object, or too large.
-    """
+    """Return the canonical text of a configuration; PluginError if it is no JSON object, or too large."""
     try:
         return canonical_config(bounded_json.parse(config.encode(errors="replace"), bounded_json.unique))
     except ProtocolError as error:
@@ -177,11 +157,7 @@ def parse_config(config: str) -> bytes:
 
 
 def check_code(spec: EnvironmentSpec) -> None:
-    """Check that this program has the code of a run's environment, or can get it from the run.
-
-    Raises:
-        PluginError: it has none, or another; names both.
-    """
+    """Raise PluginError if this program's code of a run's environment is missing, or is not the run's."""
     if spec.is_plugin:
         return
     if not is_built_in(spec.name):
@@ -223,9 +199,7 @@ def _own_version() -> str:
 
 @cache
 def _digest_of_modules(*modules: str) -> bytes:
-    """Return the SHA-256 of modules of protocol/environments and of those that they import, directly or not
-    (docs/spec/environments.md).
-    """
+    """Return the SHA-256 of modules and of what they import of protocol/environments (docs/spec/environments.md)."""
     folder, found, names = Path(protocol.environments.__file__).parent, dict[str, bytes](), [*modules]
     while names:
         name = names.pop()

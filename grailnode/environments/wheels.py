@@ -58,10 +58,7 @@ class Wheel:
 
 def closure(name: str) -> list[Distribution]:
     """Return an installed distribution and all that it requires, by name; without this program's own, and without those
-    that it replaces by entry points of the group `grailnode.replacements`.
-
-    Raises:
-        PluginError: one is not installed.
+    that it replaces by entry points of the group `grailnode.replacements`. PluginError if one is not installed.
     """
     distributions: dict[str, Distribution] = {}
     left_out = {OWN_DISTRIBUTION}
@@ -87,10 +84,8 @@ def closure(name: str) -> list[Distribution]:
 
 
 def pack(distribution: Distribution) -> Wheel:
-    """Return the wheel of an installed distribution: the same bytes for the same files.
-
-    Raises:
-        PluginError: it is installed so that its files are elsewhere, or is no wheel that another machine can use.
+    """Return the wheel of an installed distribution: the same bytes for the same files; PluginError if its files are
+    elsewhere, or another machine could not use it.
     """
     name, version = canonicalize_name(distribution.metadata["Name"]), distribution.version
     if distribution.read_text("WHEEL") is None:  # what a build leaves beside its sources, first on the path
@@ -119,14 +114,11 @@ def pack(distribution: Distribution) -> Wheel:
 
 
 def unpack(wheel: Wheel, folder: Path) -> Path:
-    """Return the folder with the files of a wheel, below a folder of wheels.
+    """Return the folder with the files of a wheel, hostile bytes of the digest and the size that a run names, below a
+    folder of wheels.
 
-    Args:
-        wheel: hostile bytes, which have the digest and the size that a run names.
-
-    Raises:
-        MalformedError, LimitError: the bytes are no wheel, too large, or would write elsewhere.
-        PluginError: the wheel is for other machines.
+    MalformedError or LimitError if the bytes are no wheel, too large, or would write elsewhere; PluginError for other
+    machines.
     """
     target = folder / wheel.ref.digest.hex()
     if target.is_dir():
@@ -171,14 +163,11 @@ def _extract(data: bytes, folder: Path) -> None:
 
 def _parts(name: str) -> Sequence[str]:
     parts = name.split("/")
-    is_long = len(parts) > _MAX_PARTS or len(os.fsencode(name)) > _MAX_PATH_BYTES or any(map(_is_too_long, parts))
+    longest = max(len(os.fsencode(part)) for part in parts)
+    is_long = len(parts) > _MAX_PARTS or len(os.fsencode(name)) > _MAX_PATH_BYTES or longest > _MAX_COMPONENT_BYTES
     if not _name.fullmatch(name) or {".", ".."} & set(parts) or is_long:
         raise MalformedError(f"a wheel with a file {name[:80]!r}")
     return parts
-
-
-def _is_too_long(part: str) -> bool:
-    return len(os.fsencode(part)) > _MAX_COMPONENT_BYTES
 
 
 def _check_tags(ref: CodeRef, folder: Path) -> None:

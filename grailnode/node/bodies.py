@@ -14,44 +14,26 @@ from grailnode.beacon.relays import publish_rounds
 from grailnode.config import Config
 from grailnode.engine.compute import Compute
 from grailnode.engine.models import build_exact
-from grailnode.engine.policy import Policy
+from grailnode.engine.policy import Policy, load_weights
 from grailnode.environments.plugin_environment import PluginEnvironment
 from grailnode.environments.wheels import PluginError
+from grailnode.node import wiring
 from grailnode.node.canary import CanaryAudit, CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.node_makers import engine_directory, make_spectator, open_trainer_state, read_key, state_directory
 from grailnode.node.process_launch import Kind, Launch, Seat
-from grailnode.node.run_model import (
-    DTYPES,
-    follower_model,
-    genesis_reader,
-    policy_directory,
-    publish_run_base,
-    trainer_model,
-)
+from grailnode.node.run_model import DTYPES, follower_model, genesis_reader, policy_directory, trainer_model
 from grailnode.node.settings import TrainerSettings, coordinator_settings, site_settings, trainer_settings
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.tracking import track
 from grailnode.node.upload_hosts import OtherHost, follow_host_0, listen_for_hosts
-from grailnode.node.wiring import (
-    MINER_VERSIONS,
-    make_task,
-    run_collector,
-    run_coordinator,
-    run_miner,
-    run_publisher,
-    run_training,
-    run_validator,
-    run_worker,
-    validator_versions,
-)
 from grailnode.run import creation, key_files, requirements
+from grailnode.run.base_files import publish_base
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import paths
 from protocol.beacon import LocalKey
-from protocol.digest import Weights
 from protocol.environments import Environment
 from protocol.judging.stratum_counts import SharesOf
 from protocol.run import RunManifest
@@ -71,7 +53,9 @@ ProcessBody = Callable[[Node, Launch], Awaitable[None]]
 """What a process does after its node has been made; it runs until cancelled."""
 
 
-async def join_run(node: Node, config: Config, name: str, versions: int = MINER_VERSIONS) -> tuple[Task, Compute]:
+async def join_run(
+    node: Node, config: Config, name: str, versions: int = wiring.MINER_VERSIONS
+) -> tuple[Task, Compute]:
     """Wait for the run's files in the store, and return the run's task and model for a node with so many versions.
 
     The sandbox, if the run needs one, is opened first: without it the node cannot take part.
@@ -91,17 +75,14 @@ async def join_run(node: Node, config: Config, name: str, versions: int = MINER_
 async def fetch_task(
     node: Node, config: Config, directory: Path, sandbox: BubblewrapSandbox | None, versions: int
 ) -> tuple[Task, Compute]:
-    """Fetch the run's files into a directory, and return the run's task and model.
-
-    Args:
-        sandbox: of the run's environment, None if it needs none.
-        versions: of the weights, that the node keeps.
+    """Fetch the run's files into a directory, and return the run's task and model for a node that keeps so many
+    versions; the sandbox is that of the run's environment, None if it needs none.
     """
     policy = await creation.fetch_model(node, directory / "model")
     check_disk(directory, follower_bytes(node.run, config, policy, versions))
     data = await creation.fetch_data(node, directory / "data")
     plugins = {} if sandbox is None else await _open_plugins(node, config, sandbox)
-    task: Task = await node.run_sync(make_task, node, policy, data, sandbox, plugins)  # it parses the data file
+    task: Task = await node.run_sync(wiring.make_task, node, policy, data, sandbox, plugins)  # it parses the data file
     if node.run.numerics == "exact":  # also for a trainer's canary, whatever its own device
         return task, Compute(build_exact(policy), max_batch_tokens=config.engine.max_batch_tokens)
     engine = config.engine
@@ -148,7 +129,6 @@ def published_files(config: Config) -> tuple[Path | None, Path | None]:
 
 
 async def publish_beacon(node: Node, launch: Launch) -> None:
-    """Publish the rounds of the run's own beacon until cancelled."""
     config = launch.config
     key = LocalKey.from_seed(key_files.read(config.at(config.node.keys) / f"{config.beacon.key}{key_files.SUFFIX}"))
     keep, telemetry = config.beacon.keep_rounds, node.telemetry
@@ -156,32 +136,22 @@ async def publish_beacon(node: Node, launch: Launch) -> None:
 
 
 async def train(node: Node, launch: Launch, seat: Seat | None = None) -> None:
-    """Train, on one device or as rank 0 of several."""
-    genesis = genesis_reader(launch.config, node.run, policy_directory(launch.config))
-    compute, settings = await node.run_sync(_training_compute, launch.config, node.run)
-    work = partial(run_training, node, genesis, compute, settings)
-    await _as_rank_0(node, launch.config, work, compute, settings, genesis, seat)
-
-
-async def _as_rank_0(
-    node: Node,
-    config: Config,
-    work: Callable[[Callable[[], Learner] | None], Awaitable[None]],
-    compute: Compute,
-    settings: TrainerSettings,
-    genesis: Callable[[], Weights],
-    seat: Seat | None,
-) -> None:
-    """Train; where several ranks train together, with a function that returns the learner of all of them."""
+    """Train, as a site too, on one device or as rank 0 of several."""
+    config, run = launch.config, node.run
+    genesis = genesis_reader(config, run, policy_directory(config))
+    compute, settings = await node.run_sync(_training_compute, config, run)
+    work: Callable[..., Awaitable[None]] = partial(wiring.run_training, node, genesis, compute, settings)
+    if launch.kind == "site":
+        work = partial(wiring.run_worker, node, genesis, compute, settings, site_settings(config, run))
     if seat is None:
-        await work(None)
+        await work()
         return
     from grailnode.node.rank_processes import Meeting  # noqa: PLC0415 - it imports torch's compiler
 
     meeting = Meeting(seat, compute.device, _terms(config, node.run_id, compute, settings))
 
     def make_learner() -> Learner:
-        return meeting.make_learner(compute, settings.learner, node.run.precision, genesis())
+        return meeting.make_learner(compute, settings.learner, run.precision, genesis())
 
     await meeting.run(partial(work, make_learner), node.telemetry)
 
@@ -212,13 +182,13 @@ async def _upload(node: Node, launch: Launch) -> None:
     async with trio.open_nursery() as nursery:
         if hosts:
             nursery.start_soon(listen_for_hosts, node, others, hosts.meeting)
-        await run_publisher(node, settings, others)
+        await wiring.run_publisher(node, settings, others)
 
 
 async def _publish_run(node: Node, config: Config) -> None:
-    """Publish the run's manifest, and the files that it names."""
     data = requirements.files_to_publish(node.run, *published_files(config))
-    await publish_run_base(node, policy_directory(config))
+    if node.run.lora is not None:
+        await publish_base(node, node.run.lora, await node.run_sync(load_weights, policy_directory(config)))
     files = creation.model_files(policy_directory(config)) | data
     await creation.publish_files(node.store, node.key.public, files)
     await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
@@ -230,7 +200,7 @@ def _publisher_settings(node: Node, config: Config) -> PublisherSettings:
 
 
 async def _download(node: Node, launch: Launch) -> None:
-    await run_collector(node, trainer_settings(launch.config, node.run.sampling.params()).collector)
+    await wiring.run_collector(node, trainer_settings(launch.config, node.run.sampling.params()).collector)
 
 
 async def _tracking(node: Node, launch: Launch) -> None:
@@ -242,21 +212,12 @@ async def _coordinator(node: Node, launch: Launch) -> None:
     settings = coordinator_settings(config, node.run)
     await _publish_run(node, config)
     genesis = genesis_reader(config, node.run, policy_directory(config))
-    await run_coordinator(node, genesis, _publisher_settings(node, config), settings)
-
-
-async def train_site(node: Node, launch: Launch, seat: Seat | None = None) -> None:
-    """Collect and train as a site, on one device or as rank 0 of several."""
-    config = launch.config
-    genesis = genesis_reader(config, node.run, policy_directory(config))
-    compute, settings = await node.run_sync(_training_compute, config, node.run)
-    work = partial(run_worker, node, genesis, compute, settings, site_settings(config, node.run))
-    await _as_rank_0(node, config, work, compute, settings, genesis, seat)
+    await wiring.run_coordinator(node, genesis, _publisher_settings(node, config), settings)
 
 
 async def _miner(node: Node, launch: Launch) -> None:
     task, compute = await join_run(node, launch.config, launch.name)
-    await run_miner(node, task, compute, launch.config.miner)
+    await wiring.run_miner(node, task, compute, launch.config.miner)
 
 
 async def _canary(node: Node, launch: Launch) -> None:
@@ -269,12 +230,12 @@ async def _canary(node: Node, launch: Launch) -> None:
     async def audit(engine: Engine, shares_of: SharesOf) -> None:
         await CanaryAudit(node, task, engine, trainer, trainer_state, shares_of).run()
 
-    await run_miner(node, task, compute, config.miner, producer, audit)
+    await wiring.run_miner(node, task, compute, config.miner, producer, audit)
 
 
 async def _validator(node: Node, launch: Launch) -> None:
-    task, compute = await join_run(node, launch.config, launch.name, validator_versions(node.run))
-    await run_validator(node, task, compute, launch.config.validator)
+    task, compute = await join_run(node, launch.config, launch.name, wiring.validator_versions(node.run))
+    await wiring.run_validator(node, task, compute, launch.config.validator)
 
 
 async def follow_rank_0(launch: Launch, telemetry: Telemetry, seat: Seat) -> None:
@@ -315,7 +276,7 @@ BODIES: dict[Kind, ProcessBody] = {
     "canary": _canary,
     "tracking": _tracking,
     "coordinator": _coordinator,
-    "site": train_site,
+    "site": train,
     "miner": _miner,
     "validator": _validator,
 }

@@ -105,7 +105,6 @@ class CanaryProducer(HonestProducer):
         self._trainer_state = trainer_state
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """Return the groups with these indices, in order."""
         groups = await super().produce(mining_window, indices)
         return [
             await self._falsify(mining_window, group)
@@ -287,7 +286,6 @@ class CanaryAudit:
     share_ppm: int = AUDIT_PPM
 
     async def run(self) -> None:
-        """Audit until cancelled."""
         node, window = self.node, -1
         while True:
             window = await node.next_window(window)

@@ -77,7 +77,6 @@ class Dashboard:
         self._encoded: dict[tuple[str, ...], bytes] = {}  # news of this revision by their sections
 
     async def keep_new(self) -> None:
-        """Read the run again and again."""
         while True:
             view = await self._read()
             sections = await trio.to_thread.run_sync(sections_of, view.state)

@@ -54,13 +54,8 @@ def follower_bytes(run: RunManifest, config: Config, policy: Policy | None, vers
 
 
 def check_disk(directory: Path, needed_bytes: int) -> None:
-    """Check that the directory of a node's state can be written, and that its disk has room for the state.
-
-    Args:
-        needed_bytes: by the whole state, what is there already included.
-
-    Raises:
-        DiskError: it cannot, or has not.
+    """Raise DiskError if the directory of a node's state cannot be written, or its disk has no room for so many bytes
+    of the whole state, what is there already included.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -98,7 +98,6 @@ def examine(checks: Sequence[Check]) -> Iterator[Finding]:
 
 
 def machine_checks() -> Sequence[Check]:
-    """Return the checks of a machine that need no run."""
     return (
         Check("python", _check_python),
         Check("gpu", _check_gpu),
@@ -215,9 +214,8 @@ def _check_memory(checks: RoleChecks) -> str:
 def _policy_at_hand(config: Config, checks: RoleChecks) -> Policy:
     """Return the run's policy, if its files are on this machine: a founder's, or those that a node has fetched."""
     for directory in (policy_directory(config), checks.state / "model"):
-        files = {file.name: file for file in checks.node.run.model.files}
-        if all((directory / name).is_file() and (directory / name).stat().st_size == file.size
-               for name, file in files.items()):  # fmt: skip
+        sizes = [(directory / file.name, file.size) for file in checks.node.run.model.files]
+        if all(path.is_file() and path.stat().st_size == size for path, size in sizes):
             return Policy.load(directory)
     raise SkippedError("the run's model is not on this machine yet: give its directory with --set trainer.policy=DIR")
 

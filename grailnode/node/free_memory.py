@@ -10,7 +10,6 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int:
-    """Return the bytes of memory that new programs can have."""
     available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     assert available is not None  # Linux 3.14 and later
     return min(int(available[1]) << 10, *_cgroup_rooms(), 1 << 62)

@@ -139,20 +139,11 @@ class Metrics:
             metric.inc(value)
 
     def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 async def serve_metrics(port: int, exposition: Callable[[], bytes]) -> None:
-    """Serve /metrics and /health until cancelled.
-
-    Args:
-        port: of 127.0.0.1.
-        exposition: returns the current metrics in Prometheus' text format (`Metrics.exposition`).
-
-    Raises:
-        ConfigError: the port is in use, or this process may not listen on it.
-    """
+    """Serve /metrics and /health at a port of 127.0.0.1 until cancelled; ConfigError if it cannot be used."""
 
     def respond(request: Request) -> Answer:
         if request.path == "/metrics":

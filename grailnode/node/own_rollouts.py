@@ -42,14 +42,8 @@ _BYTES: Final = {"bfloat16": 2, "float32": 4}  # of a parameter
 
 
 def judge_own_rollouts(config: Config, run: RunManifest, policy: Policy, *, checks: bool) -> str:
-    """Generate and check rollouts for at most a minute, and say that a run would accept them.
-
-    Args:
-        checks: whether this node is a validator, which checks what miners generate.
-
-    Raises:
-        SkippedError: this machine cannot try it.
-        UserError: honest rollouts of this node would be refused.
+    """Generate and check rollouts for at most a minute, and say that a run would accept them; a validator `checks` what
+    miners generate. SkippedError if this machine cannot try it, UserError if the run would refuse them.
     """
     pairs = _pairs(config, run, checks=checks)
     source = _prompts(config, run)

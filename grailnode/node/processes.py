@@ -17,7 +17,7 @@ import torch
 import trio
 
 from grailnode.config import Config
-from grailnode.node.bodies import BODIES, ProcessBody, follow_rank_0, train, train_site, upload_for_host_0
+from grailnode.node.bodies import BODIES, ProcessBody, follow_rank_0, train, upload_for_host_0
 from grailnode.node.metrics import serve_metrics
 from grailnode.node.node_makers import make_canary, make_node, newest_saved
 from grailnode.node.process_launch import TRAINER_KINDS, Kind, Launch, Seat, prepare_rank
@@ -86,7 +86,7 @@ def main_of_rank(launch: Launch, seat: Seat) -> None:
     prepare_rank(seat)
     import_module("grailnode.node.rank_processes")  # for half a second, with torch's compiler: before the event loop
     if seat.rank == 0:
-        main(launch, partial(train_site if launch.kind == "site" else train, seat=seat))
+        main(launch, partial(train, seat=seat))
         return
     torch.set_num_threads(launch.config.engine.threads)
     return_large_blocks(TRAINER_BLOCK)

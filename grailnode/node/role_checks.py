@@ -76,7 +76,6 @@ class RoleChecks:
 
     @property
     def state(self) -> Path:
-        """The directory of its state."""
         return state_directory(self.config, self.name)
 
     @property
@@ -86,7 +85,6 @@ class RoleChecks:
 
     @property
     def has_canary(self) -> bool:
-        """Whether it is a trainer with a canary."""
         return self.role == "trainer" and bool(self.config.trainer.canaries)
 
     def all(self) -> Sequence[Check]:
@@ -153,7 +151,7 @@ class RoleChecks:
         node = self.node
         await refresh_authority(node)
         storage = Storage(self.config, NodeTelemetry(node.name))
-        await start_checks.check_space(node, storage.announced(node.space) if node.space else None)
+        await start_checks.check_space(node, storage.space(node.space) if node.space else None)
         await start_checks.check_meeting_point(node)
         return "its own space can be written, listed, read by others and deleted, and the meeting point be seen"
 
@@ -261,22 +259,17 @@ def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
         if engine.draft is not None:
             raise ConfigError("engine.draft: this run's numerics are exact, and its engines do not draft")
         return
-    arithmetic = arithmetic_of(engine.kind, engine.dtype)
-    if (role == "miner" or is_canary) and arithmetic not in run.proof.miners:
-        raise ConfigError(
-            _arithmetic_refusal("miners", run.proof.miners, [(arithmetic, name) for name in run.proof.validators])
-        )
-    if role == "validator" and arithmetic not in run.proof.validators:
-        raise ConfigError(
-            _arithmetic_refusal("validators", run.proof.validators, [(name, arithmetic) for name in run.proof.miners])
-        )
+    own, miners, validators = arithmetic_of(engine.kind, engine.dtype), run.proof.miners, run.proof.validators
+    if (role == "miner" or is_canary) and own not in miners:
+        raise ConfigError(_arithmetic_refusal("miners", own, miners, [(own, name) for name in validators]))
+    if role == "validator" and own not in validators:
+        raise ConfigError(_arithmetic_refusal("validators", own, validators, [(name, own) for name in miners]))
 
 
 def _arithmetic_refusal(
-    who: str, admitted: Sequence[Arithmetic], missing: Sequence[tuple[Arithmetic, Arithmetic]]
+    who: str, own: Arithmetic, admitted: Sequence[Arithmetic], missing: Sequence[tuple[Arithmetic, Arithmetic]]
 ) -> str:
     """Return why a node cannot take part, and the commands that measure the missing pairs of arithmetics."""
-    own = missing[0][who == "validators"]
     commands = " and ".join(f"`{proof_file.calibration_command(*pair)}`" for pair in missing)
     return (
         f"this run admits {who} in {', '.join(admitted)}, and this node would compute in {own}, for which it has no "

@@ -21,16 +21,13 @@ PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
 
 
 def run_role(config: Config, role: Role, name: str, report: LineReporter) -> None:
-    """Run a node until it is interrupted."""
     specs = [make_spec(Launch(config, kind, name)) for kind in process_kinds(config, role)]
     run_until_interrupted(partial(Supervisor(report).keep, specs))
     report(f"{name}: stopped")
 
 
 def make_spec(launch: Launch) -> ProcessSpec:
-    """Return what the supervisor keeps running: one process, or this host's ranks of a trainer or site on several
-    GPUs.
-    """
+    """Return what the supervisor keeps running: one process, or this host's ranks of a trainer or site."""
     title, trainer = f"{launch.name}/{launch.kind}", launch.config.trainer
     if launch.kind in ("training", "site") and trainer.ranks > 1:
         first, meeting = trainer.host * trainer.gpus, trainer.hosts.meeting if trainer.hosts else ""

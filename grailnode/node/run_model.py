@@ -14,7 +14,7 @@ from grailnode.config import Config, ConfigError
 from grailnode.engine import models
 from grailnode.engine.lora_model import LoraModel, check_base_digest, read_adapters
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
-from grailnode.run.base_files import fetch_base, publish_base
+from grailnode.run.base_files import fetch_base
 from protocol.digest import Weights
 from protocol.run import RunManifest
 from roles.node.identity import Node
@@ -27,21 +27,14 @@ BASE: Final = "base"
 
 
 def policy_directory(config: Config) -> Path:
-    """Return the directory of the trainer's policy: the packaged genesis, or the operator's own. It has the weights of
-    version 0, or the base of a LoRA run.
-    """
+    """Return the directory with version 0, or the base of a LoRA run: the packaged genesis, or the operator's own."""
     name = config.trainer.policy
     return PACKAGED_POLICY if name == "genesis" else config.at(Path(name))
 
 
 def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> None:
-    """Refuse settings that cannot be used in a LoRA run, or in a quantized run.
-
-    Args:
-        trains: whether the node is a trainer, whose engine is torch whatever it says.
-
-    Raises:
-        ConfigError: they cannot be used.
+    """Raise ConfigError for settings that cannot be used in a LoRA run or a quantized run; the engine of a node that
+    `trains` is torch, whatever it says.
     """
     if run.lora is None and run.precision == "bf16":
         return
@@ -65,10 +58,8 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
 
 
 def reference_reader(config: Config) -> Callable[[], Weights] | None:
-    """Return a function that reads the weights of the loss's reference policy; None where that is version 0.
-
-    Raises:
-        ConfigError: the run trains adapters; or, by the function, the checkpoint is not one of the policy's shapes.
+    """Return a function that reads the weights of the loss's reference policy, and refuses those of other shapes; None
+    where that is version 0. ConfigError if the run trains adapters.
     """
     if config.trainer.reference is None:
         return None
@@ -103,12 +94,6 @@ def genesis_reader(config: Config, run: RunManifest, directory: Path) -> Callabl
     if config.trainer.adapters is None or run.lora is None:
         return partial(load_weights, directory)
     return partial(read_adapters, config.at(config.trainer.adapters))
-
-
-async def publish_run_base(node: Node, directory: Path) -> None:
-    """Publish the base of a LoRA run, as far as storage does not have it; do nothing for another run."""
-    if node.run.lora is not None:
-        await publish_base(node, node.run.lora, await node.run_sync(load_weights, directory))
 
 
 async def follower_model(node: Node, config: Config, policy: Policy, directory: Path, device: str) -> CausalModel:

@@ -41,13 +41,8 @@ class TrainerSettings:
 
 
 def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:
-    """Return a trainer's settings.
-
-    Args:
-        sampling: how the run samples rollouts; the learner computes probabilities in the same way.
-
-    Raises:
-        ConfigError: a loss of one's own cannot be imported, or the run cannot have the reference policy.
+    """Return a trainer's settings; its learner computes probabilities as the run samples. ConfigError if a loss of
+    one's own cannot be imported, or the run cannot have the reference policy.
     """
     section = config.trainer
     try:
@@ -113,11 +108,7 @@ def _round_rules(section: OuterSection) -> RoundRules:
             "frozen_steps": section.frozen_rounds,
             "momentum": method.momentum if section.momentum is None else section.momentum,
             "outer_rate": method.outer_rate if section.outer_rate is None else section.outer_rate,
-            "local_steps": section.local_steps,
-            "quorum": section.quorum,
-            "delay": section.delay,
-            "streams": section.streams,
-            "spread": section.spread,
+            **section.model_dump(include={"local_steps", "quorum", "delay", "streams", "spread"}),
         }
     )
 

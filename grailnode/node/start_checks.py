@@ -31,12 +31,7 @@ class StartError(UserError):
 
 
 async def check_space(node: Node, announced: ObjectStore | None) -> None:
-    """Write, read back and delete an object of the node's own space.
-
-    Args:
-        announced: the node's space as strangers read it, by the URL that it announces; None where all participants
-            share one store.
-    """
+    """Write, read back and delete an object of the node's own space, which strangers read at `announced`, if any do."""
     for remaining_attempts in reversed(range(_ATTEMPTS)):
         try:
             await _check_space(node, announced)
@@ -82,11 +77,7 @@ async def _check_probe(node: Node, announced: ObjectStore | None, path: str, con
 
 
 async def check_meeting_point(node: Node) -> None:
-    """Look at the place where participants announce themselves.
-
-    Raises:
-        StartError: it cannot be listed.
-    """
+    """Raise StartError if the place cannot be listed where participants announce themselves."""
     try:
         async for _ in node.store.list(paths.participants()):
             break
@@ -95,11 +86,7 @@ async def check_meeting_point(node: Node) -> None:
 
 
 async def check_admission(node: Node) -> None:
-    """Check that validators will consider this miner: by its invitation, or by the run's list of miners.
-
-    Raises:
-        StartError: they will not.
-    """
+    """Raise StartError if validators will not consider this miner, by its invitation or the run's list of miners."""
     try:
         await admission_credential.check_admitted(node)
     except (AdmissionError, KeyFileError) as error:
@@ -111,11 +98,7 @@ async def check_admission(node: Node) -> None:
 
 
 def check_ranks(device: str, count: int) -> None:
-    """Check that a trainer's ranks have a device each.
-
-    Raises:
-        StartError: there are too few, or they are of a kind that ranks cannot share.
-    """
+    """Raise StartError if a trainer's ranks have too few devices, or of a kind that ranks cannot share."""
     if device not in ("cpu", "cuda"):
         raise StartError(
             f'engine.device: with trainer.gpus = {count} it is "cuda" or "cpu", not {device!r}: each process takes a '

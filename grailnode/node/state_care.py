@@ -57,11 +57,7 @@ class BackupError(UserError):
 
 
 def back_up(config: Config, name: str, directory: Path, say: LineReporter) -> None:
-    """Copy the states of a stopped node into a new directory.
-
-    Raises:
-        BackupError: the state is damaged, or the directory is not empty.
-    """
+    """Copy the states of a stopped node into a new directory; BackupError if one is damaged, or it is not empty."""
     if directory.exists() and any(directory.iterdir()):
         raise BackupError(f"{directory}: is not empty; name a new directory for each backup")
     with lock_whole_state(state_directory(config, name)):
@@ -75,11 +71,7 @@ def back_up(config: Config, name: str, directory: Path, say: LineReporter) -> No
 
 
 def restore(config: Config, name: str, directory: Path, say: LineReporter) -> None:
-    """Copy the states of a node back from a backup. All of it is checked before it takes the state's place.
-
-    Raises:
-        BackupError: the backup is not whole, or there is a state already.
-    """
+    """Copy states back from a backup, which is checked first; BackupError if it is not whole, or there is a state."""
     if not (directory / name / _OBJECTS).is_dir():
         raise BackupError(f"{directory}: has no state of {name}")
     names = [state_name for state_name in _state_names(config, name) if (directory / state_name).is_dir()]
@@ -117,8 +109,7 @@ def _copy_state(source: Path, target: Path, run_id: bytes) -> tuple[int, int]:
     try:
         names = name_list.parse((source / name_list.NAME).read_bytes(), title)
     except (NameListError, OSError) as error:
-        what = (error.strerror or "unreadable").lower() if isinstance(error, OSError) else str(error)
-        raise BackupError(f"{source / name_list.NAME}: {what}; this is not a whole state") from error
+        raise BackupError(f"{source / name_list.NAME}: {_cause(error)}; this is not a whole state") from error
     paths = sorted(names | set(_files(source)))
     make_folder(target)
     size = 0
@@ -127,12 +118,15 @@ def _copy_state(source: Path, target: Path, run_id: bytes) -> tuple[int, int]:
         try:
             size += _copy_object(source / path, target / path, path, run_id)
         except (EnvelopeError, OSError) as error:
-            what = (error.strerror or "unreadable").lower() if isinstance(error, OSError) else str(error)
-            raise BackupError(f"{source / path}: {what}; only a whole state is copied") from error
+            raise BackupError(f"{source / path}: {_cause(error)}; only a whole state is copied") from error
     for folder in {(target / path).parent for path in paths}:
         sync_folder(folder)
     name_list.write(target / name_list.NAME, title, paths)
     return len(paths), size
+
+
+def _cause(error: Exception) -> str:
+    return (error.strerror or "unreadable").lower() if isinstance(error, OSError) else str(error)
 
 
 def _files(root: Path) -> Iterator[str]:

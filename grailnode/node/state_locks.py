@@ -14,10 +14,8 @@ _LOCK_SECONDS: Final = 5.0  # longer than a killed process takes to release its 
 
 
 def lock_state(directory: Path, kind: str, seconds: float = _LOCK_SECONDS) -> IO[str]:
-    """Lock a state directory for one kind of process, until the returned file is closed or the process ends.
-
-    Raises:
-        StateInUseError: another process has kept the lock for so many seconds.
+    """Lock a state directory for one kind of process, until the returned file is closed or the process ends;
+    StateInUseError if another process keeps the lock for so many seconds.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = (directory / f".{kind}.lock").open("w")

@@ -5,7 +5,6 @@ their own, one routed store leads each path to its writer's.
 """
 
 import random
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -18,7 +17,6 @@ from grailnode.config import Config, ConfigError
 from grailnode.node.telemetry import DownloadReport, NodeTelemetry
 from grailnode.run.buckets import parse_bucket
 from grailnode.store.checks import PermanentError
-from grailnode.store.credentials import read_credentials
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore, PrefixedStore
@@ -31,6 +29,7 @@ from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
 from grailnode.store.place import PlaceSection
 from grailnode.store.s3.s3_errors import UnsupportedError
+from grailnode.store.s3.s3_session import read_credentials
 from grailnode.store.s3.s3_store import S3Store
 from protocol import limits, paths
 from protocol.identity.authority import Revisions
@@ -52,14 +51,11 @@ _ORPHAN_SECONDS: Final = 86_400.0  # a younger upload may be one that this write
 
 
 async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: float) -> None:
-    """Abort multipart uploads below a key's own paths that began more than a day ago.
+    """Abort multipart uploads below a key's own paths that began more than a day before `now`, seconds since the Unix
+    epoch.
 
     Their parts are stored and billed until then. The writer of these paths calls this when it starts. A service that
     refuses causes an event and no failure, because orphans only cost money; one that does not implement this, neither.
-
-    Args:
-        key: the writer's public key.
-        now: seconds since the Unix epoch.
     """
     section = config.store
     if section.kind != "s3":
@@ -79,24 +75,6 @@ async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: f
             telemetry.event("orphans-swept", uploads=count)
     finally:
         store.close()
-
-
-class _AuthorityKeys(Collection[bytes]):
-    """The keys of the trainers, validators and workers that the authority names now."""
-
-    def __init__(self, revisions: Revisions) -> None:
-        self._revisions = revisions
-
-    def __contains__(self, key: object) -> bool:
-        authority = self._revisions.current
-        return key in authority.trainers or key in authority.validators or key in authority.workers
-
-    def __iter__(self) -> Iterator[bytes]:
-        authority = self._revisions.current
-        return iter(dict.fromkeys((*authority.trainers, *authority.validators, *authority.workers)))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
 
 
 class Storage:
@@ -134,11 +112,15 @@ class Storage:
                 for peer, place in section.peers.items()
             },
         )
-        authority_keys = _AuthorityKeys(revisions)
-        directory = SpaceDirectory(stores.meeting, state, clock, revisions.run_id, authority_keys)
+
+        def authority_keys() -> set[bytes]:
+            authority = revisions.current
+            return {*authority.trainers, *authority.validators, *authority.workers}
 
         def open_space(url: str, owner: bytes) -> ObjectStore:
-            return self._space(url, is_stranger=owner not in authority_keys)
+            return self.space(url, is_stranger=owner not in authority_keys())
+
+        directory = SpaceDirectory(stores.meeting, state, clock, revisions.run_id, authority_keys())
 
         routed = self._cached(RoutedStore(stores, directory, clock, open_space))
         return self._mirrored(routed, run, revisions, key, clock)
@@ -155,17 +137,13 @@ class Storage:
             return store
 
         def open_mirror(url: str) -> ObjectStore:
-            return self._cached(self._space(url, is_stranger=True))
+            return self._cached(self.space(url))
 
         ttl, telemetry = run.head_ttl, self._telemetry
         return MirroredStore(store, revisions, key, ttl, clock, open_mirror, telemetry, self._rng)
 
     def copy_target(self, text: str, region: str) -> ObjectStore:
-        """Open the place of a mirror's copy: a directory, or a bucket in the notation of `init`.
-
-        Raises:
-            BucketError: the text names no bucket.
-        """
+        """Open a mirror's directory, or its bucket in the notation of `init`; BucketError for any other text."""
         if "://" not in text:
             return self._place("--to", PlaceSection(kind="local", path=Path(text).absolute()), writes=True)
         bucket = parse_bucket(text, region)
@@ -189,13 +167,8 @@ class Storage:
         return CachedStore(store, cache, DownloadReport(self._telemetry))
 
     def relays(self, chain: bytes) -> list[Relay]:
-        """Open the relays of a public beacon chain; an empty list when the run's own store serves its rounds.
-
-        Args:
-            chain: the chain's hash. When run.toml lists no relays, those in `public_chains.RELAYS` are used.
-
-        Raises:
-            ConfigError: an entry of run.toml is not the URL of a relay.
+        """Open the relays of a chain by its hash: those of run.toml, or else public_chains.RELAYS; none when the run's
+        own store serves its rounds. ConfigError if an entry of run.toml is not the URL of a relay.
         """
         relays = []
         for url in self._config.beacon.relays or RELAYS.get(chain, ()):
@@ -207,11 +180,8 @@ class Storage:
             relays.append(Relay(url, MeteredStore(store, self._meter)))
         return relays
 
-    def announced(self, url: str) -> ObjectStore:
-        """Open a node's own space as strangers read it, by the URL that the node announces."""
-        return self._space(url, is_stranger=True)
-
-    def _space(self, url: str, *, is_stranger: bool) -> ObjectStore:
+    def space(self, url: str, *, is_stranger: bool = True) -> ObjectStore:
+        """Open a space that is read by the URL which its node announces."""
         section = self._config.store
         section_limits = (STRANGER if is_stranger else section).model_dump(include=_LIMIT_NAMES)
         place = PlaceSection.model_validate({**section_limits, "kind": "https", "url": url})

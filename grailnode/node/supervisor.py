@@ -156,17 +156,13 @@ class Supervisor:
 
 
 def next_delay(delay: float, uptime: float) -> float:
-    """Return how many seconds to wait before a process is started again.
-
-    Args:
-        delay: the delay before its last start; uptime: how many seconds it then ran. After a minute it begins anew.
+    """Return how many seconds to wait before a process is started again, given the delay before its last start and the
+    seconds that it then ran; after a minute it begins anew.
     """
     return _RESTART_PAUSE.after(0.0 if uptime >= _RESTART_SPAN_SECONDS else delay)
 
 
 async def _wait_for_any(sentinels: Sequence[int]) -> None:
-    """Wait until one of the processes has ended."""
-
     async def wait(sentinel: int) -> None:
         await trio.lowlevel.wait_readable(sentinel)
         nursery.cancel_scope.cancel()
@@ -185,11 +181,7 @@ def _describe_exit(exit_code: int | None) -> str:
 
 
 def run_until_interrupted(main: Callable[[], Awaitable[Result]]) -> Result | None:
-    """Run a supervisor's async main, which SIGINT (Ctrl-C) or SIGTERM cancels.
-
-    Returns:
-        What `main` returned; None when a signal cancelled it.
-    """
+    """Return what a main returns; None if SIGINT (Ctrl-C) or SIGTERM has cancelled it."""
 
     async def run() -> Result | None:
         result: list[Result] = []

@@ -29,9 +29,6 @@ class NodeTelemetry:
         file: receives every event as a JSON line; None for no file.
         terminal: receives a short line for every event; None for no terminal.
         alarm_url: receives the events that are alarms; empty for nobody.
-
-    Attributes:
-        metrics: what the process serves to Prometheus.
     """
 
     def __init__(
@@ -58,7 +55,6 @@ class NodeTelemetry:
             return telemetry
 
     def event(self, name: str, **fields: Field) -> None:
-        """Log and count an event."""
         self.metrics.count_event(name, fields)
         if self._alarms is not None:
             self._alarms.take(name, fields)
@@ -126,14 +122,10 @@ _REPORT_SECONDS: Final = 60.0  # from one report to the next
 
 
 class LoopWatch(trio.abc.Instrument):
-    """Reports each step of a task that takes more than some seconds of the processor.
+    """Reports each step of a task, by its name, that takes more than some seconds of the processor.
 
     A step goes from one checkpoint of a task to the next. Its processor time is measured and not its duration, because
     that depends on what else the machine does.
-
-    Args:
-        report: is called with the name of the task and the seconds.
-        seconds: of one step that are not worth a report.
     """
 
     def __init__(self, report: Callable[[str, float], None], seconds: float) -> None:
@@ -142,11 +134,9 @@ class LoopWatch(trio.abc.Instrument):
         self._began = time.thread_time()  # the step that adds this instrument has begun already
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Called by trio before each step of a task."""
         self._began = time.thread_time()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Called by trio after each step of a task."""
         seconds = time.thread_time() - self._began
         if seconds > self._seconds:
             self._report(task.name, seconds)

@@ -34,7 +34,6 @@ class SystemClock:
     """Wall-clock time, for deadlines that nodes must agree on."""
 
     def now(self) -> float:
-        """Return the seconds since the Unix epoch."""
         return time.time()
 
     async def sleep_until(self, moment: float) -> None:
@@ -81,12 +80,7 @@ class ShiftedClock:
 async def wait_for_time(
     node: Node, make_beacon: Callable[[Clock], Beacon] | None, read_clock_error: ReadClockError, telemetry: Telemetry
 ) -> None:
-    """Wait until the clock is right and the beacon answers.
-
-    Args:
-        make_beacon: returns a beacon of the run by a clock; None for the node that runs the beacon itself.
-        telemetry: gets the reports of the wait.
-    """
+    """Wait until clock and beacon are right; the node that runs the beacon itself makes none."""
     reporter = WaitReporter(telemetry, "waiting")
     while (problem := await find_problem(node, make_beacon, read_clock_error)) is not None:
         kind, text = problem

@@ -10,10 +10,10 @@ import trio
 
 from grailnode.config import Config
 from grailnode.engine.policy import Tokenizer
+from grailnode.observe.node_logs import LogFollower
 from grailnode.observe.observer import newest_summarized
 from grailnode.observe.rollout_reader import PublishedRollout, find_miners, read_rollouts
-from grailnode.track.tracker import Sample, Tracker, open_tracker
-from grailnode.track.training_log import LogFollower, curves
+from grailnode.track.tracker import Sample, Tracker, curves, open_tracker
 from protocol.errors import ProtocolError
 from roles.node.identity import Node
 from roles.ports import StoreError
@@ -26,9 +26,7 @@ _MAX_CHARACTERS: Final = 4000  # of a prompt or a completion in a table
 
 
 async def track(node: Node, config: Config, tokenizer: Tokenizer) -> None:
-    """Feed the trainer's tracker until cancelled. When the tracker fails, one event says so, and nothing is tracked
-    until the next start.
-    """
+    """Feed the tracker until cancelled. When it fails, one event says so, and nothing is tracked until a new start."""
     assert config.trainer.track is not None
     logs = config.at(config.node.logs)
     directory = logs / config.trainer.track

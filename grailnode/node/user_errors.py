@@ -39,11 +39,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def explain(error: BaseException) -> str | None:
-    """Return the line to print.
-
-    Returns:
-        The line; empty for an interruption; None for a fault of this program, whose traceback should be seen.
-    """
+    """Return the line to print; empty for an interruption, None for a fault of this program with its traceback."""
     if isinstance(error, BaseExceptionGroup):
         lines = [explain(inner) for inner in error.exceptions]
         if any(line is None for line in lines):

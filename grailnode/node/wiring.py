@@ -34,8 +34,7 @@ from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
-from roles.trainer.outer.local_learner import LocalLearner
-from roles.trainer.outer.local_steps import SiteSettings
+from roles.trainer.outer.local_steps import LocalLearner, SiteSettings
 from roles.trainer.outer.site import Site
 from roles.trainer.publish.history import History
 from roles.trainer.publish.host_files import HostFiles
@@ -119,8 +118,6 @@ async def run_miner(
 
 
 async def run_validator(node: Node, task: Task, compute: Compute, settings: ValidatorSettings) -> None:
-    """Validate until cancelled."""
-
     async def validate() -> None:
         follower = await _open_follower(node, compute, validator_versions(node.run))
         ledger = await Ledger.open(node.state, node.run)
@@ -131,6 +128,11 @@ async def run_validator(node: Node, task: Task, compute: Compute, settings: Vali
     await run_under_authority(node, validate)
 
 
+def _local_learner(node: Node, compute: Compute, settings: TrainerSettings, weights: Callable[[], Weights]) -> Learner:
+    device, precision = torch.device(compute.device), node.run.precision
+    return Learner(compute.model, weights(), settings.learner, device=device, dtype=compute.dtype, precision=precision)
+
+
 async def run_training(
     node: Node,
     genesis: Callable[[], Weights],
@@ -139,15 +141,7 @@ async def run_training(
     make_learner: Callable[[], Learner] | None = None,
 ) -> None:
     """Train until cancelled, with a learner of this process if none is given: the training process of a trainer."""
-
-    def local_learner() -> Learner:
-        device = torch.device(compute.device)
-        precision = node.run.precision
-        return Learner(
-            compute.model, genesis(), settings.learner, device=device, dtype=compute.dtype, precision=precision
-        )
-
-    learner: Learner = await node.run_sync(make_learner or local_learner)
+    learner: Learner = await node.run_sync(make_learner or partial(_local_learner, node, compute, settings, genesis))
     buffer = ReplayBuffer(settings.replay, settings.seed)
     await Training(node, learner, buffer, genesis, settings.training).run()
 
@@ -195,18 +189,11 @@ async def run_worker(
     settings: SiteSettings,
     make_learner: Callable[[], LocalLearner] | None = None,
 ) -> None:
-    """Collect groups and train on them as one of several sites, until cancelled: all the work of a worker's node.
-
-    Args:
-        make_learner: returns a learner on several ranks; None for one in this process.
-    """
+    """Do all the work of a worker's node until cancelled, with a learner of this process if none is given."""
 
     def local_learner() -> LocalLearner:
         weights = checked_genesis(node.run, genesis)
-        if make_learner is not None:
-            return make_learner()
-        device = torch.device(compute.device)
-        return Learner(compute.model, weights, trainer.learner, device=device, dtype=compute.dtype)
+        return _local_learner(node, compute, trainer, lambda: weights) if make_learner is None else make_learner()
 
     async def train() -> None:
         learner: LocalLearner = await node.run_sync(local_learner)

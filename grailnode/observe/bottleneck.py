@@ -57,12 +57,7 @@ def read_trainer_time(logs: Path) -> TrainerTime | None:
 
 
 def bottleneck(shares: TrainerTime, state: NetworkState, steps_per_version: int, audit_share: float) -> str:
-    """Return a line that says what limits a trainer, and what to add.
-
-    Args:
-        state: of the run, for the groups that its miners and validators deliver.
-        audit_share: the smallest share of a miner's groups that the run has validators judge, in (0, 1].
-    """
+    """Return what limits a trainer, and what to add; validators judge at least `audit_share` (0 to 1) of the groups."""
     if shares.data >= _MUCH:
         # No rule asks anybody to judge more of a miner that has no reputation left.
         miners = [miner for miner in state.miners if miner.score > 0 or not miner.rejections]

@@ -29,11 +29,7 @@ async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
 
 
 async def fetch_first_head(node: Node) -> bytes:
-    """Fetch the bytes of the head, for a command that can do nothing without a version.
-
-    Raises:
-        NoVersionError: storage has no head.
-    """
+    """Fetch the bytes of the head; NoVersionError, for a command that can do nothing without, if there is none."""
     path = paths.head(node.authority.trainers[0])
     try:
         return await fetch_envelope(node, Head, path)
@@ -42,9 +38,7 @@ async def fetch_first_head(node: Node) -> bytes:
 
 
 async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedWeights]:
-    """Yield every version that the listed anchors and patches lead to, oldest first; checks and raises as
-    `verify_chain`.
-    """
+    """Yield each version to which the listed anchors and patches lead, oldest first, checked as by `verify_chain`."""
     trainer = node.authority.trainers[0]
     chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
     data = await fetch_first_head(node)

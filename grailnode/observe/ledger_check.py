@@ -22,12 +22,9 @@ from roles.seals import fetch_witnessed_seals
 
 async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     """Check a validator's ledger: links, seals, rows against verdicts, verdicts against their own numbers, scores
-    against rows. Return the number of summaries.
+    against rows. Return the number of summaries, or raise the first contradiction as ProtocolError.
 
     Seals and verdicts expire, the oldest first, in a bucket that deletes old objects (`grailnode init --bucket`).
-
-    Raises:
-        ProtocolError: the first contradiction.
     """
     ledger = await _read_ledger(node, validator)
     rows = {(entry.window, row.miner): row for entry in ledger for row in entry.rows}
@@ -109,9 +106,7 @@ async def _check_strata(
 
 
 async def _check_summary(node: Node, validator: bytes, summary: Summary, accounts: Accounts) -> list[Verdict]:
-    """Raise ProtocolError if a summary was not sealed, or does not follow from its verdicts and the accounts
-    before it; return the verdicts.
-    """
+    """Return the verdicts of a summary; ProtocolError if it is not sealed, or does not follow from what it lists."""
     verdicts: list[Verdict] = []
     place = f"window {summary.window} of validator {validator.hex()[:16]}"
     await _check_sealed(node, validator, summary, place)
@@ -218,9 +213,7 @@ def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> 
 
 
 def _check_reasons(verdict: Verdict, accounts: Accounts, proof: ProofSpec, place: str) -> None:
-    """Raise ProtocolError if a validator accepts what its own numbers refuse, or refuses for a statistic what they
-    accept.
-    """
+    """Raise ProtocolError if a validator accepts what its own numbers refuse, or refuses what they accept."""
     miner = verdict.miner.hex()[:8]
     with error_context(place):
         row = proof.row(verdict.miner_arithmetic, verdict.validator_arithmetic)

@@ -1,8 +1,8 @@
-"""What the logs of this machine's nodes say: for what a process waits, and how often it was started lately."""
+"""The logs of this machine's nodes: their events, for what a process waits, and how often it was started lately."""
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +10,7 @@ from typing import Any, Final
 from roles.node.retries import WAIT_REPORT_SECONDS
 
 _TAIL_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 20  # read of one log at a time
 _WAIT_SECONDS: Final = WAIT_REPORT_SECONDS + 60.0  # an older report is that of a process that was killed
 _RECENT_SECONDS: Final = 3600.0
 _MANY_STARTS: Final = 3
@@ -23,13 +24,37 @@ def tail_events(path: Path) -> Iterator[Mapping[str, Any]]:
             lines = file.read().splitlines()
     except OSError:
         return
-    for line in reversed(lines):
+    yield from _events(reversed(lines))
+
+
+def _events(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
+    for line in lines:
         try:
-            value = json.loads(line)
+            event = json.loads(line)
         except ValueError:
-            continue  # the first line of the tail, or one that a killed process began
-        if isinstance(value, dict):
-            yield value
+            continue  # a part of a line: of a tail the first one, or one that a killed process began
+        if isinstance(event, dict):
+            yield event
+
+
+class LogFollower:
+    """The events that are written from now on."""
+
+    def __init__(self, paths: Sequence[Path], *, from_start: bool = False) -> None:
+        self._offsets = {path: 0 if from_start or not path.exists() else path.stat().st_size for path in paths}
+
+    def read(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the events whose lines are complete, log by log."""
+        for path, offset in self._offsets.items():
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                begin = offset if path.stat().st_size >= offset else 0  # somebody may have emptied it
+                file.seek(begin)
+                data = file.read(_MAX_BYTES)
+            end = data.rfind(b"\n") + 1 or (len(data) if len(data) == _MAX_BYTES else 0)
+            self._offsets[path] = begin + end
+            yield from _events(data[:end].splitlines())
 
 
 def recent_starts(path: Path, now: float) -> tuple[int, str, str]:
@@ -46,19 +71,13 @@ def recent_starts(path: Path, now: float) -> tuple[int, str, str]:
 
 
 def equal_failures(path: Path, error: str, place: str) -> int:
-    """Return how many of the last faults in a process's log have this text and place. Failures without a place, such as
-    a lost link, are left out.
-    """
+    """Return how many of a log's last faults have this text and place; failures without a place are left out."""
     faults = (event for event in tail_events(path) if event.get("event") == "failed" and "place" in event)
     return sum(1 for _ in takewhile(lambda event: (event.get("error"), event["place"]) == (error, place), faults))
 
 
 def troubles(logs: Path, now: float) -> tuple[str, ...]:
-    """Return a line for each wait of a process of this machine, and for each process that was started again and again.
-
-    Args:
-        now: seconds since the Unix epoch.
-    """
+    """Return a line for each process of this machine that waits, or was started often lately; `now` is Unix time."""
     lines = []
     for path in sorted(logs.glob("*.jsonl")):
         lines += [f"{path.stem} waits for {line}" for line in _waits(path, now)]

@@ -38,11 +38,7 @@ class GroupReference:
 
     @classmethod
     def parse(cls, text: str) -> "GroupReference":
-        """Parse an argument of the command line.
-
-        Raises:
-            ValueError: it does not have this form.
-        """
+        """Parse an argument of the command line; ValueError if it does not have this form."""
         miner, _, rest = text.partition("/")
         window, _, index = rest.partition("/")
         if not (miner and window.isdecimal() and index.isdecimal()) or set(miner) - set("0123456789abcdef"):
@@ -83,10 +79,8 @@ class RecheckedGroup:
 
 
 async def recheck(node: Node, task: Task, compute: Compute, reference: GroupReference) -> RecheckedGroup:
-    """Judge one group as a validator does, by the thresholds for how the miner and this engine compute.
-
-    Raises:
-        ProtocolError: an object is malformed, or is not the one that belongs at its path.
+    """Judge one group as a validator does, by the thresholds for how the miner and this engine compute; ProtocolError
+    if an object is malformed, or is not the one that belongs at its path.
     """
     miner = await _find_miner(node, reference)
     signed = await fetch_record(node, Commitment, paths.commitment(miner, reference.window))

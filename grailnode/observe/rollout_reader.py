@@ -89,13 +89,8 @@ class UnknownMinerError(UserError):
 
 
 async def find_miners(node: Node, miner: str = "") -> list[bytes]:
-    """Return the keys that announced themselves, in ascending order, and of these the ones that a text names.
-
-    Args:
-        miner: the beginning of a key in hexadecimal digits, or the name that a miner announced; empty for all.
-
-    Raises:
-        UnknownMinerError: the text names none.
+    """Return the keys that announced themselves, in ascending order; with a text, those that begin with it or announced
+    this name. UnknownMinerError if there is none.
     """
     keys = sorted(await list_announced_keys(node))
     chosen = [key for key in keys if key.hex().startswith(miner.lower())]

@@ -99,12 +99,10 @@ class MinerRow:
 
     @property
     def rejections(self) -> int:
-        """Groups rejected, for any reason."""
         return sum(self.rejected.values())
 
     @property
     def judged(self) -> int:
-        """Groups that were judged."""
         return self.accepted + self.rejections
 
     @property
@@ -217,9 +215,7 @@ class HeadRow:
 
 @dataclass(frozen=True, config=STRICT)
 class NodeRow:
-    """One node that the demo runs: its name ('trainer', 'miner-1', ...), its policy version, and its newest event in
-    words.
-    """
+    """One node of the demo: its name ('trainer', 'miner-1', ...), policy version, and newest event in words."""
 
     name: str
     version: int | None

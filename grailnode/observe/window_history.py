@@ -71,7 +71,6 @@ class WindowHistory:
         self._verdicts[place] = _with_judgements_of(self._verdicts.get(place, verdict), verdict)
 
     def has_summary(self, window: int, validator: bytes) -> bool:
-        """Return whether a validator's summary of an open window was added."""
         return (window, validator) in self._summaries
 
     def is_judged_whole(self, window: int, row: LedgerRow) -> bool:

@@ -20,11 +20,7 @@ _DAY_SECONDS = 86_400
 
 
 def parse_public_key(text: str) -> bytes:
-    """Return the public key of 64 hexadecimal digits, or of a key file.
-
-    Raises:
-        RevisionError: the text is neither.
-    """
+    """Return the public key of 64 hexadecimal digits, or of a key file; RevisionError if the text is neither."""
     path = Path(text)
     if path.is_file():
         return SigningKey(key_files.read(path)).public
@@ -47,11 +43,7 @@ def list_keys(authority: Authority, directory: Path) -> list[tuple[str, bytes, t
 
 
 def change_quorum(revisions: Revisions, validators: int) -> Draft:
-    """Draft how many validators must accept a group.
-
-    Raises:
-        RevisionError: it is so already, or there are not so many.
-    """
+    """Draft how many validators must accept a group; RevisionError if it is so already, or there are not so many."""
     authority = revisions.current
     if validators == authority.quorum:
         raise RevisionError(f"{validators} of {len(authority.validators)} validators must accept already")
@@ -63,13 +55,8 @@ def change_quorum(revisions: Revisions, validators: int) -> Draft:
 
 
 async def rewind_point(objects: ObjectStore, version: int, revoked: bytes) -> ChainPoint:
-    """Return the point of the chain at a version that the trainer of this machine published.
-
-    Args:
-        objects: the trainer's state.
-
-    Raises:
-        RevisionError: it did not publish the version, or published later ones under the key that is revoked.
+    """Return the point of the chain at a version that the trainer with this state published; RevisionError if it did
+    not, or published later ones under the revoked key.
     """
     history = await History.open(objects)
     if version not in history.manifests:
@@ -85,14 +72,8 @@ async def rewind_point(objects: ObjectStore, version: int, revoked: bytes) -> Ch
 
 
 def invite_miner(revisions: Revisions, key: bytes, days: int, inviter: Path | None, directory: Path) -> bytes:
-    """Return an invitation for a miner.
-
-    Args:
-        days: for which it is valid.
-        inviter: the key file that signs; None for the first of a directory that may invite.
-
-    Raises:
-        RevisionError: no key may invite.
+    """Return an invitation for a miner, valid for so many days and signed by the inviter's key file, or else by the
+    first of a directory that may invite; RevisionError if no key may.
     """
     authority = revisions.current
     for path in key_files.list_key_files(directory) if inviter is None else [inviter]:
@@ -104,11 +85,7 @@ def invite_miner(revisions: Revisions, key: bytes, days: int, inviter: Path | No
 
 
 def replacement(authority: Authority, key: bytes, new_key: bytes) -> dict[str, Any]:
-    """Return the changes that put a new key in another's place in every role, and revoke the other.
-
-    Raises:
-        RevisionError: the key has no role.
-    """
+    """Return the changes that replace a key in every role and revoke it; RevisionError if it has none."""
     changes: dict[str, Any] = {}
     for field in _ROLES.values():
         keys = getattr(authority, field)
@@ -128,11 +105,7 @@ def replacement(authority: Authority, key: bytes, new_key: bytes) -> dict[str, A
 
 
 def revocation(authority: Authority, key: bytes) -> dict[str, Any]:
-    """Return the changes that take every role from a key, and revoke it.
-
-    Raises:
-        RevisionError: nobody would be left in one of its roles.
-    """
+    """Return the changes that revoke a key, and take its roles; RevisionError if nobody else is in one of them."""
     changes: dict[str, Any] = {}
     for field in _ROLES.values():
         others = tuple(other for other in getattr(authority, field) if other != key)
@@ -152,14 +125,7 @@ def revocation(authority: Authority, key: bytes) -> dict[str, Any]:
 
 
 def grant(authority: Authority, key: bytes, role: str) -> dict[str, Any]:
-    """Return the changes that give a key a role.
-
-    Args:
-        role: "validator", "worker" or "inviter".
-
-    Raises:
-        RevisionError: the key is revoked, or has the role.
-    """
+    """Return the changes that make a key a "validator", "worker" or "inviter"; RevisionError if that cannot be."""
     if key in authority.revoked:
         raise RevisionError(f"{key.hex()} is revoked in this run for good; make another key")
     admission = authority.admission

@@ -35,7 +35,6 @@ class Draft(Record):
 
     @property
     def revision(self) -> Revision:
-        """The revision to sign."""
         return Revision.from_bytes(self.body)
 
     def signed_by(self, key: SigningKey) -> "Draft":
@@ -51,15 +50,12 @@ class Draft(Record):
 
 
 def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, **changes: Any) -> Draft:
-    """Return a draft of the next revision: the current authority with changes.
+    """Return a draft of the next revision: the current authority with new values of its fields; RevisionError if these
+    contradict each other.
 
     Args:
         note: why, for people.
         rewind: the last version that counts of a chain that a thief continued with a key.
-        changes: new values of fields of `Authority`.
-
-    Raises:
-        RevisionError: the result contradicts itself.
     """
     try:
         authority = Authority(**(dict(revisions.current) | changes))
@@ -120,10 +116,8 @@ def missing_signatures(draft: Draft, revisions: Revisions) -> str:
 
 
 def publish(node: Node, draft: Draft) -> int:
-    """Check a draft as every node will, publish it at the meeting point, and return the revision's number.
-
-    Raises:
-        RevisionError: storage acknowledged it and does not show it.
+    """Check a draft as every node will, publish it at the meeting point, and return the revision's number;
+    RevisionError if storage acknowledged it and does not show it.
     """
     revision = node.revisions.check(node.revisions.number + 1, draft.envelope())
     path = paths.revision(node.run_id, revision.record.number)

@@ -42,11 +42,7 @@ class LoraStart:
 
 
 def start_lora(policy: Policy, rank: int, alpha: float, targets: Sequence[str]) -> LoraStart | None:
-    """Return what a run of adapters on a policy begins with; None if the rank is 0.
-
-    Raises:
-        PolicyError: the policy cannot be read, or cannot have such adapters.
-    """
+    """Return what a run of adapters on a policy begins with, None if the rank is 0; PolicyError if it cannot be."""
     if not rank:
         return None
     try:
@@ -62,11 +58,8 @@ def start_lora(policy: Policy, rank: int, alpha: float, targets: Sequence[str]) 
 def lora_spec(
     base: Weights, rank: int, alpha: float, targets: Sequence[str], shard_bytes: int = SHARD_BYTES
 ) -> LoraSpec:
-    """Return what a run manifest says of a base and of its adapters.
-
-    Args:
-        base: BF16, by the names of a checkpoint's files.
-        shard_bytes: of the tensors in one file, or one tensor that is larger.
+    """Return what a run manifest says of a base, BF16 by the names of a checkpoint's files, and of its adapters; a file
+    has so many bytes of tensors, or one that is larger.
     """
     source = TensorSource.of(base)
     files = map(source.file, safetensors.shards(source.sizes, shard_bytes))
@@ -75,13 +68,8 @@ def lora_spec(
 
 
 async def publish_base(node: Node, lora: LoraSpec, base: Weights, shard_bytes: int = SHARD_BYTES) -> None:
-    """Publish the files of a base that storage does not have yet.
-
-    Args:
-        base: the weights from which the run was created.
-
-    Raises:
-        PolicyError: they are not the base that the run names, or this program would write them into other files.
+    """Publish the files of a base that storage does not have yet; PolicyError if the weights are not the base that the
+    run names, or this program would write them into other files.
     """
     await node.run_sync(check_base_digest, base, lora, "the trainer's policy")
     source, key = TensorSource.of(base), node.key.public

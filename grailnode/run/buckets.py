@@ -54,14 +54,8 @@ class Document:
 
 
 def parse_bucket(text: str, region: str = "", url: str = "") -> Bucket:
-    """Return the bucket that NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX names.
-
-    Args:
-        region: empty for the provider's default.
-        url: where everybody reads the bucket; empty for the service's own URL.
-
-    Raises:
-        BucketError: the text is none of these.
+    """Return the bucket that NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX names; BucketError for any other
+    text. Without a region it has the provider's default, and without a url the service's own, where everybody reads it.
     """
     if not _region.fullmatch(region):
         raise BucketError(f"--region {region!r}: give letters, digits and '-', such as eu-west-1")

@@ -183,14 +183,8 @@ def sign_manifest(manifest: RunManifest, *roots: SigningKey) -> Signed[RunManife
 
 
 def open_run(data: bytes, run_id: bytes | None = None) -> Signed[RunManifest]:
-    """Return a run manifest after checking that as many of its own roots have signed it as it demands.
-
-    Args:
-        data: hostile bytes.
-        run_id: the id that the manifest must have; None accepts any.
-
-    Raises:
-        ProtocolError: it is not such a manifest, or another run's.
+    """Return a run manifest, hostile bytes, after checking that as many of its own roots have signed it as it demands;
+    ProtocolError if it is not such a manifest, or has another id than that which is given.
     """
     signers: tuple[bytes, ...] = ()
     try:

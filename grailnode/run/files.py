@@ -13,11 +13,7 @@ from protocol.run import FileRef
 
 
 def write_whole(file: Path, data: bytes) -> None:
-    """Replace a file atomically: a reader sees the old content or the new one, after a crash too.
-
-    Raises:
-        OSError: the file could not be written, and is as before; names the file.
-    """
+    """Replace a file atomically: a reader sees the old content or the new one, after a crash or an OSError, too."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -53,7 +49,6 @@ class NewFiles:
             self._new_files.append(file)
 
     def create_key(self, file: Path, secret: bytes | None = None) -> bytes:
-        """Write a new secret key, as `key_files.create`."""
         secret = key_files.create(file, secret)
         self._new_files.append(file)
         return secret

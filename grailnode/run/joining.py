@@ -27,13 +27,8 @@ _PATIENCE: Final = RetryPolicy(attempts=4, deadline=60.0)
 
 def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: LineReporter | None = None) -> Config:
     """Return the configuration of a run; its manifest is a file. One at a URL is fetched once and kept in the node's
-    state.
-
-    Args:
-        trust: where no id is given, accepts the run that the server names, and takes a line about that; None refuses.
-
-    Raises:
-        ConfigError: no id is given, and the server is not to be trusted with it.
+    state. Where no id is given, `trust` accepts the run that the server names, and takes a line about that; ConfigError
+    without.
     """
     config = read_config(run, overrides, trusts=trust is not None)
     url, run_id = config.run.manifest, run_id_of_url(config)

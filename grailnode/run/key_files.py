@@ -17,13 +17,8 @@ class KeyFileError(UserError):
 
 
 def create(path: Path, secret: bytes | None = None) -> bytes:
-    """Write a new secret key with mode 0600, never over another, and return it.
-
-    Args:
-        secret: 32 bytes; None for random ones.
-
-    Raises:
-        KeyFileError: there is a file already, or it cannot be written.
+    """Write a new secret key with mode 0600, by default a random one of 32 bytes, and return it; KeyFileError if it
+    cannot be written, or there is a file already.
     """
     secret = secret if secret is not None else secrets.token_bytes(32)
     try:
@@ -44,11 +39,7 @@ def create(path: Path, secret: bytes | None = None) -> bytes:
 
 
 def read(path: Path) -> bytes:
-    """Return the 32 secret bytes of a key file.
-
-    Raises:
-        KeyFileError: it is missing, others may read it, or it is not a key.
-    """
+    """Return the 32 bytes of a key file; KeyFileError if it is missing, others may read it, or it is not a key."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # opening a FIFO would wait for a writer
@@ -70,11 +61,7 @@ def read(path: Path) -> bytes:
 
 
 def list_key_files(directory: Path) -> list[Path]:
-    """Return the key files of a directory in order; none where there is no directory.
-
-    Raises:
-        KeyFileError: the directory cannot be listed.
-    """
+    """Return the key files of a directory in order, none of a missing one; KeyFileError if it cannot be listed."""
     try:
         return sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
     except FileNotFoundError:

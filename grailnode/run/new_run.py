@@ -37,14 +37,7 @@ class NewRun:
 def create_run(
     directory: Path, recipe: Recipe, place: Place, *, policy: Path = PACKAGED_POLICY, proof: Path | None = None
 ) -> NewRun:
-    """Create a run, in a bucket where one is named.
-
-    Args:
-        policy, proof: as for `workspace.create`.
-
-    Raises:
-        WorkspaceError, BucketError: the rules or the place contradict themselves or cannot be used.
-    """
+    """Create a run as `workspace.create`, in a bucket if one is named; a UserError says what cannot be used."""
     bucket = None
     if place.bucket is not None:
         bucket = _own_bucket(place.bucket, place)
@@ -64,16 +57,8 @@ def create_run(
 
 def join_run(directory: Path, place: Place, manifest: str, meeting: str) -> tuple[bytes, tuple[Document, ...]]:
     """Prepare a directory for a node of somebody else's run: run.toml, and the node's key unless it is there already.
-
-    Args:
-        manifest: its URL.
-        meeting: the bucket where the run's participants meet.
-
-    Returns:
-        The node's public key, and what its bucket needs.
-
-    Raises:
-        ConfigError, BucketError: a URL or a bucket cannot be used, or there is a run already.
+    Return the public key, and what the node's bucket needs; ConfigError or BucketError if a URL or a bucket cannot be
+    used, or there is a run already.
     """
     own = _own_bucket(place.bucket or "", place)
     meeting_bucket, run_id = _meeting_bucket(place, manifest, meeting)

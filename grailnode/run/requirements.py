@@ -90,13 +90,8 @@ class CheckedTask:
 
 
 def difficulty_rule(weights: Mapping[str, int]) -> DifficultySpec:
-    """Return how difficulty tables are computed in a new run.
-
-    Args:
-        weights: how many problems each stratum has, in any unit; ascending by name.
-
-    Raises:
-        RequirementError: there are fewer than two strata, or too many.
+    """Return how difficulty tables are computed in a new run; RequirementError if there are too few or too many strata.
+    The weights, ascending by name, say how many problems each has, in any unit.
     """
     if not 2 <= len(weights) <= limits.MAX_STRATA:
         raise RequirementError(
@@ -111,11 +106,8 @@ def difficulty_rule(weights: Mapping[str, int]) -> DifficultySpec:
 
 
 def check(rules: Rules, policy: Policy) -> CheckedTask:
-    """Check that an environment, a data file and a policy fit each other, before a run is created with them.
-
-    Raises:
-        RequirementError: the environment is unknown, the file is missing or not wanted, or the policy cannot be trained
-            on it.
+    """Check that an environment, a data file and a policy fit each other, before a run is created with them;
+    RequirementError if one is unknown, missing or not needed, or the policy cannot be trained on the problems.
     """
     environment, data = rules.environment, rules.data
     needs = find(rules)
@@ -173,11 +165,7 @@ def completion_tokens(rules: Rules) -> int:
 
 
 def episode(rules: Rules) -> EpisodeSpec | None:
-    """Return how long episodes may be; None for an environment without them.
-
-    Raises:
-        RequirementError: the rules have more turns than the environment, or turns for one without.
-    """
+    """Return how long episodes may be, None without them; RequirementError if the rules have more turns."""
     needs = find(rules)
     if needs.turns == 1:
         if rules.turns or rules.turn_tokens or rules.reply_tokens or rules.episode_tokens:
@@ -196,10 +184,8 @@ def episode(rules: Rules) -> EpisodeSpec | None:
 
 
 def find(rules: Rules) -> Requirements:
-    """Return what an environment requires, or a mixture: for the longest completions of any member.
-
-    Raises:
-        RequirementError: this program does not know one, or they do not fit each other.
+    """Return what an environment requires, or a mixture: for the longest completions of any member; RequirementError if
+    one is unknown, or they do not fit each other.
     """
     environment = rules.environment
     try:
@@ -264,13 +250,8 @@ def file_reference(data: Path | None) -> FileRef | None:
 
 
 def files_to_publish(run: RunManifest, data: Path | None, wheels: Path | None = None) -> dict[str, bytes]:
-    """Return the data file and the wheels that a trainer has to publish, by name; empty for a run without any.
-
-    Args:
-        data, wheels: where the operator says that the file, and the folder of wheels, are.
-
-    Raises:
-        RequirementError: one is missing, or not the file that the run names.
+    """Return a run's data file and wheels by name, from where the operator has them; RequirementError names a wrong
+    one.
     """
     files: dict[str, bytes] = {}
     for spec in run.tasks:

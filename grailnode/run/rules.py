@@ -254,7 +254,6 @@ class Rules(TimingRules):
 
     @property
     def root_threshold(self) -> int:
-        """Root keys that must sign."""
         return min(2, self.roots) if self.threshold is None else self.threshold
 
     @property

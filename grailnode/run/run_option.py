@@ -15,13 +15,8 @@ _manifest_url: Final = re.compile(r"(.+)/runs/([0-9a-f]{64})")
 
 
 def read_config(run: str, overrides: tuple[str, ...] = (), *, trusts: bool = False) -> Config:
-    """Return the configuration of a run, whose manifest may be at a URL.
-
-    Args:
-        trusts: whether a server may say which run it has.
-
-    Raises:
-        ConfigError: it cannot be used; or no id is given, and the server is not to be trusted with it.
+    """Return the configuration of a run, whose manifest may be at a URL; ConfigError if it cannot be used, or gives no
+    id where no server is trusted to say which run it has.
     """
     if not is_url(run):
         config = load(Path(run), overrides)

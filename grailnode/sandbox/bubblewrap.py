@@ -68,13 +68,8 @@ class BubblewrapSandbox:
 
     @classmethod
     def open(cls, python: str, limits: ProgramLimits = _LIMITS) -> "BubblewrapSandbox":
-        """Return a sandbox with a version of Python, after probing its isolation.
-
-        Args:
-            python: the version, such as '3.11'. This program's own interpreter is used if it has that version.
-
-        Raises:
-            SandboxError: this machine cannot provide it; the message says what to do.
+        """Return a sandbox with a version of Python such as '3.11', after probing its isolation; SandboxError says what
+        to do where this machine cannot provide it. This program's own interpreter is used if it has that version.
         """
         if sys.platform != "linux" or platform.machine() not in seccomp.machines:
             raise SandboxError(f"running programs needs Linux on {' or '.join(seccomp.machines)}")
@@ -83,11 +78,7 @@ class BubblewrapSandbox:
         return sandbox
 
     def probe(self) -> None:
-        """Try from inside to break every restriction.
-
-        Raises:
-            SandboxError: the sandbox does not start, or a restriction does not hold.
-        """
+        """Try from inside to break each restriction; SandboxError if it does not start, or one does not hold."""
         with self._start("probe", b"", (), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
                 output, errors = process.communicate(timeout=_PROBE_SECONDS)
@@ -117,17 +108,12 @@ class BubblewrapSandbox:
         """Return the tester's output (see inside/tester.py), which is cut short when it dies or its time is over."""
         task = json.dumps([tests.reference, tests.setup, tests.tests]).encode()
         source = solution.encode(errors="surrogatepass")
-        with (
-            contextlib.closing(_Pipe()) as answers,
-            contextlib.closing(_Pipe()) as calls,
-            self._start(
-                "tester", task, (answers.read, calls.write), stdout=subprocess.PIPE, cpu=_TESTER_CPU_FACTOR
-            ) as tester,
-            self._start("solver", source, (calls.read, answers.write)),
-        ):
-            answers.close()
-            calls.close()
-            return _read(tester.stdout, 2 + len(tests.tests), self._limits.wall_seconds)
+        with contextlib.ExitStack() as ends:
+            answers, calls = (_pipe(ends) for _ in range(2))
+            tester = self._start("tester", task, (answers[0], calls[1]), stdout=subprocess.PIPE, cpu=_TESTER_CPU_FACTOR)
+            with tester as process, self._start("solver", source, (calls[0], answers[1])):
+                ends.close()  # so that each of the two notices the end of the other
+                return _read(process.stdout, 2 + len(tests.tests), self._limits.wall_seconds)
 
     @contextlib.contextmanager
     def _start(
@@ -231,7 +217,6 @@ def _find_bubblewrap() -> str:
 
 
 def _find_interpreter(version: str) -> Interpreter:
-    """Return an interpreter of a version."""
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     path = sys.executable if version == own else shutil.which(f"python{version}")
     if path is None:
@@ -257,16 +242,12 @@ def _find_interpreter(version: str) -> Interpreter:
     return Interpreter(version, program, tuple(sorted(files)))
 
 
-class _Pipe:
-    def __init__(self) -> None:
-        self.read, self.write = os.pipe()
-        self._is_open = True
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            os.close(self.read)
-            os.close(self.write)
+def _pipe(ends: contextlib.ExitStack) -> tuple[int, int]:
+    """Return the ends of a new pipe, out and in, which a stack closes."""
+    pipe = os.pipe()
+    for end in pipe:
+        ends.callback(os.close, end)
+    return pipe
 
 
 @contextlib.contextmanager

@@ -121,7 +121,6 @@ class PluginSandbox:
         return value
 
     def close(self) -> None:
-        """End all processes."""
         with self._lock:
             if self._host is not None:
                 self._host.close()
@@ -300,7 +299,6 @@ class Session:
         return CallError("it ended its process")
 
     def close(self) -> None:
-        """End the fork."""
         if self._is_open:
             self._close_channels()
             with contextlib.suppress(_GoneError):
@@ -334,9 +332,7 @@ def _shown(reply: object) -> str:
 
 
 def _popen_for_good(command: Sequence[str], stdin: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Start a process that ends with this one: bubblewrap dies with the thread that started it, which others may not
-    outlive.
-    """
+    """Start a process that ends with this one, and not, as bubblewrap would, with the thread that started it."""
     started: Future[subprocess.Popen[bytes]] = Future()
 
     def live() -> None:

@@ -45,40 +45,25 @@ def is_path(path: str) -> bool:
     """Return whether a path is the path of an object. Listings leave out every other path."""
     if not path.isprintable() or "\\" in path or len(path.encode()) > limits.MAX_OBJECT_PATH_BYTES:
         return False
-    return all(_is_part(part) for part in path.split("/"))
-
-
-def _is_part(part: str) -> bool:
-    return bool(part) and not part.startswith(".") and len(part.encode()) <= limits.MAX_OBJECT_PART_BYTES
+    most = limits.MAX_OBJECT_PART_BYTES
+    return all(part and not part.startswith(".") and len(part.encode()) <= most for part in path.split("/"))
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix if a path can begin with it: '' for all paths, 'folder/' for those of one folder.
-
-    Raises:
-        ValueError: no path can begin with it.
-    """
+    """Return a prefix, '' or such as 'folder/', if a path can begin with it; ValueError if none can."""
     if prefix and not is_path(prefix + "x"):
         raise ValueError(f"not a prefix of object paths: {prefix!r}")
     return prefix
 
 
 def check_range(max_bytes: int, offset: int, size: int | None) -> None:
-    """Check the arguments of `ObjectStore.get`.
-
-    Raises:
-        ValueError: one of them is negative.
-    """
+    """Raise ValueError if an argument of `ObjectStore.get` is negative."""
     if max_bytes < 0 or offset < 0 or (size is not None and size < 0):
         raise ValueError(f"a range of bytes cannot be negative: {max_bytes=} {offset=} {size=}")
 
 
 def slice_object(data: bytes, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-    """Return a range of a whole object, as `ObjectStore.get` would.
-
-    Raises:
-        TooLargeError: the range has more than `max_bytes`.
-    """
+    """Return a range of a whole object, as `ObjectStore.get` would; TooLargeError if it has more than `max_bytes`."""
     end = len(data) if size is None else min(len(data), offset + size)
     if end - offset > max_bytes:
         raise TooLargeError(f"{path}: {end - offset} bytes where at most {max_bytes} are allowed")
@@ -108,14 +93,7 @@ class PageCheck:
         self._empty_pages = 0
 
     def objects(self, entries: Iterable[tuple[str, int]]) -> Iterator[ObjectInfo]:
-        """Yield the objects of a page. Keys that no `put` could have created are left out.
-
-        Args:
-            entries: key and size in bytes.
-
-        Raises:
-            StoreError: the keys are not in ascending order.
-        """
+        """Yield the objects of a page of keys and sizes, without keys that no `put` made; StoreError for no order."""
         self._is_empty = True
         for key, size in entries:
             if key <= self._last_key:
@@ -130,11 +108,7 @@ class PageCheck:
                 yield ObjectInfo(key, size)
 
     def check_progress(self) -> None:
-        """Check that a next page is worth a request; call it after each page that another one follows.
-
-        Raises:
-            StoreError: `MAX_EMPTY_PAGES` and one more had nothing below the prefix.
-        """
+        """Raise StoreError after `MAX_EMPTY_PAGES` without an object; call it after each page but the last."""
         self._empty_pages = self._empty_pages + 1 if self._is_empty else 0
         if self._empty_pages > MAX_EMPTY_PAGES:
             raise StoreError(f"{self._where}: the listing announces more pages, but they have no objects")

@@ -30,11 +30,7 @@ _advice: Final = {
 
 @contextmanager
 def disk_errors(where: str) -> Iterator[None]:
-    """Turn an OSError of the block into a StoreError that says what to do.
-
-    Raises:
-        StoreError: the block raised an OSError.
-    """
+    """Turn an OSError of the block into a StoreError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -57,6 +53,20 @@ def locked_file(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is made if it is missing, against all threads and processes."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a read-only disk can be read
+    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_through(descriptor: int, *parts: bytes) -> None:
     """Write the parts one after the other, and flush them to the disk."""
     for part in parts:
@@ -67,7 +77,6 @@ def write_through(descriptor: int, *parts: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

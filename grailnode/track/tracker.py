@@ -17,6 +17,23 @@ _MODULES: Final[Mapping[TrackerName, str]] = {
 }
 
 
+_STEP: Final = {  # field of the event 'step': name of the curve
+    "reward": "step/reward",
+    "loss": "step/loss",
+    "entropy": "step/entropy",
+    "clipped": "step/clip_fraction",
+    "grad_norm": "step/grad_norm",
+    "divergence": "step/divergence",
+    "overlong": "step/overlong",
+    "learning_rate": "step/learning_rate",
+    "length": "step/completion_tokens",
+    "staleness": "step/staleness",
+    "buffered": "step/groups_in_buffer",
+    "data_wait_fraction": "step/wait_for_data",
+    "io_wait_fraction": "step/wait_for_hand_over",
+}
+
+
 class TrackerError(UserError):
     """A tracker that cannot be used; the message says what to install."""
 
@@ -118,3 +135,18 @@ def _as_code(text: str) -> str:
     """Return a text as a block of code in Markdown, which no text can end."""
     lines = "".join(character if character.isprintable() or character == "\n" else " " for character in text)
     return "\n".join(f"    {line}" for line in lines.split("\n"))
+
+
+def curves(event: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
+    """Return the step of an event and its values by the names of their curves; None for an event without any."""
+    name = event.get("event")
+    if name == "step" and isinstance(event.get("step"), int):
+        fields = {field: curve for field, curve in _STEP.items() if isinstance(event.get(field), int | float)}
+        return event["step"], {curve: float(event[field]) for field, curve in fields.items()}
+    if name == "published" and isinstance(event.get("version"), int):
+        changed, elements, patch = (event.get(field, 0) for field in ("changed", "elements", "patch_bytes"))
+        values = {"version/patch_bytes": float(patch)}
+        if patch and elements:
+            values["version/sparsity"] = 1.0 - changed / elements
+        return event["version"], values
+    return None

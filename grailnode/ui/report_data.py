@@ -86,9 +86,7 @@ def reference_digest(digests: Mapping[str, str]) -> str | None:
 
 
 def judgement_text(state: NetworkState, findings: Findings) -> str:
-    """Say in a sentence whether verification told cheaters from honest miners, or that nothing was judged; empty if
-    nobody knows who cheats.
-    """
+    """Say whether cheaters were told from honest miners, or nothing was judged; empty if nobody knows who cheats."""
     is_known = any(miner.kind == "cheating" for miner in state.miners)
     if not state.windows or (is_known and not findings.groups.judged):
         return "No group was judged in time: let the machine do nothing else meanwhile, or take more --windows."

@@ -66,17 +66,14 @@ class Tally:
 
     @property
     def rejected(self) -> int:
-        """Groups rejected, for any reason."""
         return sum(self.reasons.values())
 
     @property
     def judged(self) -> int:
-        """Groups that were judged."""
         return self.accepted + self.rejected
 
     @classmethod
     def of(cls, rows: Iterable[MinerRow]) -> Self:
-        """Add up the groups of some miners."""
         accepted = 0
         reasons: Counter[str] = Counter()
         for row in rows:

@@ -141,10 +141,6 @@ class Head(Record):
 
 
 def check_expiry(head: Head, now: float) -> None:
-    """Raise ExpiredError for a head that has expired.
-
-    Args:
-        now: seconds since the Unix epoch.
-    """
+    """Raise ExpiredError for a head that has expired by now, in seconds since the Unix epoch."""
     if now * 1000.0 >= head.expires_ms:
         raise ExpiredError("has expired; nobody renews it, or storage hides the newer head", "head")

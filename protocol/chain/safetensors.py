@@ -75,14 +75,9 @@ def _read_tensor(name: str, entry: Any, body: memoryview, begin: int) -> torch.T
 
 
 def read(data: bytes) -> dict[str, torch.Tensor]:
-    """Read a safetensors file; return its tensors by name, each in memory of its own. Metadata is ignored.
-
-    Args:
-        data: hostile bytes.
-
-    Raises:
-        LimitError: the header, a name, a rank, a tensor or the number of tensors exceeds its limit.
-        MalformedError: the bytes break the format, or tensors overlap or leave gaps or trailing bytes.
+    """Read a safetensors file (hostile bytes); return its tensors by name, each in memory of its own. Metadata is
+    ignored. LimitError: the header, a name, a rank, a tensor or their number exceeds its limit. MalformedError: the
+    bytes break the format, or tensors overlap or leave gaps or trailing bytes.
     """
     header = _parse_header(data)
     body = memoryview(data)[_LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little") :]
@@ -105,10 +100,8 @@ def read(data: bytes) -> dict[str, torch.Tensor]:
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors file (hostile bytes), as texts.
-
-    Raises:
-        LimitError, MalformedError: the header exceeds its limit, or breaks the format.
+    """Return the metadata of a safetensors file (hostile bytes), as texts; LimitError or MalformedError for a bad
+    header.
     """
     metadata = _parse_header(data).get("__metadata__", {})
     if not isinstance(metadata, dict):
@@ -117,9 +110,8 @@ def read_metadata(data: bytes) -> dict[str, str]:
 
 
 def write(weights: Weights) -> bytes:
-    """Serialize contiguous CPU tensors as a safetensors file, with one copy of them in memory.
-
-    The bytes are those that the library safetensors writes.
+    """Serialize contiguous CPU tensors as a safetensors file, with one copy of them in memory and the bytes that the
+    library safetensors writes.
     """
     header, names = file_head(weights)
     return b"".join((header, *(raw_bytes(weights[name]) for name in names)))

@@ -32,31 +32,23 @@ from protocol.run import RunManifest
 class Trust(Record):
     """The newest version that a node has trusted. The node writes it to disk before it acts on it, and never follows an
     older chain.
-
-    Attributes:
-        digest: SHA-256 of the body of the version's manifest.
-        revision: number of the newest revision of the authority whose rewind was applied; 0 for none.
     """
 
     kind: ClassVar[str] = "trust"
     run: Digest
     epoch: Epoch
     version: Version
-    digest: Digest
+    digest: Digest  # SHA-256 of the body of the version's manifest
+    # number of the newest revision of the authority whose rewind was applied; 0 for none
     revision: Annotated[int, Field(ge=0, le=limits.MAX_REVISIONS)]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps to reach a version: load an anchor (or start from the current weights), then apply patches.
+    """The steps to reach a version: load an anchor (or start from the current weights), then apply patches."""
 
-    Attributes:
-        anchor: the manifest whose anchor to load; None to start from the current weights.
-        patches: the manifests whose patches to apply, in order.
-    """
-
-    anchor: Manifest | None
-    patches: tuple[Manifest, ...]
+    anchor: Manifest | None  # the manifest whose anchor to load; None to start from the current weights
+    patches: tuple[Manifest, ...]  # the manifests whose patches to apply, in order
 
 
 class ChainVerifier:
@@ -247,11 +239,8 @@ class ChainVerifier:
         return other
 
     def version_for(self, window: int) -> int:
-        """Return the newest version that serves a window.
-
-        Raises:
-            GapError: no version in the head serves the window yet, or manifests are missing, so that a newer version
-                might serve it.
+        """Return the newest version that serves a window; GapError if none in the head does yet, or if manifests are
+        missing, so that a newer version might.
         """
         if not self._complete():
             raise GapError("manifests that the head lists are missing", f"window {window}")
@@ -261,14 +250,8 @@ class ChainVerifier:
         return max(versions)
 
     def plan(self, current: int | None, target: int) -> Plan:
-        """Return the cheapest plan to reach a version.
-
-        Args:
-            current: the version of the verified weights that the node has; None for none.
-            target: the version to reach.
-
-        Raises:
-            GapError: a patch on the way was never made or was deleted, and no anchor in storage leads there.
+        """Return the cheapest plan to reach a version from that of the node's verified weights, None for none; GapError
+        if a patch on the way is nowhere, and no anchor in storage leads there.
         """
         if current is not None and self._reach(target) <= current <= target:
             return Plan(None, tuple(self.manifest(version) for version in range(current + 1, target + 1)))

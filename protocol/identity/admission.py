@@ -63,26 +63,17 @@ def leading_zero_bits(digest: bytes) -> int:
 
 
 def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> ProofOfWorkSolution:
-    """Find a proof of work, which takes about 2^difficulty tries.
-
-    Args:
-        difficulty: leading zero bits of the digest.
-        expires_ms: when the proof expires, in milliseconds since the Unix epoch.
+    """Find a proof of work, which takes about 2^difficulty tries and expires at a time in milliseconds since the Unix
+    epoch.
     """
     solutions = (ProofOfWorkSolution.model_construct(expires_ms=expires_ms, nonce=nonce) for nonce in count())
     return next(work for work in solutions if leading_zero_bits(work_digest(run_id, key, work)) >= difficulty)
 
 
 def check_work(announcement: Announcement, difficulty: int, now_ms: float) -> None:
-    """Check a proof of work, the credential of Hashcash that is bound to run, key and time, so that every new key costs
-    work: that it was done and has not expired.
-
-    Args:
-        difficulty: leading zero bits of the digest.
-        now_ms: milliseconds since the Unix epoch.
-
-    Raises:
-        AdmissionError: the proof has expired, expires too late, or has too few zero bits.
+    """Check (AdmissionError) that a proof of work was done, with its leading zero bits, and has not expired, nor
+    expires too late, at a time in milliseconds since the Unix epoch. It is the credential of Hashcash, bound to run,
+    key and time, so that every new key costs work.
     """
     work = ProofOfWorkSolution.from_bytes(announcement.credential)
     if not now_ms < work.expires_ms <= now_ms + limits.MAX_WORK_MS:
@@ -126,14 +117,9 @@ class AdmissionGate:
         return sorted(self._keys[role])
 
     def admit(self, announcement: Announcement, now_ms: float) -> None:
-        """Check that an announcement, whose signature was checked before, is admitted.
-
-        Args:
-            now_ms: milliseconds since the Unix epoch.
-
-        Raises:
-            AdmissionError: the key is revoked, may not have the role or is not invited, the announcement has expired,
-                or it lacks the required credential.
+        """Check an announcement, whose signature was checked before, at a time in milliseconds since the Unix epoch:
+        AdmissionError if its key is revoked, may not have the role or is not invited, or if it has expired or lacks the
+        required credential.
         """
         if announcement.run != self._run_id:
             raise AdmissionError("of another run", "announcement")
@@ -169,9 +155,8 @@ class AdmissionGate:
 
 
 def lottery(salt: bytes, key: bytes) -> bytes:
-    """Return the rank of a key in the selection of miners when there are too many; the lowest rank comes first.
-
-    The rank changes with the salt, so nobody can make a key that always comes first.
+    """Return the rank of a key in the selection of miners when there are too many; the lowest rank comes first. It
+    changes with the salt, so nobody can make a key that always comes first.
     """
     return hashlib.sha256(salt + key).digest()
 

@@ -161,11 +161,7 @@ class Revisions:
         return verified
 
     def adopt(self, verified: Signed[Revision]) -> None:
-        """Make a revision that `check` accepted as the next one the current authority.
-
-        Raises:
-            ValueError: it is not the next revision.
-        """
+        """Make a revision that `check` accepted the current authority; ValueError if it is not the next one."""
         revision = verified.record
         if revision.number != self.number + 1:
             raise ValueError(f"revision {revision.number} does not follow {self.number}")

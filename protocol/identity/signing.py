@@ -41,11 +41,7 @@ Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 
 
 def check_public_key(key: bytes) -> bytes:
-    """Check a public key, and return it.
-
-    Raises:
-        SignatureError: the key has the wrong length, is not canonical, or has small order.
-    """
+    """Return a public key; SignatureError if it has the wrong length, is not canonical, or has small order."""
     if len(key) != KEY_BYTES:
         raise SignatureError(f"a public key has {KEY_BYTES} bytes, this one {len(key)}")
     y = int.from_bytes(key, "little") & ((1 << 255) - 1)
@@ -118,18 +114,12 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class Signed(Generic[R]):
-    """A record whose signatures were verified.
-
-    Attributes:
-        signers: the public keys that signed, in ascending order.
-        digest: SHA-256 of the body, which identifies the record; it does not change when signatures are added.
-        data: the envelope's bytes.
-    """
+    """A record whose signatures were verified."""
 
     record: R
-    signers: tuple[bytes, ...]
-    digest: bytes
-    data: bytes
+    signers: tuple[bytes, ...]  # the public keys that signed, in ascending order
+    digest: bytes  # SHA-256 of the body, which identifies the record; it does not change when signatures are added
+    data: bytes  # the envelope's bytes
 
 
 def _message(kind: str, body: bytes) -> bytes:
@@ -185,10 +175,8 @@ def _open_envelope(data: bytes, record_type: type[Record]) -> Envelope:
 
 
 def claimed_signers(data: bytes, record_type: type[Record]) -> tuple[bytes, ...]:
-    """Return the keys that an envelope (hostile bytes) claims as its signers. Nothing is verified.
-
-    Raises:
-        LimitError, MalformedError: the bytes are no envelope of that type.
+    """Return the keys that an envelope (hostile bytes) claims as its signers. Nothing is verified; LimitError or
+    MalformedError if the bytes are no envelope of that type.
     """
     return tuple(signature.key for signature in _open_envelope(data, record_type).signatures)
 

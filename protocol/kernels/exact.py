@@ -263,13 +263,8 @@ def logs(values: np.ndarray) -> np.ndarray:
 
 
 def attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: np.ndarray, scale: float) -> np.ndarray:
-    """Compute attention: float32 [B, H, S, E]; keys that are not visible change nothing.
-
-    Args:
-        queries: float32 [B, H, S, E], contiguous as the others; E is a multiple of LANES.
-        keys, values: float32 [B, C, K, E]; C divides H.
-        visible: bool [B, S, K].
-        scale: factor of the scores.
+    """Compute attention: float32 [B, H, S, E]; keys that are not visible (bool [B, S, K]) change nothing. Queries are
+    float32 [B, H, S, E], keys and values [B, C, K, E], all contiguous; C divides H, and LANES divides E.
     """
     heads, width, shared = queries.shape[1], queries.shape[3], queries.shape[1] // keys.shape[1]
     result = np.zeros_like(queries)

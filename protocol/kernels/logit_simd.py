@@ -109,9 +109,8 @@ def take_maxima(_typing: Any, logits: Any, offset: Any, maxima: Any) -> Any:
 
 @intrinsic
 def add_exponentials(_typing: Any, logits: Any, offset: Any, largest: Any, sums: Any) -> Any:
-    """Add exp(logits[offset + i] - largest) to sums[i] for 64 elements, none of them larger than `largest`.
-
-    The exponential is exact to 2 units in the last place and at least 2**-126; that of a NaN is NaN.
+    """Add exp(logits[offset + i] - largest) to sums[i] for 64 elements, none of them larger than `largest`, exact to 2
+    units in the last place and at least 2**-126; that of a NaN is NaN.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

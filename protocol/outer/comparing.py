@@ -48,29 +48,19 @@ REMEMBERED_ROUNDS: Final = 96
 
 @dataclass(frozen=True)
 class Comparison:
-    """The contributions of a round.
+    """The contributions of a round."""
 
-    Attributes:
-        lengths: L2 norms: float64 [R].
-        with_all: inner product of each with the sum of all, once they are scaled down to the median length, itself
-            scaled likewise: float64 [R].
-        projections: float64 [R, PROJECTED].
-        local_steps: of the round, by its rules.
-        stream: which of the streams they have.
-    """
-
-    lengths: Matrix
+    lengths: Matrix  # L2 norms: float64 [R]
+    # inner product of each with the sum of all, once they are scaled down to the median length, itself scaled likewise:
+    # float64 [R]
     with_all: Matrix
-    projections: Matrix
-    local_steps: int
-    stream: int = 0
+    projections: Matrix  # float64 [R, PROJECTED]
+    local_steps: int  # of the round, by its rules
+    stream: int = 0  # which of the streams they have
 
 
 def median_length(lengths: Sequence[float]) -> float:
-    """Return the median of those that are not 0, or 0: sites that send nothing have no say in it.
-
-    Of an even number it is the lower of the two in the middle.
-    """
+    """Return the lower median of those that are not 0, or 0: sites that send nothing have no say in it."""
     return median_low([length for length in lengths if length > 0] or [0.0])
 
 
@@ -82,19 +72,13 @@ def length_factors(lengths: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class SentRound:
-    """What the sites sent in a round.
+    """What the sites sent in a round."""
 
-    Attributes:
-        workers: those whose contribution was long enough to be compared, in ascending order.
-        projections: of their contributions, each scaled down to the median length: float32 [R, PROJECTED].
-        disagreeing: the workers whose contribution disagreed with those of the others in that round.
-        stream: which of the streams they sent. Projections of different streams have nothing in common.
-    """
-
-    workers: tuple[bytes, ...]
-    projections: Projections
+    workers: tuple[bytes, ...]  # those whose contribution was long enough to be compared, in ascending order
+    projections: Projections  # of their contributions, each scaled down to the median length: float32 [R, PROJECTED]
+    # the workers whose contribution disagreed with those of the others in that round
     disagreeing: frozenset[bytes] = frozenset()
-    stream: int = 0
+    stream: int = 0  # which of the streams they sent. Projections of different streams have nothing in common
 
     def row(self, worker: bytes) -> Matrix:
         """Return the projection of a site's contribution: float64 [PROJECTED]."""
@@ -123,22 +107,15 @@ class SentRound:
 
 @dataclass(frozen=True)
 class SiteSums:
-    """Sums over some sites of a round, from which a site can be taken out: so the work grows with their number alone.
-
-    Attributes:
-        workers: these sites.
-        total: of what they sent; squares: of the squares of its elements: float64 [PROJECTED].
-        lengths: of the lengths; square_lengths: of the squared lengths.
-        squares_of_squares: of the squared lengths of the squares.
-    """
+    """Sums over some sites of a round, from which one can be taken out: so the work grows with their number alone."""
 
     sent: SentRound
-    workers: frozenset[bytes]
-    total: Matrix
-    squares: Matrix
-    lengths: float = 0.0
-    square_lengths: float = 0.0
-    squares_of_squares: float = 0.0
+    workers: frozenset[bytes]  # these sites
+    total: Matrix  # of what they sent: float64 [PROJECTED]
+    squares: Matrix  # of the squares of its elements: float64 [PROJECTED]
+    lengths: float = 0.0  # of the lengths
+    square_lengths: float = 0.0  # of the squared lengths
+    squares_of_squares: float = 0.0  # of the squared lengths of the squares
 
     def without(self, *workers: bytes) -> "SiteSums":
         """Return the sums over the others than some sites."""
@@ -161,10 +138,9 @@ class SiteSums:
         )
 
     def agreement(self) -> tuple[float, float]:
-        """Return the squared length of what is common in the mean, and its variance if the sites agreed by chance.
-
-        It is the mean cosine of two of the sites times the squared mean length, so sites with fewer local steps, whose
-        contributions are shorter, make it no smaller than the mean itself.
+        """Return the squared length of what is common in the mean, and its variance if the sites agreed by chance: the
+        mean cosine of two sites times the squared mean length, so that shorter contributions make it no smaller than
+        the mean.
         """
         pairs = self.lengths * self.lengths - self.square_lengths
         if pairs <= 0:
@@ -176,26 +152,15 @@ class SiteSums:
 
 @dataclass(frozen=True)
 class Projection:
-    """What a coordinator keeps of one contribution.
+    """What a coordinator keeps of one contribution."""
 
-    Attributes:
-        numbers: its random projection: float64 [PROJECTED].
-        norms: the L2 norms of its parts: float64 [P].
-    """
-
-    numbers: Matrix
-    norms: Matrix
+    numbers: Matrix  # its random projection: float64 [PROJECTED]
+    norms: Matrix  # the L2 norms of its parts: float64 [P]
 
 
 def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes) -> Projection:
-    """Decode a payload, and so check it, and return the projection of its values. One part is in memory at a time.
-
-    Args:
-        state: with which the round began; rules: of the round.
-        secret: of the coordinator, for the signs: at least 16 bytes.
-
-    Raises:
-        MalformedError, LimitError, ContributionError: the payload is broken.
+    """Decode a payload, and so check it (MalformedError, LimitError, ContributionError), and return the projection of
+    its values. One part is in memory at a time. The signs follow from at least 16 secret bytes of the coordinator.
     """
     key, stream = int.from_bytes(secret[:16], "little"), state.stream_number(rules)
     numbers, norms = np.zeros(PROJECTED), list[float]()
@@ -210,11 +175,7 @@ def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes
 def check_payload(
     state: SharedState, rules: RoundRules, secret: bytes, contribution: RoundContribution, payload: bytes
 ) -> Projection:
-    """Check a payload against its contribution, and return the projection of its values (`project`).
-
-    Raises:
-        ProtocolError: it is broken, or not the contribution's.
-    """
+    """Check a payload against its contribution (ProtocolError), and return the projection of its values (`project`)."""
     head = read_head(payload, state.stream_parts(rules))
     if head.sender != sender_digest(contribution.opening, contribution.worker):
         raise RefusedContributionError("a payload that another site made, or that was made for another round")
@@ -233,13 +194,7 @@ def part_products(
     places: Collection[int] | None = None,
 ) -> Matrix:
     """Return the product of each contribution with the sum of all, once they are scaled down to the median length, in
-    each part: float64 [P, R].
-
-    Args:
-        state: with which the round began; rules: of the round.
-        payloads: which were checked before.
-        threads: that compute. Their number changes no bit of the result.
-        places: of the parts; None for all.
+    each part or in some: float64 [P, R]. The payloads were checked before; the number of threads changes no bit.
     """
     factors, result = length_factors(_lengths(state, payloads, rules)), []
     with ordered_map(threads) as each:

@@ -91,31 +91,19 @@ def largest_drift(sites: int) -> float:
 
 @dataclass(frozen=True)
 class _Drift:
-    """What the rounds show of a site's drift; 0 for all three if they say nothing.
+    """What the rounds show of a site's drift; 0 for all three if they say nothing."""
 
-    Attributes:
-        estimate: of its squared length; certain: what chance does not explain of that.
-        allowed: the largest one that counts in full.
-    """
-
-    estimate: float = 0.0
-    certain: float = 0.0
-    allowed: float = 0.0
+    estimate: float = 0.0  # of its squared length
+    certain: float = 0.0  # what chance does not explain of that
+    allowed: float = 0.0  # the largest one that counts in full
 
 
 def drift_factors(
     rounds: Sequence[SentRound], local_steps: int, disagreeing: Collection[bytes] = ()
 ) -> dict[bytes, float]:
-    """Return the factors below 1 that scale sites' contributions down so that the drifts in them are short.
-
-    Args:
-        rounds: oldest first.
-        local_steps: of a round, by its rules.
-        disagreeing: sites that do not count among the others.
-
-    Returns:
-        no factor for a site whose drift is short, or of which the rounds say nothing: it took too few steps in rounds
-        with at least two others.
+    """Return the factors below 1 that scale sites' contributions down so that the drifts in them are short, from
+    rounds, oldest first. Sites that disagree do not count among the others. There is no factor for a site whose drift
+    is short, or of which the rounds say nothing: it took too few steps in rounds with at least two others.
     """
     outliers, factors = set(disagreeing), dict[bytes, float]()
     candidates = {worker for sent in rounds for worker in sent.workers} - outliers

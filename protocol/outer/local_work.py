@@ -39,9 +39,8 @@ def with_masters(state: Mapping[str, Tensor], weights: Weights) -> dict[str, Ten
 
 
 def begin_round(own: State, shared: Weights) -> dict[str, Tensor]:
-    """Return the state of a learner with which a site's round begins.
-
-    Its own part is what `own_state` returned for the site's newest contribution that counts, or a new learner's state.
+    """Return the state of a learner with which a site's round begins. Its own part is what `own_state` returned for the
+    site's newest contribution that counts, or a new learner's state.
     """
     weights = {name: tensor + own[AHEAD + name] if AHEAD + name in own else tensor for name, tensor in shared.items()}
     return with_masters({name: tensor for name, tensor in own.items() if not name.startswith(AHEAD)}, weights)
@@ -71,12 +70,8 @@ class LocalWork:
 def encode_work(
     shared: SharedState, state: Mapping[str, Tensor], feedback: Weights | None, rules: RoundRules, sender: bytes
 ) -> LocalWork:
-    """Encode what the local steps have changed.
-
-    Args:
-        state: of the learner after the steps.
-        feedback: the site's error feedback before the round; None for zeros.
-        sender: names the site and the round (`round_checks.sender_digest`).
+    """Encode what the local steps have changed, from the learner's state and the error feedback before; None for zeros.
+    `sender` names the site and the round (`round_checks.sender_digest`).
     """
     uses_feedback, stream = rules.uses_feedback(shared.step), shared.stream(rules)
     if feedback is None and len(stream) < len(shared.weights):

@@ -38,20 +38,13 @@ DISTRUST: Final = 0.1
 
 @dataclass(frozen=True)
 class RobustSettings:
-    """The bounds of one coordinator.
+    """The bounds of one coordinator."""
 
-    Attributes:
-        clips: whether contributions are scaled down to the median length.
-        agreement: share of the median cosine that a contribution must reach; None for no bound.
-        bounds_drifts: whether contributions with a drift are scaled down.
-        compared_length: share of the median length below which a contribution is not compared.
-        share: largest share of one site of the summed lengths, if there are enough sites for it; 1 for no bound.
-    """
-
-    clips: bool = True
-    agreement: float | None = 0.25
-    bounds_drifts: bool = True
-    compared_length: float = 0.1
+    clips: bool = True  # whether contributions are scaled down to the median length
+    agreement: float | None = 0.25  # share of the median cosine that a contribution must reach; None for no bound
+    bounds_drifts: bool = True  # whether contributions with a drift are scaled down
+    compared_length: float = 0.1  # share of the median length below which a contribution is not compared
+    # largest share of one site of the summed lengths, if there are enough sites for it; 1 for no bound
     share: float = 0.5
 
 
@@ -61,30 +54,18 @@ PLAIN_MEAN = RobustSettings(clips=False, agreement=None, bounds_drifts=False, sh
 
 @dataclass(frozen=True)
 class Weighting:
-    """The result for one round.
+    """The result for one round."""
 
-    Attributes:
-        factors: of each contribution, in (0, 1]; 0 for a poisoned one.
-        cosines: of each with the sum of the others, before any was removed.
-        drift_factors: what its drift scales each down by, from the rounds up to this one.
-        sent: what is remembered of the round.
-    """
-
-    factors: tuple[float, ...]
-    cosines: tuple[float, ...]
-    drift_factors: tuple[float, ...]
-    sent: SentRound
+    factors: tuple[float, ...]  # of each contribution, in (0, 1]; 0 for a poisoned one
+    cosines: tuple[float, ...]  # of each with the sum of the others, before any was removed
+    drift_factors: tuple[float, ...]  # what its drift scales each down by, from the rounds up to this one
+    sent: SentRound  # what is remembered of the round
 
 
 def weigh_round(
     workers: Sequence[bytes], comparison: Comparison, earlier: SentRounds, settings: RobustSettings
 ) -> Weighting:
-    """Return the factors of the contributions of a round.
-
-    Args:
-        workers: whose contributions they are, in ascending order.
-        earlier: what sites sent in the rounds before.
-    """
+    """Return the factors of the contributions of these workers, ascending, given what sites sent in earlier rounds."""
     lengths = comparison.lengths.tolist()
     compared = _compared(lengths, settings.compared_length)
     scales = length_factors(lengths)
@@ -121,12 +102,8 @@ def _compared(lengths: Sequence[float], share: float) -> list[int]:
 def _refuse(
     active: list[int], compared: Sequence[int], agreement: float, cosines_of: Callable[[list[int]], Mapping[int, float]]
 ) -> None:
-    """Remove from `active` those of the compared ones that do not agree with the others, one after the other.
-
-    Args:
-        compared: all contributions that are compared in this round, of which fewer than half are removed.
-        agreement: share of the median cosine that each must reach.
-        cosines_of: returns the cosines of those that are left; of fewer than three, none can be told apart.
+    """Remove from `active` fewer than half of those that are compared in this round: those that do not reach a share of
+    the median cosine of what is left, one after the other.
     """
     while 2 * (sum(place not in active for place in compared) + 1) < len(compared):
         cosines = cosines_of([place for place in compared if place in active])
@@ -139,12 +116,9 @@ def _refuse(
 
 
 def _cosines(comparison: Comparison, scales: Matrix, active: Sequence[int]) -> dict[int, float]:
-    """Return the cosine of each active contribution with the sum of the other active ones; 0 for a zero vector.
-
-    The sum is that of all, less those that are not active, which are multiplied with each other by their projections.
-
-    Args:
-        scales: factors that scale contributions down to the median length: float64 [R].
+    """Return the cosine of each active contribution, scaled down to the median length (float64 [R]), with the sum of
+    the other active ones; 0 for a zero vector. That is the sum of all less the others, which are multiplied by
+    projections.
     """
     squares, projections = (scales * comparison.lengths) ** 2, comparison.projections * scales[:, None]
     absent = np.zeros(projections.shape[1])
@@ -161,11 +135,7 @@ def _cosines(comparison: Comparison, scales: Matrix, active: Sequence[int]) -> d
 
 
 def _agreement_factor(rounds: Sequence[SentRound], worker: bytes, settled: int) -> float:
-    """Return what scales a contribution to the newest round down if it disagrees: 0 if all others of its site did too.
-
-    Args:
-        settled: number of the site's newest contributions that are looked at.
-    """
+    """Return what scales a contribution down if it disagrees: 0 if the `settled` ones before it all did too."""
     if worker not in rounds[-1].disagreeing:
         return 1.0
     disagreements = [worker in sent.disagreeing for sent in rounds if worker in sent.workers][-settled:]

@@ -26,13 +26,8 @@ def turn_of(number: int, delay: int) -> int:
 
 
 def owner(run: bytes, turn: int, group: bytes, workers: Sequence[bytes]) -> bytes:
-    """Return the key of the worker to which a group belongs in a turn.
-
-    The worker with the lowest hash owns it, so a worker that joins or leaves moves only its own share.
-
-    Args:
-        run: the run's id; turn: of the round (`turn_of`); group: digest of the group.
-        workers: of the manifest that opened the round; at least one.
+    """Return the key of the worker, of at least one, to which a group (its digest) belongs in a turn (`turn_of`). The
+    one with the lowest hash owns it, so a worker that joins or leaves moves only its own share.
     """
     prefix = sha256(_DOMAIN + run + turn.to_bytes(8, "little") + group)
 
@@ -45,12 +40,8 @@ def owner(run: bytes, turn: int, group: bytes, workers: Sequence[bytes]) -> byte
 
 
 def sender_digest(opening: bytes, worker: bytes) -> bytes:
-    """Return the 32 bytes in the head of a payload that bind it to its site and its round, so that nobody else can send
-    the same bytes.
-
-    Args:
-        opening: SHA-256 of the body of the round manifest that opened the round.
-        worker: key of the site.
+    """Return the 32 bytes in the head of a payload that bind it to its site and its round, by the SHA-256 of the body
+    of the opening manifest, so that nobody else can send the same bytes.
     """
     return sha256(_SENDER_DOMAIN + opening + worker).digest()
 
@@ -64,12 +55,9 @@ class RefusedContributionError(ProtocolError):
 
 
 def check_next_manifest(trusted: Signed[RoundManifest], following: Signed[RoundManifest]) -> None:
-    """Check a round manifest against the trusted one before it.
-
-    Raises:
-        ChainError: it is of another run, or it contradicts itself or the manifest before it.
-        RollbackError, GapError: it is not the next one, or its epoch is lower.
-        ForkError: it does not continue the trusted one.
+    """Check a round manifest against the trusted one before it. ChainError: it is of another run, or contradicts itself
+    or that manifest. RollbackError, GapError: it is not the next one, or its epoch is lower. ForkError: it does not
+    continue the trusted one.
     """
     opening, closing = trusted.record, following.record
     place = f"round manifest {closing.number}"
@@ -103,13 +91,8 @@ def check_next_manifest(trusted: Signed[RoundManifest], following: Signed[RoundM
 def check_contribution(
     opening: Signed[RoundManifest], contribution: RoundContribution, used_groups: Collection[bytes]
 ) -> None:
-    """Check a contribution's record against the manifest that opened its round.
-
-    Args:
-        used_groups: digests of the groups that earlier manifests named.
-
-    Raises:
-        RefusedContributionError: it must not count; `reason` says why.
+    """Check a contribution's record against the manifest that opened its round and the groups that earlier ones named;
+    the `reason` of a RefusedContributionError says why it must not count.
     """
     manifest = opening.record
     if contribution.run != manifest.run or contribution.number != manifest.number + 1:

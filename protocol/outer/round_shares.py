@@ -39,15 +39,12 @@ _SLACK: Final = 1 + 1e-6  # of a bound that is itself rounded
 
 
 def plan_round(opening: Signed[RoundManifest], contributions: Sequence[RoundContribution]) -> RoundPlan | None:
-    """Return who computes what when a round closes; None if the coordinator is better off alone.
+    """Return who computes what of the sound contributions, in ascending order of workers, when a round closes; None if
+    the coordinator is better off alone.
 
     A site that failed in the round before has no share, so that it delays every other round at most; nor have both
     sites of a share that was not repeated, whose checker may have seen other products than the coordinator. Nobody
     knows the order of the others before the round opens.
-
-    Args:
-        opening: the round manifest that opened the round.
-        contributions: the sound ones, in the ascending order of their workers.
     """
     manifest = opening.record
     failed = set[bytes]()
@@ -80,10 +77,8 @@ def shares_of(parts: Sequence[Part], count: int) -> list[list[int]]:
 
 
 def draw_parts(secret: bytes, subject: bytes, share: Sequence[int]) -> list[int]:
-    """Return the parts of a share that are computed again.
-
-    Args:
-        secret: of the site that draws; subject: digest of the products that it has seen.
+    """Return the parts of a share that are computed again, by the secret of who draws and the digest of what it has
+    seen.
     """
     ranks = {place: sha256(secret + subject + place.to_bytes(8, "little")).digest() for place in share}
     return sorted(sorted(share, key=ranks.__getitem__)[: -(-len(share) // REPEATED)])
@@ -134,11 +129,7 @@ class ShareCase:
         return [] if all(_same(own[place], numbers) for place, numbers in repeated.items()) else sorted(repeated)
 
     def decide(self, bounds: Matrix, known: dict[int, Matrix]) -> AggregatedShare:
-        """Return what became of the share, and add its products to the known ones if they are believed.
-
-        Args:
-            known: products that the coordinator computed, by part: float64 [R].
-        """
+        """Return what became of the share, and add its products to the known ones, by part, if they are believed."""
         own, repeated = self._own(bounds), self._repeated(bounds)
         computed = [place for place in self.parts if place in known]
         is_sound = own is not None and all(_same(own[place], known[place]) for place in computed)

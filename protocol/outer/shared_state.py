@@ -40,19 +40,12 @@ def ordered_map(threads: int) -> Iterator[OrderedMap]:
 
 @dataclass(frozen=True)
 class SharedState:
-    """The weights and the outer momentum between two rounds.
+    """The weights and the outer momentum between two rounds."""
 
-    Attributes:
-        step: number of rounds that changed the weights.
-        weights: contiguous float32 tensors on the CPU, by name; nobody changes them in place.
-        momentum: the same names and shapes; None if there is none.
-        digests: of all of it.
-    """
-
-    step: int
-    weights: Mapping[str, torch.Tensor]
-    momentum: Mapping[str, torch.Tensor] | None
-    digests: OuterState
+    step: int  # number of rounds that changed the weights
+    weights: Mapping[str, torch.Tensor]  # contiguous float32 tensors on the CPU, by name; nobody changes them in place
+    momentum: Mapping[str, torch.Tensor] | None  # the same names and shapes; None if there is none
+    digests: OuterState  # of all of it
 
     @classmethod
     def of(cls, step: int, weights: Weights, momentum: Weights | None, each: OrderedMap = map) -> "SharedState":
@@ -103,15 +96,9 @@ class SharedState:
         at_once: int = 1,
         places: Collection[int] | None = None,
     ) -> Iterator[tuple[Part, Iterator[Floats]]]:
-        """Yield the parts of contributions to the next round, and for each the values of each contribution.
-
-        Args:
-            at_once: contributions that `each` decodes at a time. The values of one stay as they are until so many
-                others were decoded.
-            places: of the parts; None for all, which checks the norms at the end.
-
-        Raises:
-            MalformedError, LimitError, ContributionError: a payload is broken.
+        """Yield the parts of contributions to the next round, or some, and for each the values of each contribution:
+        MalformedError, LimitError or ContributionError if one is broken; only all parts check the norms. Values stay as
+        they are until `at_once` others, so many as `each` decodes at a time, were decoded.
         """
         stream, parts = self.stream(rules), self.stream_parts(rules)
         decoders = [ContributionDecoder(payload, stream, self.digests.weights) for payload in payloads]
@@ -130,13 +117,8 @@ class SharedState:
     def after(
         self, payloads: Sequence[bytes], factors: Sequence[float], rules: RoundRules, threads: int = 1
     ) -> "SharedState":
-        """Return the state after a round.
-
-        Args:
-            payloads: of the contributions that count, in the manifest's order; none leaves everything as it is.
-            factors: one for each.
-            threads: that compute, each with one contribution's part in memory. Their number changes no bit of the
-                result.
+        """Return the state after a round of these payloads, in the manifest's order, each with a factor; none changes
+        nothing. Each thread has one contribution's part in memory. Their number changes no bit of the result.
         """
         if not payloads:
             return self
@@ -172,16 +154,8 @@ class SharedState:
 
     @classmethod
     def from_shards(cls, shards: Iterator[bytes], digests: OuterState, parts: Sequence[Part]) -> "SharedState":
-        """Return the state of some shards.
-
-        Args:
-            shards: hostile bytes, in order.
-            digests: which the state must have.
-            parts: of this run's weights.
-
-        Raises:
-            MalformedError: there are too few or too many bytes.
-            ContributionError: the state has other digests.
+        """Return the state of shards (hostile bytes, in order) that has these digests, in the parts of this run's
+        weights: MalformedError for too few or too many bytes, ContributionError for other digests.
         """
         rest = bytearray()
         weights, momentum = dict[str, torch.Tensor](), dict[str, torch.Tensor]()

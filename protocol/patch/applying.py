@@ -59,11 +59,7 @@ class AppliedPatch:
 
 
 def check_fit(weights: Weights, rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
-    """Check that the rows of a table describe tensors of the weights, and return the rows.
-
-    Raises:
-        PatchError: the weights do not have a tensor, or have it with another dtype or shape.
-    """
+    """Check that the rows of a table describe tensors of the weights, with their dtypes and shapes (PatchError)."""
     result = []
     for row in rows:
         tensor = weights.get(row.name)
@@ -148,13 +144,8 @@ def apply_unit(
 def apply_with_digests(
     weights: Weights, patch: bytes, *, digests: Digests | None = None, threads: int = 1
 ) -> AppliedPatch:
-    """Apply a patch as `apply` does, and return the digests of the new tensors as well.
-
-    Args:
-        patch: hostile bytes.
-        digests: BLAKE3 of each tensor of `weights`, computed when they were verified; None to compute the digests of
-            the unchanged tensors again.
-        threads: how many tensors to decode at the same time.
+    """Apply a patch (hostile bytes) as `apply` does, and return the digests of the new tensors as well, of unchanged
+    ones from the verified `digests`; None to compute them again. `threads` tensors are decoded at the same time.
     """
     # Before the first frame is decoded: so the table accounts for every byte of the patch.
     header = read_header(patch, len(weights))
@@ -204,7 +195,6 @@ class StreamingApply:
 
     def feed(self, data: bytes | memoryview) -> list[str]:
         """Process the next bytes of the patch (hostile), and return the names of the tensors whose frames they end.
-
         With threads, a frame may be refused by a later call, or by `finish`.
         """
         rest = memoryview(data)
@@ -230,10 +220,8 @@ class StreamingApply:
         return names
 
     def finish(self) -> AppliedPatch:
-        """Return the new weights after all bytes of the patch were processed.
-
-        Raises:
-            PatchError: the patch is cut off, or does not give the weights that it promises.
+        """Return the new weights after all bytes of the patch were processed; PatchError if it is cut off, or does not
+        give the weights that it promises.
         """
         while self._pending:
             self._pending.popleft().result()
@@ -313,13 +301,8 @@ def _side_by_side(tensors: list[Bits]) -> Bits:
 
 
 def check_frames(old: Weights, new: Weights, encoded: Mapping[str, EncodedTensor]) -> None:
-    """Check that a follower that decodes the frames of some tensors gets the new ones.
-
-    Args:
-        old, new: tensors, with the same names; encoded: the frames of at least these.
-
-    Raises:
-        MalformedError, LimitError, PatchError: a follower would refuse a frame, or get another tensor.
+    """Check that a follower that decodes the frames of some tensors, of the same names, gets the new ones: a
+    MalformedError, LimitError or PatchError says that it would refuse one, or get another tensor.
     """
     for name, rows in units_of(check_fit(old, (encoded[name].row for name in sorted(new)))).items():
         item, row = encoded[name], rows[-1]
@@ -334,14 +317,8 @@ def check_frames(old: Weights, new: Weights, encoded: Mapping[str, EncodedTensor
 
 
 def check_container(patch: bytes, encoded: Mapping[str, EncodedTensor], base: bytes, result: bytes) -> None:
-    """Check that a patch consists of frames that `check_frames` has checked.
-
-    Args:
-        encoded: all tensors by name.
-        base, result: digests of the old and of the new weights.
-
-    Raises:
-        MalformedError, LimitError, PatchError: a follower would refuse the patch.
+    """Check that a patch consists of frames that `check_frames` has checked, of all tensors by name, and leads from one
+    digest to the other: MalformedError, LimitError or PatchError if a follower would refuse it.
     """
     # The frames were checked before they were joined, so it suffices that these are their bytes, under the same rows.
     header = read_header(patch, len(encoded))

@@ -138,9 +138,8 @@ def check_same_tensors(old: Weights, new: Weights) -> None:
 
 
 class PatchEncoder:
-    """The encoding of a patch, some tensors at a time: only their frames stay in memory.
-
-    Each thread encodes a tensor at a time and needs a `Scratch` of memory.
+    """The encoding of a patch, some tensors at a time: only their frames stay in memory. Each thread encodes a tensor
+    at a time and needs a `Scratch` of memory.
     """
 
     def __init__(self, profile: str, *, threads: int = 1) -> None:
@@ -226,10 +225,8 @@ def encode(old: Weights, new: Weights, *, profile: str = "compact") -> bytes:
 
 
 def summary(patch: bytes) -> PatchSummary:
-    """Read a patch's table (hostile bytes), without decoding a frame.
-
-    Raises:
-        MalformedError, LimitError, PatchError: the table is malformed or contradicts itself, or frames are missing.
+    """Read a patch's table (hostile bytes), without decoding a frame: MalformedError, LimitError or PatchError if it is
+    malformed or contradicts itself, or frames are missing.
     """
     header = read_header(patch)
     check_length(patch, header)

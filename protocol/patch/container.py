@@ -54,23 +54,17 @@ class Mode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:
-    """The table's row of one tensor.
-
-    Attributes:
-        changed: number of elements whose bits differ.
-        size: bytes of the frame.
-        check: the first 8 bytes of the BLAKE3 of the tensor's new bytes; empty if the tensor is unchanged or joined.
-        host: name of the tensor whose frame has a joined tensor's changes, and counts them; else empty.
-    """
+    """The table's row of one tensor."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     mode: Mode
-    changed: int
-    size: int
+    changed: int  # number of elements whose bits differ
+    size: int  # bytes of the frame
+    # the first 8 bytes of the BLAKE3 of the tensor's new bytes; empty if the tensor is unchanged or joined
     check: bytes
-    host: str = ""
+    host: str = ""  # name of the tensor whose frame has a joined tensor's changes, and counts them; else empty
 
     @property
     def elements(self) -> int:
@@ -82,15 +76,9 @@ class TensorRow:
 
 
 class Table:
-    """The rows of a table, by ascending name. They stay in memory if their number is the reader's; else a row is parsed
-    whenever it is accessed.
-
-    Args:
-        packed: the compressed table, hostile bytes.
-        tensors: the required number of rows; None for any number.
-
-    Raises:
-        MalformedError, LimitError, PatchError: the bytes are no table; every row is checked at once.
+    """The rows of a table (compressed, hostile bytes), by ascending name: MalformedError, LimitError or PatchError if
+    it is none, since every row is checked at once. They stay in memory if their number is that which the reader
+    requires; else a row is parsed whenever it is accessed.
     """
 
     def __init__(self, packed: bytes | bytearray | memoryview, tensors: int | None) -> None:
@@ -152,20 +140,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The preamble and the table of a patch.
-
-    Attributes:
-        base: digest of the weights that the patch applies to.
-        result: digest of the weights that it gives.
-        rows: a row for every tensor of the weights, by ascending name.
-        frames_begin: offset of the first frame, in bytes.
-    """
+    """The preamble and the table of a patch."""
 
     profile: str
-    base: bytes
-    result: bytes
-    rows: Table
-    frames_begin: int
+    base: bytes  # digest of the weights that the patch applies to
+    result: bytes  # digest of the weights that it gives
+    rows: Table  # a row for every tensor of the weights, by ascending name
+    frames_begin: int  # offset of the first frame, in bytes
 
     @property
     def patch_bytes(self) -> int:
@@ -262,11 +243,8 @@ def write_container(
 
 
 def header_bytes(data: bytes | bytearray | memoryview) -> int:
-    """Return the size of preamble and table in bytes, as given by the preamble. A streaming reader waits for them.
-
-    Raises:
-        MalformedError: the bytes do not begin with a preamble of this format.
-        LimitError: the table exceeds its limit.
+    """Return the size of preamble and table in bytes, for which a streaming reader waits: MalformedError for no
+    preamble of this format, LimitError for too large a table.
     """
     if len(data) < PREAMBLE.size:
         raise MalformedError("shorter than a preamble", "patch")
@@ -282,15 +260,9 @@ def header_bytes(data: bytes | bytearray | memoryview) -> int:
 
 
 def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None) -> Header:
-    """Read preamble and table; the frames need not be there yet.
-
-    Args:
-        data: hostile bytes.
-        tensors: the number of tensors of the weights; a table of another number is refused before its rows are read.
-
-    Raises:
-        MalformedError, LimitError: the bytes break docs/spec/patch.md or exceed a limit.
-        PatchError: the table contradicts itself or has another number of rows.
+    """Read preamble and table (hostile bytes); the frames need not be there yet. A table for another number of tensors
+    than that of the weights is refused before its rows are read. MalformedError, LimitError: the bytes break
+    docs/spec/patch.md. PatchError: the table contradicts itself.
     """
     end = header_bytes(data)
     _, profile, _, base, result = PREAMBLE.unpack_from(data)
@@ -302,10 +274,8 @@ def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None
 
 
 def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:
-    """Check that the frames end where the patch ends.
-
-    Raises:
-        LimitError, MalformedError: the patch exceeds its limit, or bytes are missing or left over.
+    """Check that the frames end where the patch ends: LimitError for a too large one, MalformedError for missing or
+    left-over bytes.
     """
     if header.patch_bytes > limits.MAX_PATCH_BYTES:
         raise LimitError(f"a patch of {header.patch_bytes} bytes", "patch")
@@ -322,11 +292,8 @@ def split_frames(data: bytes | bytearray | memoryview, header: Header) -> Iterat
 
 
 def split_parts(patch: bytes, part_bytes: int) -> tuple[bytes, ...]:
-    """Split a patch of this program into parts that end where a frame ends; joined, they are the patch.
-
-    Args:
-        part_bytes: a part has more bytes than this only if its last frame begins before that. The number of parts is
-            at most MAX_PATCH_PARTS, so those of a very large patch have more.
+    """Split a patch of this program into parts that end where a frame ends; joined, they are the patch. A part has more
+    than `part_bytes` only by its last frame, or where there would be more than MAX_PATCH_PARTS.
     """
     # Of parts that have at least this size, there are at most MAX_PATCH_PARTS.
     header = read_header(patch)

@@ -68,14 +68,10 @@ def code_of(probability: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ChangeGroup:
-    """The model's parameters for the changes of one class, or for all without classes.
+    """The model's parameters for the changes of one class, or for all without classes."""
 
-    Attributes:
-        code: the code of an element's weight.
-        steps: the codes of the weights of the first step symbols, at least one, and last of all other symbols together.
-    """
-
-    code: int
+    code: int  # the code of an element's weight
+    # the codes of the weights of the first step symbols, at least one, and last of all other symbols together
     steps: bytes
 
 

@@ -55,11 +55,8 @@ class Cursor:
         return self._data[self.offset - 1]
 
     def varint(self, largest: int) -> int:
-        """Read an unsigned LEB128 integer.
-
-        Raises:
-            LimitError: it is larger than `largest`, or has more than 64 bits.
-            MalformedError: it is not in its shortest form.
+        """Read an unsigned LEB128 integer: LimitError above `largest` or 64 bits, MalformedError if not in its shortest
+        form.
         """
         # The lowest 7 bits come first; the upper bit of a byte says that another one follows.
         byte = self.byte()

@@ -125,10 +125,9 @@ class _SmallestFrame:
 def encode_frame(
     before: Bits, after: Bits, shape: Sequence[int], layout: Layout, profile: str, scratch: Scratch
 ) -> tuple[Mode, int, memoryview]:
-    """Encode the smallest frame of one tensor, or of joined ones as one of one dimension.
-
-    A sparse frame with classes is tried first if the profile and the dtype have classes, and one without classes if the
-    result is still large. The mode, the number of changed elements, and the frame are returned.
+    """Return mode, number of changed elements, and the smallest frame of one tensor, or of joined ones as one of one
+    dimension. A sparse frame with classes is tried first if the profile and the dtype have classes, and one without if
+    it is still large.
     """
     # 1. Few changes or none are found in one pass, which ends early if there are more.
     places = find_small_changes(before, after)

@@ -26,20 +26,13 @@ _unsigned_torch: Final = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The bit layout of a dtype.
+    """The bit layout of a dtype."""
 
-    Attributes:
-        bits: width of an element.
-        mantissa: number of bits below the exponent.
-        exponents: number of exponents; 1 for integers, which have none.
-        is_signed: True for a float (sign-magnitude) or a two's complement integer, False for uint8.
-    """
-
-    bits: int
-    mantissa: int
-    exponents: int
+    bits: int  # width of an element
+    mantissa: int  # number of bits below the exponent
+    exponents: int  # number of exponents; 1 for integers, which have none
     is_float: bool
-    is_signed: bool
+    is_signed: bool  # True for a float (sign-magnitude) or a two's complement integer, False for uint8
 
     @property
     def group_shift(self) -> int:
@@ -87,9 +80,7 @@ def bits_of(tensor: torch.Tensor) -> Bits:
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor of the same dtype and shape. numpy requests huge pages and torch does not, which halves the
-    time of a large patch.
-    """
+    """Return a new tensor of the same dtype and shape. Numpy requests huge pages: half the time of a large patch."""
     if tensor.numel() == 0:
         return torch.empty_like(tensor, requires_grad=False)
     buffer = np.empty(tensor.numel(), _unsigned[tensor.dtype.itemsize])

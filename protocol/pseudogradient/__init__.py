@@ -38,21 +38,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How sites train together.
+    """How sites train together."""
 
-    Attributes:
-        coding: of a contribution's values.
-        feedback_decay: factor of the error feedback; 0 if there is none.
-        momentum: of the outer Nesterov optimizer; 0 for plain averaging.
-        outer_rate: outer learning rate.
-        frozen_share: share of a run's rounds, at its beginning, in which the error feedback stays zero.
-    """
-
-    coding: Coding
-    feedback_decay: float = 0.0
-    momentum: float = 0.0
-    outer_rate: float = 1.0
-    frozen_share: float = 0.0
+    coding: Coding  # of a contribution's values
+    feedback_decay: float = 0.0  # factor of the error feedback; 0 if there is none
+    momentum: float = 0.0  # of the outer Nesterov optimizer; 0 for plain averaging
+    outer_rate: float = 1.0  # outer learning rate
+    frozen_share: float = 0.0  # share of a run's rounds, at its beginning, in which the error feedback stays zero
 
     def step(self, base: Floats, momentum: Floats, mean: Floats) -> None:
         """Make the outer step of one part in place; without outer momentum, `momentum` stays as it is."""

@@ -32,11 +32,7 @@ class ContributionEncoder:
         self._sparse = SparseEncoder(_sparse(coding)) if coding.kind in (Kind.EXACT, Kind.GRID) else None
 
     def add(self, part: Part, inputs: Inputs) -> tuple[bytes, Floats]:
-        """Encode the next part.
-
-        Returns:
-            The frame, and the error feedback after sending: float32 [n].
-        """
+        """Encode the next part; return the frame, and the error feedback after sending: float32 [n]."""
         # Exact and grid values: one kernel computes update, values, remainder and norm while a block is in the cache.
         squares, residual = np.zeros(LANES), np.empty_like(inputs.base)
         if self._sparse is not None:
@@ -182,10 +178,8 @@ class ContributionDecoder:
         self._norm, self._checked = SquaredNorm(), 0
 
     def values(self, place: int, out: Floats | None = None) -> Floats:
-        """Return the values of a part: float32 [n]. If all are read in order, the last one checks the norm.
-
-        Args:
-            out: memory for at least so many values; None for new memory.
+        """Return the values of a part: float32 [n], in `out` if that is given. If all are read in order, the last one
+        checks the norm.
         """
         (begin, end), part = self._frames[place], self.parts[place]
         frame, base = self._payload[begin:end], part.gather(self._base)
@@ -200,9 +194,8 @@ class ContributionDecoder:
 def decode(
     payload: bytes | memoryview, base: Mapping[str, torch.Tensor], digest: bytes, *, max_norm: float = math.inf
 ) -> Iterator[tuple[Part, Floats]]:
-    """Yield the parts of a contribution with their values; arguments and errors are those of `ContributionDecoder`.
-
-    No value may be used before the last part was yielded: only then has the norm been checked.
+    """Yield the parts of a contribution with their values; arguments and errors are those of `ContributionDecoder`. No
+    value may be used before the last part was yielded: only then has the norm been checked.
     """
     decoder = ContributionDecoder(payload, base, digest, max_norm=max_norm)
     for place, part in enumerate(decoder.parts):

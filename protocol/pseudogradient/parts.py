@@ -30,10 +30,8 @@ class Part:
         return sum(map(prod, self.shapes))
 
     def gather(self, weights: Weights) -> Floats:
-        """Return the part's elements, flat; they share the memory of a part with a single tensor.
-
-        Raises:
-            ContributionError: a tensor has another shape, is no float32, or is not contiguous on the CPU.
+        """Return the part's elements, flat; they share the memory of a single tensor. ContributionError if a tensor has
+        another shape, is no float32, or is not contiguous on the CPU.
         """
         arrays = []
         for name, shape in zip(self.names, self.shapes, strict=True):

@@ -45,17 +45,14 @@ class Kind(IntEnum):
 class Coding:
     """The coding of a payload.
 
-    Attributes:
-        fraction: for GRID, log2 of the grid steps in a BF16 unit in the last place, from 0 to MAX_FRACTION; else 0.
-        chosen: for CHUNKED, the entries of a whole chunk of 4096 elements, from 1 to MAX_CHOSEN; else 0.
-
     Raises:
         MalformedError: a field is out of range.
     """
 
     kind: Kind
+    # for GRID, log2 of the grid steps in a BF16 unit in the last place, from 0 to MAX_FRACTION; else 0
     fraction: int = 0
-    chosen: int = 0
+    chosen: int = 0  # for CHUNKED, the entries of a whole chunk of 4096 elements, from 1 to MAX_CHOSEN; else 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction <= (MAX_FRACTION if self.kind == Kind.GRID else 0):
@@ -67,23 +64,14 @@ class Coding:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of a payload.
+    """The head of a payload."""
 
-    Attributes:
-        coding: of all frames.
-        base: digest of the FP32 weights that the contribution starts from: 32 bytes.
-        sender: 32 bytes that name the site and the round (`round_checks.sender_digest`).
-        squared_norm: sum of the squares of all values (see `arithmetic.SquaredNorm`).
-        entries: number of entries of each part.
-        sizes: bytes of each part's frame.
-    """
-
-    coding: Coding
-    base: bytes
-    sender: bytes
-    squared_norm: float
-    entries: tuple[int, ...]
-    sizes: tuple[int, ...]
+    coding: Coding  # of all frames
+    base: bytes  # digest of the FP32 weights that the contribution starts from: 32 bytes
+    sender: bytes  # 32 bytes that name the site and the round (`round_checks.sender_digest`)
+    squared_norm: float  # sum of the squares of all values (see `arithmetic.SquaredNorm`)
+    entries: tuple[int, ...]  # number of entries of each part
+    sizes: tuple[int, ...]  # bytes of each part's frame
 
     @property
     def frames(self) -> tuple[tuple[int, int], ...]:

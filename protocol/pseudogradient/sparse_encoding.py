@@ -35,15 +35,10 @@ PIECE_ELEMENTS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class SparseCoding:
-    """How visible entries are coded.
+    """How visible entries are coded."""
 
-    Attributes:
-        exact: whether values are sent as they are, in 32 bits; else on a grid.
-        fraction: log2 of the grid steps in a BF16 unit in the last place, from 0 to 8; 0 for exact values.
-    """
-
-    exact: bool
-    fraction: int
+    exact: bool  # whether values are sent as they are, in 32 bits; else on a grid
+    fraction: int  # log2 of the grid steps in a BF16 unit in the last place, from 0 to 8; 0 for exact values
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +77,7 @@ class Inputs:
 
 
 class _EntryList:
-    """The entries of a chunk as far as it was scanned; see `scanning.scan`.
-
-    Args:
-        changes: array for all entries.
-    """
+    """The entries of a chunk, in an array for all, as far as it was scanned; see `scanning.scan`."""
 
     def __init__(self, grid: NDArray[np.uint64], changes: NDArray[np.uint64], squares: Lanes) -> None:
         self.grid, self.changes, self.squares = grid, changes, squares

@@ -33,9 +33,7 @@ def rollout_seed(group: bytes, index: int) -> bytes:
 
 
 def episode_seed(group: bytes, index: int) -> bytes:
-    """Derive the 32-byte seed of the environment's randomness in one rollout; of an evaluation, from the evaluation's
-    seed and index 0.
-    """
+    """Derive the 32-byte seed of an environment's randomness in a rollout; for evaluations, from seed and index 0."""
     return _derive("episode", (group, index), 32)
 
 
@@ -64,13 +62,8 @@ def audit_indices(
     share_ppm: int,
     dealt: Collection[int] | None = None,
 ) -> tuple[int, ...]:
-    """Select the groups of a miner's batch that a validator audits; return their indices in ascending order.
-
-    Args:
-        randomness: of the window's round R1.
-        groups: how many groups the miner committed to.
-        dealt: the groups that are dealt to the validator, of which at least one is selected if there is any; None for
-            all.
+    """Select the groups of a miner's batch that a validator audits by the randomness of round R1; return their indices
+    in ascending order. At least one of the groups that are `dealt` to it is selected; None for all.
     """
     count = max(1, -(-groups * share_ppm // _PPM))
     ranks = sorted(
@@ -83,13 +76,9 @@ def audit_indices(
 def continued_rollouts(
     run: bytes, window: int, randomness: bytes, miner: bytes, group: int, *, size: int, max_tokens: int
 ) -> tuple[int, ...]:
-    """Select the rollouts of a group that a validator continues if they miss; return their indices in ascending order.
-
-    They are all of `size` up to 1,024 tokens, and of longer completions as many as have these tokens, or one. A
-    selection of misses instead of rollouts would let a miner hide misses that gain among misses that do not.
-
-    Args:
-        randomness: of the window's round R1.
+    """Select the rollouts of a group that a validator continues if they miss, by R1's randomness; return their indices
+    in ascending order. They are all of `size` up to 1,024 tokens, and of longer ones as many as have these tokens, or
+    one. A selection of misses instead would let a miner hide misses that gain among misses that do not.
     """
     ranks = sorted(range(size), key=lambda index: _derive("luck", (run, window, randomness, miner, group, index), 16))
     return tuple(sorted(ranks[: max(1, size * 1024 // max_tokens)]))
@@ -98,13 +87,9 @@ def continued_rollouts(
 def deal_order(
     run: bytes, window: int, randomness: bytes, miner: bytes, group: int, validators: Iterable[bytes]
 ) -> tuple[bytes, ...]:
-    """Return validators in the order in which a group is dealt to them: the first ones judge it.
-
-    Each validator's place follows from a hash of its own (Thaler, Ravishankar 1998, rendezvous hashing). So if one is
-    left out, the next ones take its groups over, and no other group changes hands.
-
-    Args:
-        randomness: of the window's round R1.
+    """Return validators in the order in which a group is dealt to them by R1's randomness: the first ones judge it.
+    Each place follows from a hash of its own (Thaler, Ravishankar 1998, rendezvous hashing). So if one is left out, the
+    next ones take its groups over, and no other group changes hands.
     """
     return tuple(
         sorted(

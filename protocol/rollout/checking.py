@@ -35,36 +35,23 @@ class CheckRules:
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """The tokens of one completion that its policy drew.
+    """The tokens of one completion that its policy drew."""
 
-    Attributes:
-        tokens: token ids.
-        seed: 16 bytes, of their noise; token number n was drawn with the noise of position n.
-        sketch: with which their sketch is computed.
-    """
-
-    tokens: Sequence[int]
-    seed: bytes
-    sketch: SketchKey
+    tokens: Sequence[int]  # token ids
+    seed: bytes  # 16 bytes, of their noise; token number n was drawn with the noise of position n
+    sketch: SketchKey  # with which their sketch is computed
 
 
 @dataclass(frozen=True)
 class Check:
-    """What a policy says of N tokens.
+    """What a policy says of N tokens."""
 
-    Attributes:
-        sketch: float32 [N, 4], the values of the sketch before they are rounded (`sketch.rounded`).
-        margins: float32 [N], the sampling shortfall of each.
-        stops: bool [N], where a stop token is taken or drawn.
-        logprobs: float32 [N].
-        rivals: float32 [N, 2], the token with the best score of all others, and by how much this falls short of the
-            score of the own one; [N, 0] if the rules do not ask for it.
-    """
-
-    sketch: Tensor
-    margins: Tensor
-    stops: Tensor
-    logprobs: Tensor
+    sketch: Tensor  # float32 [N, 4], the values of the sketch before they are rounded (`sketch.rounded`)
+    margins: Tensor  # float32 [N], the sampling shortfall of each
+    stops: Tensor  # bool [N], where a stop token is taken or drawn
+    logprobs: Tensor  # float32 [N]
+    # float32 [N, 2], the token with the best score of all others, and by how much this falls short of the score of the
+    # own one; [N, 0] if the rules do not ask for it
     rivals: Tensor
 
     def split(self, lengths: Sequence[int]) -> list["Check"]:

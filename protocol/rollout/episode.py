@@ -28,10 +28,8 @@ class EpisodeRule:
         return max(0, min(self.turn_tokens, self.max_tokens - drawn, self.tokens - total))
 
     def is_complete(self, tokens: Sequence[int], turns: Sequence[Turn]) -> bool:
-        """Return whether an episode has the form that sampling gives.
-
-        Each turn ends at its only stop token or has as many tokens as it may, each reply but the last is followed by a
-        turn, and the last one is empty.
+        """Return whether an episode has the form that sampling gives: each turn ends at its only stop token or has as
+        many tokens as it may, each reply but the last is followed by a turn, and the last one is empty.
         """
         drawn = total = 0
         for number, (count, reply) in enumerate(turns):

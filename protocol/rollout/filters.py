@@ -20,17 +20,12 @@ large vocabulary takes longer than a whole prefill.
 
 @dataclass(frozen=True)
 class Filters:
-    """The filters of a run. A token may be sampled if it passes all three; by default, every token does.
+    """The filters of a run. A token may be sampled if it passes all three; by default, every token does."""
 
-    Attributes:
-        top_k: only the k most likely tokens pass; 0 for all.
-        top_p: only the smallest set of most likely tokens with at least this total probability passes, in (0, 1].
-        min_p: only tokens with at least this fraction of the largest probability pass, in [0, 1].
-    """
-
-    top_k: int = 0
+    top_k: int = 0  # only the k most likely tokens pass; 0 for all
+    # only the smallest set of most likely tokens with at least this total probability passes, in (0, 1]
     top_p: float = 1.0
-    min_p: float = 0.0
+    min_p: float = 0.0  # only tokens with at least this fraction of the largest probability pass, in [0, 1]
 
     @property
     def active(self) -> bool:
@@ -98,9 +93,8 @@ def certain_border(scaled: Tensor, filters: Filters, slack: float) -> Tensor:
 
 
 def _certain_nucleus_border(scaled: Tensor, top_p: float, slack: float) -> Tensor:
-    """Return the logit above which a token is in the nucleus in every honest computation: float32 [N, 1].
-
-    The most likely tokens are sorted first, and more of them only for the rows whose nucleus may be larger.
+    """Return the logit above which a token is in the nucleus in every honest computation: float32 [N, 1]. The most
+    likely tokens are sorted first, and more of them only for the rows whose nucleus may be larger.
     """
     border = torch.empty_like(scaled[:, :1])
     rows = torch.arange(len(scaled), device=scaled.device)
@@ -120,10 +114,8 @@ def _certain_nucleus_border(scaled: Tensor, top_p: float, slack: float) -> Tenso
 
 
 def possible_tokens(scaled: Tensor, tokens: Tensor, filters: Filters, slack: float) -> Tensor:
-    """Return whether a token of each row (int64 [...]) passes the filters in any honest computation: bool [...].
-
-    Args:
-        scaled, slack: see `certain_border`.
+    """Return whether a token of each row (int64 [...]) passes the filters in any honest computation: bool [...]. See
+    `certain_border`.
     """
     own = scaled.gather(-1, tokens[..., None])
     possible = torch.ones_like(own, dtype=torch.bool)

@@ -52,9 +52,8 @@ def _noise(token: Any, key: Any, other: Any, table: Any) -> Any:
 
 @kernel()
 def _best_token(flat: Any, base: Any, width: Any, key: Any, other: Any, table: Any, top: Any) -> Any:
-    """Return the best score of a row above `top`, and its token; `top` and `width` if there is none.
-
-    Of equal scores, the one of the smallest id is taken.
+    """Return the best score of a row above `top`, and its token, of equal ones the smallest id; `top` and `width` if
+    none.
     """
     whole = width // W(VECTOR_SIZE) * W(VECTOR_SIZE)
     winner = width

@@ -86,11 +86,8 @@ def noise_table(device: torch.device) -> Tensor:
 
 
 def hash_words(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Hash (seed, position, token) to a 32-bit word, from which the noise is computed: int64 [..., V] in [0, 2**32).
-
-    Args:
-        seeds, positions: see `noise`.
-        tokens: int64 [V], token ids.
+    """Hash (seed, position, token id of int64 [V]) to a 32-bit word, from which the noise is computed (see `noise`):
+    int64 [..., V] in [0, 2**32).
     """
     return hash_pairs(seeds[..., None, :], positions[..., None], tokens)
 
@@ -110,12 +107,8 @@ def noise_keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gumbel(words: Tensor) -> Tensor:
-    """Convert uniform 32-bit words to standard Gumbel noise: float32 of the same shape, multiples of 2**-19.
-
-    A word h represents u = (2h + 1) / 2**33, which is symmetric about one half.
-
-    Args:
-        words: int64, in [0, 2**32).
+    """Convert uniform words, int64 in [0, 2**32), to standard Gumbel noise: float32 of the same shape, multiples of
+    2**-19. A word h represents u = (2h + 1) / 2**33, which is symmetric about one half.
     """
     high = words >> 31
     odd = torch.where(high == 1, _WORD - words, words) * 2 + 1  # in [1, 2**32): u or 1 - u in units of 2**-33
@@ -149,11 +142,7 @@ def triton_fault(device: torch.device) -> str:
 
 
 def seed_words(seeds: list[bytes], device: torch.device | None = None) -> Tensor:
-    """Convert seeds of 16 bytes to four little-endian 32-bit words each: int64 [B, 4].
-
-    Raises:
-        ValueError: a seed has another length.
-    """
+    """Convert seeds of 16 bytes (ValueError for others) to four little-endian 32-bit words each: int64 [B, 4]."""
     if any(len(seed) != SEED_BYTES for seed in seeds):
         raise ValueError(f"a seed has {SEED_BYTES} bytes")
     flat = (
@@ -163,11 +152,8 @@ def seed_words(seeds: list[bytes], device: torch.device | None = None) -> Tensor
 
 
 def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Compute the Gumbel noise of every token of the vocabulary: float32 [..., V].
-
-    Args:
-        seeds: int64 [..., 4] from `seed_words`.
-        positions: int64 [...], index of the token in its completion.
+    """Compute the Gumbel noise of every token of the vocabulary, float32 [..., V], of seeds int64 [..., 4]
+    (`seed_words`) at positions int64 [...] in their completions.
     """
     return gumbel(hash_words(seeds, positions, torch.arange(vocabulary, device=seeds.device)))
 
@@ -277,11 +263,8 @@ def drawn_stops(
 
 
 def token_places(words: Tensor, lengths: Sequence[int], first: int) -> tuple[Tensor, Tensor]:
-    """Return the words of the seed, int64 [N, 4], and the position of each token, int64 [N].
-
-    Args:
-        words: int64 [C, 4], the seed of each completion.
-        lengths, first: see `batch_margins`.
+    """Return the words of the seed, int64 [N, 4], and the position of each token, int64 [N], from words int64 [C, 4] of
+    the completions; see `batch_margins`.
     """
     counts = torch.tensor(lengths, dtype=torch.int64, device=words.device)
     begins = counts.cumsum(0) - counts
@@ -352,13 +335,8 @@ def _scores_on_cpu(
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float, filters: Filters = EVERY_TOKEN) -> Tensor:
-    """Compute the log-probability of each token under the distribution that is sampled from: float32 [T].
-
-    With filters, this is the distribution over the tokens that pass them and the token itself.
-
-    Args:
-        logits: float32 [T, V].
-        tokens: int64 [T].
+    """Compute the log-probability of tokens int64 [T], by logits float32 [T, V], under the distribution that is sampled
+    from: float32 [T]. With filters, this is over the tokens that pass them and the token itself.
     """
     scaled = logits if temperature == 1.0 else logits / temperature
     if filters.active:
@@ -371,9 +349,7 @@ def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float, filter
 
 
 def exponential_sums(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest value of each row, and ln(sum of exp(value - largest)): float32 [T] each, of a contiguous
-    float32 [T, V] on a CPU.
-    """
+    """Return largest value and ln(sum of exp(value - largest)) of rows: float32 [T] of contiguous float32 [T, V]."""
     from protocol.kernels import exact  # noqa: PLC0415 - see _scores_on_cpu
     from protocol.rollout import gumbel_max  # noqa: PLC0415
 

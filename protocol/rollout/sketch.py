@@ -92,9 +92,7 @@ def _top_k(hidden: Tensor, coefficients: Tensor) -> Tensor:
 
 
 def values_of(kind: SketchKind, hidden: Tensor, seed: bytes) -> Tensor:
-    """Return the values of a sketch before they are rounded: float32 [T, 4] on the states' device, in units; see
-    `commit`.
-    """
+    """Return the values of a sketch before they are rounded: float32 [T, 4] on the states' device (see `commit`)."""
     compute = _projection if kind == "projection" else _top_k
     coefficients = _coefficients(kind, seed, hidden.shape[-1], hidden.device)
     return torch.cat([compute(piece.to(torch.float32), coefficients) for piece in torch.split(hidden, _PIECE)])
@@ -112,11 +110,8 @@ def rounded(values: Tensor) -> bytes:
 
 
 def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
-    """Compute the sketch of a completion: uint8 [T, 4], row-major.
-
-    Args:
-        hidden: float32 [T, D], the final hidden state from which each token was sampled.
-        seed: the window's 32-byte sketch seed.
+    """Compute the sketch of a completion, uint8 [T, 4], row-major, from the final hidden states float32 [T, D] from
+    which its tokens were sampled, and the window's 32-byte sketch seed.
     """
     return rounded(values_of(kind, hidden, seed))
 

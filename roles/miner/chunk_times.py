@@ -31,9 +31,7 @@ class ChunkTimes:
         return min((time * max(1.0, groups / size) for size, time in slowest.items()), default=0.0)
 
     def affordable(self, seconds: float, size: int, most: int) -> int:
-        """Return how many groups, at least 1, there is time for: whole chunks of a size if one fits, else a part of
-        one.
-        """
+        """Return how many groups, at least 1, there is time for: whole chunks if one fits, else a part of one."""
         if whole := self.of(size):
             chunks = int(seconds / whole)
             part = max((groups for groups in range(1, size) if self.of(groups) <= seconds), default=1)

@@ -106,10 +106,8 @@ class Miner:
         await self._pledge_next(window)
 
     async def _pledge_next(self, window: int) -> None:
-        """Pledge groups for the windows after this one.
-
-        If that takes until the next window has opened, the pledge may count for that window, which is lost. Validators
-        then ignore the pledge until it is announced anew.
+        """Pledge groups for the windows after this one. Those that open meanwhile are lost: validators ignore a pledge
+        of which nothing was delivered until it is announced anew.
         """
         await self._pledge(self._affordable_groups())
         while (current := self._node.window()) > window:

@@ -14,9 +14,7 @@ from roles.ports import Engine, Generation, Request
 
 @dataclass(frozen=True)
 class MiningWindow:
-    """One window of one miner, with the randomness of its opening round and the policy version that is served in it,
-    and that version's shares of the strata, if it has any.
-    """
+    """One miner's window: the randomness of its opening, the version that serves it, and this version's shares."""
 
     window: int
     randomness: bytes

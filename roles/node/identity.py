@@ -95,13 +95,9 @@ class Node:
         return self.run.window_at(self.clock.now())
 
     async def next_window(self, after: int, ahead: float = 0.0) -> int:
-        """Wait until shortly before the next window opens, and return its number.
-
-        If the clock is put right during the wait, the wait follows it.
-
-        Args:
-            after: the last window that was waited for; ignored if it is later than the time allows.
-            ahead: seconds before the opening at which to return.
+        """Wait until `ahead` seconds before the next window opens, and return its number. If the clock is put right
+        meanwhile, the wait follows it; `after` is the last window that was waited for, ignored if it is later than the
+        time allows.
         """
 
         def next_number() -> int:
@@ -135,10 +131,8 @@ class Node:
                 await trio.sleep(_RETRY_SECONDS)
 
     async def publish(self, path: str, data: bytes) -> None:
-        """Put an object until the store takes it and shows it; the store's decorators space the tries.
-
-        A store that acknowledges an object and loses it may lose it again: after a few times, each of them reported,
-        this node goes on.
+        """Put an object until the store takes it and shows it; the store's decorators space the tries. A store that
+        loses what it acknowledges may do so again: after a few times, each of them reported, this node goes on.
         """
         for _ in range(_MAX_PUTS):
             await self._put(path, data)
@@ -157,10 +151,8 @@ class Node:
                     await trio.sleep(_RETRY_SECONDS)
 
     async def is_readable(self, path: str, data: bytes) -> bool:
-        """Return whether the store shows an object that it acknowledged.
-
-        A small object is read whole, of a large one the last byte. If the store does not answer (or this node may not
-        read there), its acknowledgment counts.
+        """Return whether the store shows an object that it acknowledged: a small one whole, of a large one the last
+        byte. If the store does not answer (or this node may not read there), its acknowledgment counts.
         """
         offset = len(data) - 1 if len(data) > _READ_BACK_BYTES else 0
         size, is_shown = len(data) - offset, True
@@ -188,10 +180,7 @@ class Node:
     async def announcement(
         self, role: Role, expires: float, groups: int = 0, version: int = 0, arithmetic: str = ""
     ) -> Announcement:
-        """Return this node's announcement, with its admission credential if it is a miner's.
-
-        It expires at a moment in seconds since the Unix epoch.
-        """
+        """Return this node's announcement until a moment (seconds since the epoch), a miner's with its credential."""
         return Announcement(
             run=self.run_id,
             key=self.key.public,

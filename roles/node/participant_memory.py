@@ -14,9 +14,8 @@ _MAX_CHARACTERS: Final = 500  # of one alarm
 
 
 class Alarms:
-    """Alarms about dishonest participants that wait for this node's next summary (docs/spec/verdict.md).
-
-    A line that was queued once is not queued again.
+    """Alarms about dishonest participants, each line once, that wait for this node's next summary
+    (docs/spec/verdict.md).
     """
 
     def __init__(self) -> None:
@@ -24,10 +23,7 @@ class Alarms:
         self._queue: list[str] = []
 
     def add(self, line: str) -> bool:
-        """Queue a line, and return whether it is new.
-
-        Beyond the limits the newest lines are dropped: the first ones name the cause.
-        """
+        """Queue a line, and return whether it is new. Above a limit it is dropped: the first ones name the cause."""
         line = "".join(character for character in line if character.isprintable())[:_MAX_CHARACTERS]
         if line in self._lines or len(self._lines) >= _MAX_LINES:
             return False
@@ -47,7 +43,6 @@ _REFUSAL: Final = Pause(first=10.0, longest=600.0)
 
 class Backoff:
     """Keys that were refused, and until when they are passed over, so that reading junk in storage costs less and less.
-
     Times are in seconds since the Unix epoch.
     """
 
@@ -74,7 +69,6 @@ class Backoff:
 
 class AnnouncementCache:
     """The newest announcement of each key whose signature was checked, so that equal bytes need not be checked again.
-
     Beyond the limit the oldest are dropped.
     """
 

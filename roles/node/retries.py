@@ -30,13 +30,9 @@ class Pause:
 
 
 class ChangeReporter:
-    """Reports the errors of one action that is tried again and again, each as an event of one name.
-
-    An error that repeats is reported once, and again when its text changes, so that an outage does not fill the log.
-
-    Args:
-        max_reports: how many events at most. For errors whose text somebody else chooses.
-        fields: what every event carries besides `error`.
+    """Reports the errors of one action that is tried again and again, as events with some fields. An error that repeats
+    is reported once, and again when its text changes, but not more than `max_reports`: somebody else may choose the
+    text.
     """
 
     def __init__(

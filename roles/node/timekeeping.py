@@ -62,10 +62,8 @@ class Timekeeper:
         return round_number <= self.newest_round
 
     async def wait_for_round(self, round_number: int) -> None:
-        """Wait until a round's time has surely come.
-
-        The clock and the beacon decide, or, while the beacon does not answer, how long this process has run since a
-        round that it has seen.
+        """Wait until a round's time has surely come, by clock and beacon, or, while the beacon does not answer, by how
+        long this process has run since a round that it has seen.
         """
         while True:
             await self._clock.sleep_until(self._chain.round_time(round_number))
@@ -79,10 +77,7 @@ class Timekeeper:
         return min(self.now(), self._chain.round_time(newest + 1))
 
     async def wait_for_newest_round(self) -> int:
-        """Return the newest round at this call, proven to be out; 0 before the first.
-
-        If the clock is wrong, this waits until it is right.
-        """
+        """Return the newest round at this call, proven to be out; 0 before the first. A wrong clock delays this."""
         first_round = self._chain.round_at(self.now())
         while True:
             number = self._chain.round_at(self.now())

@@ -29,12 +29,8 @@ class Tokenizer(Protocol):
 
 
 def encode_prompt(tokenizer: Tokenizer, chat: ChatSpec | None, text: str) -> tuple[int, ...]:
-    """Return the token ids of the prompt for a problem's text (docs/spec/run.md).
-
+    """Return the token ids of the prompt for a problem's text, which `chat` makes a conversation (docs/spec/run.md).
     Every node that reads, writes or checks a prompt does it here.
-
-    Args:
-        chat: how the text becomes a conversation; None where it is the prompt.
     """
     return tokenizer.encode(text) if chat is None else tokenizer.encode(chat.prompt(text), special=False)
 
@@ -68,20 +64,15 @@ class PolicyRules(Protocol):
 
 @dataclass(frozen=True)
 class PolicyTask:
-    """An environment, and how a policy is asked its problems: with what tokenizer and vocabulary size.
+    """An environment, and how a policy is asked its problems: with what tokenizer and vocabulary size."""
 
-    Attributes:
-        run_id: of the run; zeros without one.
-        at_once: completions that are rewarded at a time; more than one where a reward takes long and another process
-            computes it.
-    """
-
-    run_id: bytes
+    run_id: bytes  # of the run; zeros without one
     run: PolicyRules
     environment: Environment
     tokenizer: Tokenizer
     vocabulary: int
     run_sync: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync
+    # completions that are rewarded at a time; more than one where a reward takes long and another process computes it
     at_once: int = 1
 
     def prompt(self, problem: Problem) -> tuple[int, ...]:
@@ -116,21 +107,16 @@ class PolicyTask:
 
 @dataclass(frozen=True)
 class Task(PolicyTask):
-    """The task that a run sets. It turns public randomness into assignments.
-
-    Attributes:
-        strata: of the environment; None in a run without difficulty tables.
-    """
+    """The task that a run sets. It turns public randomness into assignments."""
 
     run: RunManifest
-    strata: Strata | None = None
+    strata: Strata | None = None  # of the environment; None in a run without difficulty tables
 
     def assign(
         self, window: int, randomness: bytes, miner: bytes, index: int, shares: Sequence[int] = ()
     ) -> Assignment:
-        """Return the assignment of a miner's group, by the randomness of the round that opened the window.
-
-        The shares of the strata are those of the version's table; empty in a run without tables.
+        """Return the assignment of a miner's group, by the randomness of the round that opened the window and the
+        shares of the strata in the version's table; these are empty in a run without tables.
         """
         seed = challenge.group_seed(self.run_id, window, randomness, miner, index)
         problem = self._problem(seed, shares)

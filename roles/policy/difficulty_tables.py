@@ -14,11 +14,8 @@ from roles.records import fetch_record
 
 async def table_fault(node: Node, table: DifficultyTable | None) -> str:
     """Return why a version's table does not follow from the summaries that it names; empty if it does, or names none.
-
-    Raises:
-        NotFoundError: storage has no such summary.
-        StoreError: a summary cannot be read, so nothing is known.
-        ProtocolError: what a validator's space shows in its place is no summary.
+    Raise NotFoundError if storage lacks one, StoreError if it cannot be read, ProtocolError if something else is in its
+    place.
     """
     rule, revisions = node.run.difficulty, node.revisions
     if rule is None or table is None or not table.summaries:
@@ -44,9 +41,8 @@ async def table_fault(node: Node, table: DifficultyTable | None) -> str:
 
 
 async def watch_tables(node: Node, follower: Follower, pause: Callable[[], Awaitable[object]]) -> None:
-    """Raise an alarm, for ever, about each new version with a table that does not follow from summaries.
-
-    The draw stays that of the signed table: miners have pledged it, and all nodes must draw alike.
+    """Raise an alarm, for ever, about each new version with a table that does not follow from summaries. The draw stays
+    that of the signed table: miners have pledged it, and all nodes must draw alike.
     """
     checked: set[tuple[int, DifficultyTable | None]] = set()
     while node.run.difficulty is not None:

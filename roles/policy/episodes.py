@@ -26,9 +26,7 @@ _AT_ONCE: Final = 128  # episodes that are played, each of which may have a proc
 
 
 def encode_reply(tokenizer: Tokenizer, chat: ChatSpec | None, text: str, most: int) -> Tokens:
-    """Return the token ids of a reply with the text around it: at most `most`, of which the text behind the reply has
-    the last ones.
-    """
+    """Return at most `most` token ids of a reply with the text around it; the text behind it has the last ones."""
     before, after = ("", "") if chat is None else (chat.turn_before, chat.turn_after)
     text = text.encode(errors="replace")[: limits.MAX_REPLY_BYTES].decode(errors="ignore")
     end = tokenizer.encode(after, special=False)[:most] if after else ()
@@ -130,14 +128,8 @@ async def play(
     *,
     greedy: bool = False,
 ) -> None:
-    """Play episodes to their ends with the policy that the engine serves now; those that wait for a turn are one batch.
-
-    Args:
-        key: of the window's sketches, if they are needed.
-        greedy: whether the most likely tokens are taken in place of sampled ones.
-
-    Raises:
-        EngineError: the engine broke, or another version came to be served.
+    """Play episodes to their ends with the policy that the engine serves now, `greedy` by its most likely tokens; those
+    that wait for a turn are one batch. EngineError if the engine broke, or another version came to be served.
     """
     version = engine.version
     for start in range(0, len(episodes), _AT_ONCE):

@@ -40,13 +40,8 @@ _AHEAD_BYTES = 64 << 20  # of a version's objects, or one that is larger
 
 
 class Follower:
-    """Follows the chain of a run.
-
-    Args:
-        keep: how many versions of weights to keep, the newest included.
-        new_tensors: where the weights lie, if it is not in this process's memory.
-        allow_expired: whether to follow a head that has expired: for looking at a run that has ended, never for acting
-            on it.
+    """Follows the chain of a run, and keeps the weights of `keep` versions, where `new_tensors` says. An expired head
+    is followed only for looking at a run that has ended, never for acting on it.
     """
 
     def __init__(
@@ -83,9 +78,8 @@ class Follower:
         threads: int = 1,
         new_tensors: NewTensors | None = None,
     ) -> "Follower":
-        """Return a follower that begins with the trust in this node's state.
-
-        Neither a ProtocolError (it is damaged) nor a StoreError (it cannot be read) is safe to ignore.
+        """Return a follower that begins with the trust in this node's state. A ProtocolError (that is damaged) or a
+        StoreError (it cannot be read) must not be ignored.
         """
         try:
             data = await node.state.get(TRUST_PATH, Trust.max_bytes)
@@ -115,11 +109,8 @@ class Follower:
         return () if table is None else table.shares
 
     async def refresh(self) -> None:
-        """Look for a newer head, verify the manifests that it lists, and store the new trust on disk.
-
-        Raises:
-            StoreError, ProtocolError: the store did not answer, or shows a chain that must not be followed. Chain and
-                weights stay as they were.
+        """Look for a newer head, verify the manifests that it lists, and store the new trust on disk. If the store does
+        not answer (StoreError) or shows a chain that must not be followed (ProtocolError), chain and weights stay.
         """
         async with self._refresh_lock:
             await self._apply_rewind()
@@ -162,10 +153,9 @@ class Follower:
             raise
 
     async def _valid_chains(self) -> list[tuple[ChainVerifier, bytes]]:
-        """Return the chain of each trainer with a valid head, and that trainer; manifests come later.
-
-        The newest head comes first; of equally new ones, that of the trainer that the authority prefers. Heads that do
-        not come soon after the first valid one are left out.
+        """Return the chain of each trainer with a valid head, and that trainer; manifests come later. The newest head
+        comes first; of equals, that of the trainer that the authority prefers. Heads that come long after the first are
+        left out.
         """
         trainers = self._node.authority.trainers
         chains: dict[tuple[int, int, int], tuple[ChainVerifier, bytes]] = {}  # by rank, the best one lowest
@@ -199,9 +189,7 @@ class Follower:
         raise StoreError(f"{path}: no answer within {seconds:g} s")
 
     async def _follow_chain(self, item: tuple[ChainVerifier, bytes]) -> tuple[ChainVerifier, bytes]:
-        """Fetch and check the manifests that a trainer's head lists, in order, only a few of them in memory unchecked;
-        return the chain and the trainer.
-        """
+        """Fetch and check the manifests that a trainer's head lists, in order; return the chain and the trainer."""
         chain, trainer = item
 
         async def fetch(entry: tuple[int, bytes]) -> bytes:
@@ -241,10 +229,8 @@ class Follower:
             self._drop_old_parts()
 
     async def rebuild(self, version: int) -> VerifiedWeights:
-        """Return the verified weights of a version, rebuilt unless they are in memory; the newest few stay there.
-
-        Raises:
-            StoreError, ProtocolError: they cannot be rebuilt now. The weights in memory stay.
+        """Return the verified weights of a version, rebuilt unless they are in memory; the newest few stay there, also
+        if it cannot be rebuilt now (StoreError, ProtocolError).
         """
         async with self._rebuild_lock:
             with trio.CancelScope() as self._rebuild_scope:
@@ -283,9 +269,8 @@ class Follower:
         self._parts = {key: data for key, data in self._parts.items() if key[0] > newest}
 
     async def _carry_out(self, plan: Plan, base: int | None) -> VerifiedWeights:
-        """Carry out a plan: the next objects are fetched while one is decoded.
-
-        After a failure, the last version that was verified before it stays in memory.
+        """Carry out a plan: the next objects are fetched while one is decoded. After a failure, the last version that
+        was verified before it stays in memory.
         """
         anchors = [plan.anchor] if plan.anchor is not None else []
         items = [*_objects(anchors, from_anchor=True), *_objects(plan.patches, from_anchor=False)]
@@ -336,12 +321,7 @@ SECONDS_BETWEEN_REPORTS = 2.0
 
 
 class CatchUpProgress:
-    """Reports the progress of several steps to telemetry; of a single step nothing.
-
-    Args:
-        version: the version after the last step.
-        sizes: bytes of each step, in order.
-    """
+    """Reports the progress of several steps, each of some bytes, up to a version; of a single step nothing."""
 
     def __init__(self, clock: Clock, telemetry: Telemetry, version: int, sizes: list[int]) -> None:
         self._now = clock.now

@@ -48,10 +48,8 @@ def pad(
     device: torch.device | None = None,
     drawn: Sequence[Sequence[bool]] | None = None,
 ) -> PaddedBatch:
-    """Return prompts, none of them empty, with what follows each as one right-padded batch; else ValueError.
-
-    Args:
-        drawn: for each completion which of its tokens the policy drew; None for all.
+    """Return prompts, none of them empty, with what follows each as one right-padded batch; else ValueError. `drawn`
+    tells for each completion which of its tokens the policy drew; None for all.
     """
     if not all(prompts):
         raise ValueError("a prompt has at least one token")
@@ -81,10 +79,8 @@ def pad(
 
 
 def split(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Split sequences into batches of at most `max_tokens` tokens with padding, and return the indices of each batch.
-
-    Batches go from short to long sequences, so that few tokens are pads. A sequence longer than `max_tokens` gets a
-    batch of its own.
+    """Split sequences into batches of at most `max_tokens` tokens with padding, or of one longer sequence; return the
+    indices of each batch. They go from short to long, so that few tokens are pads.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):

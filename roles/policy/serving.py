@@ -48,12 +48,8 @@ async def _patch(node: Node, engine: Engine, steps: tuple[PatchStep, ...]) -> bo
 
 
 async def keep_fresh(node: Node, follower: Follower, poll_seconds: float) -> None:
-    """Refresh a follower for ever, and fetch the next patches beside that: a download that hangs hides no newer head.
-
-    A failure is reported once, and again when it changes.
-
-    Args:
-        poll_seconds: between two looks, or more where windows are long.
+    """Refresh a follower for ever, and fetch the next patches beside that: a download that hangs hides no newer head. A
+    failure is reported once, and when it changes. Looks are `poll_seconds` apart, or more where windows are long.
     """
     send_refreshed, receive_refreshed = trio.open_memory_channel[None](1)
 
@@ -86,10 +82,8 @@ async def _repeat(node: Node, work: Callable[[], Awaitable[object]], pause: Call
 
 
 async def _run_unless_revised(node: Node, work: Callable[[], Awaitable[object]]) -> None:
-    """Run the work, and cancel it as soon as a revision changes the authority.
-
-    The work may be reading from the space of the very key that the revision revokes, whose owner may send one byte a
-    second.
+    """Run the work, and cancel it as soon as a revision changes the authority: it may be reading from the space of the
+    very key that this revokes, whose owner may send one byte a second.
     """
     number = node.revisions.number
     async with first_failure(StoreError, ProtocolError) as tasks:

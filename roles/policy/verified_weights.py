@@ -33,17 +33,13 @@ class PatchStep:
 
 @dataclass(frozen=True)
 class VerifiedWeights:
-    """The weights of one version, whose digest is the one in its manifest.
-
-    Attributes:
-        digests: BLAKE3 of each tensor; digest: of all weights.
-        steps: the last patches that led here, in order, for an engine that serves a version before one of them.
-    """
+    """The weights of one version, whose digest is the one in its manifest."""
 
     version: int
     weights: Weights
-    digests: dict[str, bytes]
-    digest: bytes
+    digests: dict[str, bytes]  # BLAKE3 of each tensor
+    digest: bytes  # of all weights
+    # the last patches that led here, in order, for an engine that serves a version before one of them
     steps: tuple[PatchStep, ...] = ()
 
     def steps_from(self, digest: bytes | None) -> tuple[PatchStep, ...]:
@@ -87,9 +83,8 @@ class AnchorBuild:
 
 
 class PatchBuild:
-    """Builds the version after `base` from the parts of its patch (implements WeightsBuild).
-
-    In memory both versions share the tensors that do not change; `new_tensors` may say that they lie elsewhere.
+    """Builds the version after `base` from the parts of its patch (implements WeightsBuild). In memory both versions
+    share the tensors that do not change; `new_tensors` may say that they lie elsewhere.
     """
 
     def __init__(

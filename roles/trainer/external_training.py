@@ -55,9 +55,8 @@ class AcknowledgedGroups(Record):
 
 
 class ExternalTraining:
-    """What the training loop of somebody else hands over and takes.
-
-    `check` is called at each look into inbox or outbox; it raises if it is in vain to wait.
+    """What the training loop of somebody else hands over and takes. `check` is called at each look into inbox or
+    outbox; it raises if it is in vain to wait.
     """
 
     def __init__(self, node: Node, max_staleness: int, check: Callable[[], None] = lambda: None) -> None:
@@ -73,13 +72,8 @@ class ExternalTraining:
         """The newest version that was published."""
 
     async def begin(self, genesis: Callable[[], Weights]) -> None:
-        """Go on from this node's state, or publish version 0.
-
-        Args:
-            genesis: reads the weights of version 0, before they are quantized.
-
-        Raises:
-            ChainError: they are not those that the run names.
+        """Go on from this node's state, or publish version 0, whose weights `genesis` reads before they are quantized.
+        ChainError if they are not those that the run names.
         """
         self.version = await begin_versions(self._node, genesis)
         try:
@@ -89,15 +83,9 @@ class ExternalTraining:
         self._acknowledged = dict(AcknowledgedGroups.from_bytes(data).groups)
 
     async def publish(self, weights: Weights, step: int) -> int:
-        """Make the next version durable, and return its number. This waits while earlier ones wait for their upload.
-
-        Args:
-            weights: contiguous BF16 tensors on the CPU, by the names of the run's checkpoint; the caller has compared
-                names and shapes.
-            step: optimizer steps up to it.
-
-        Raises:
-            ValueError: a weight is not finite, which no rollout can be proved with, or the step is no step.
+        """Make the next version durable after so many optimizer steps, and return its number. This waits while earlier
+        ones wait for their upload. The weights are contiguous BF16 tensors on the CPU, with names and shapes of the
+        run's checkpoint; ValueError if one is not finite, which no rollout can be proved with, or the step is no step.
         """
         node = self._node
         if not 0 <= step < _MAX_STEP:
@@ -135,10 +123,8 @@ class ExternalTraining:
         return groups
 
     async def acknowledge(self, groups: Mapping[bytes, int]) -> None:
-        """Remember durably that the caller has learned from some groups, and delete what the inbox needs no more.
-
-        Args:
-            groups: their versions, by digest.
+        """Remember durably from which groups, by digest and version, the caller has learned; delete batches without
+        others.
         """
         async with self._acknowledging:
             versions = {**self._acknowledged, **groups}.items()

@@ -74,11 +74,7 @@ class SnapshotName:
 
     @classmethod
     def parse(cls, path: str) -> "SnapshotName":
-        """Return the name that a path of the outbox stands for.
-
-        Raises:
-            MalformedError: it stands for none.
-        """
+        """Return the name that a path of the outbox stands for; MalformedError if it stands for none."""
         version, _, step = path.removeprefix(OUTBOX).partition("-")
         if not (version.isdigit() and step.isdigit()):
             raise MalformedError("not the name of a snapshot", f"{path} of this node's state")
@@ -157,11 +153,7 @@ async def newest_weights(state: ObjectStore) -> tuple[int, int] | None:
 
 
 def checked_genesis(run: RunManifest, genesis: Callable[[], Weights]) -> Weights:
-    """Return the weights of version 0 as they are published.
-
-    Raises:
-        ChainError: they are not those that the run manifest names.
-    """
+    """Return the weights of version 0 as they are published; ChainError if they are not those of the run manifest."""
     weights = quantize(genesis(), run.precision)
     if digest_weights(weights) != run.model.genesis:
         raise ChainError("this policy is not the genesis that the run names; use the one it was founded with", "policy")
@@ -169,9 +161,8 @@ def checked_genesis(run: RunManifest, genesis: Callable[[], Weights]) -> Weights
 
 
 async def begin_versions(node: Node, genesis: Callable[[], Weights], shard_bytes: int = SHARD_BYTES) -> int:
-    """Return the newest version that is published or in the outbox, and delete what a crash left of later ones.
-
-    If there is none, this puts version 0 into the outbox.
+    """Return the newest version that is published or in the outbox, or else put version 0 there; delete what a crash
+    left of later ones.
     """
     newest = await next_version(node.state) - 1
     await delete_unnamed_weights(node.state, newest)
@@ -184,10 +175,8 @@ async def begin_versions(node: Node, genesis: Callable[[], Weights], shard_bytes
 
 
 class Inbox:
-    """The batches that the collector delivers, until no group of them is needed. Tasks may share it.
-
-    After a restart every batch that is still there is read again, and a collector that was killed may deliver one
-    twice. So its reader remembers which groups it has.
+    """The batches that the collector delivers, until no group of them is needed. Tasks may share it. Its reader
+    remembers which groups it has: after a restart, or of a collector that was killed, a batch may come twice.
     """
 
     def __init__(self, state: ObjectStore) -> None:
@@ -206,11 +195,7 @@ class Inbox:
         return [group for groups in batches.values() for group in groups]
 
     async def keep(self, is_needed: Callable[[bytes, int], bool]) -> None:
-        """Delete the batches that were read and have no group that is needed.
-
-        Args:
-            is_needed: tells it of a group's digest and version.
-        """
+        """Delete the batches that were read and of which no group, by digest and version, is needed."""
         async with self._lock:
             for path, groups in [*self._batches.items()]:
                 if not any(is_needed(digest, version) for digest, version in groups.items()):

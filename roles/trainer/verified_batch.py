@@ -20,28 +20,21 @@ _TURN_BYTES = 128  # memory of a turn beside its tokens, about
 
 
 class VerifiedGroup(Record):
-    """A group that enough validators accepted, with the values that they recomputed.
-
-    Attributes:
-        digest: SHA-256 of its frame, which the verdicts name and the fetched bytes have.
-        version: the policy version that sampled it.
-        prompt: token ids, 32-bit little-endian words; completions: likewise, one for each rollout. A rollout ends where
-            a validator draws another token that leads to another reward, at its first token, too.
-        turns: of each rollout in a run with episodes, as in the group; empty in any other.
-        logprobs: float32 little-endian, one for each completion token, rollouts in order: the median over the accepting
-            validators of the log-probability under `version` at the sampling temperature.
-        rewards: recomputed, one for each rollout; the median over the validators. Of a rollout that ends early it is
-            that of what they generate from there on.
-    """
+    """A group that enough validators accepted, with the values that they recomputed."""
 
     kind: ClassVar[str] = "verified-group"
     max_bytes: ClassVar[int] = limits.MAX_BATCH_BYTES
-    digest: Digest
-    version: Version
-    prompt: bytes
+    digest: Digest  # SHA-256 of its frame, which the verdicts name and the fetched bytes have
+    version: Version  # the policy version that sampled it
+    prompt: bytes  # token ids, 32-bit little-endian words
+    # likewise, one for each rollout, up to where validators draw another token that leads to another reward
     completions: tuple[bytes, ...]
+    # of each rollout in a run with episodes, as in the group; empty in any other
     turns: tuple[tuple[tuple[int, bytes], ...], ...] = ()
+    # float32 little-endian, one for each completion token, rollouts in order: the median over the accepting validators
+    # of the log-probability under `version` at the sampling temperature
     logprobs: bytes
+    # recomputed, one for each rollout, the median over the validators; of one that ends early, of their continuations
     rewards: tuple[float, ...]
 
     @model_validator(mode="after")
@@ -160,10 +153,9 @@ def whole_logprobs(data: bytes) -> np.ndarray | None:
 def verified_group(
     group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool
 ) -> VerifiedGroup | None:
-    """Return an accepted group with the values of the judgements that fit it; None if none does.
-
-    If rewards are exact, a judgement with other rewards of whole rollouts than the group claims does not fit, and the
-    reward of another rollout counts as at most 1 more or less than its claim.
+    """Return an accepted group with the values of the judgements that fit it; None if none does. If rewards are exact,
+    a judgement of another reward for a whole rollout than the group claims does not fit, and of one that ends early the
+    reward is at most 1 more or less than its claim.
     """
     lengths = [len(rollout.completion) // 4 for rollout in group.rollouts]
     claims = [rollout.reward for rollout in group.rollouts]

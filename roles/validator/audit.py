@@ -35,13 +35,9 @@ _Place = tuple[str, int, int]
 
 
 class Auditor:
-    """Audits the cases of one window.
-
-    Args:
-        judge: serves the version that `audit` is given cases of.
-        roster: the validators among which the groups are dealt, this one among them.
-        draw: randomness of the window's second round, which deals and picks the groups.
-        accepted_work: work digest -> miner of recently accepted groups; every accepted group is added.
+    """Audits the cases of one window, by a judge that serves their version, a roster with this validator, and the
+    randomness of the second round, which deals and picks the groups. Accepted groups are added to `accepted_work`:
+    their work digests and miners.
     """
 
     def __init__(
@@ -119,10 +115,8 @@ class Auditor:
         )
 
     def reject_all(self, case: Case, reason: Reason) -> Verdict:
-        """Return the verdict that gives one reason to every group of a case, without reading any.
-
-        If the miner's version has lapsed, these are all groups that it submitted; else those that are dealt to this
-        validator.
+        """Return the verdict that gives one reason, without reading any, to every group of a case that is dealt to this
+        validator; if the miner's version has lapsed, to all that it submitted.
         """
         indices = range(case.submitted_groups) if reason is Reason.LAPSED else self.dealt_groups(case)
         groups = case.commitment.record.groups
@@ -136,11 +130,7 @@ class Auditor:
         at_engine: Reservation = nullcontext,
         at_rewards: Reservation = nullcontext,
     ) -> tuple[list[Judgement], dict[int, bytes]]:
-        """Judge groups of a commitment.
-
-        Returns:
-            The judgements, and the work digest of each rejected group that may be a copy, by the group's index.
-        """
+        """Judge groups of a commitment; return also the work digests of rejected ones that may be copies, by index."""
         groups, rejections = await self._fetch_groups(commitment, indices)
         if not groups:
             return rejections, {}

@@ -74,10 +74,8 @@ class CaseQueue:
         return result
 
     def has_time(self, window: int, reputation: Reputation) -> bool:
-        """Return whether another case of a miner of this reputation may be begun.
-
-        Work on miners that are not known ends a window's length after the second round, and that on rejected ones with
-        their share of this length.
+        """Return whether another case of a miner of this reputation may be begun. Work on miners that are not known
+        ends a window's length after the second round, and that on rejected ones with their share of this length.
         """
         node, schedule = self._node, self._node.run.schedule
         seconds = schedule.rounds * node.run.beacon.period_ms / 1000
@@ -86,7 +84,5 @@ class CaseQueue:
         return reputation.is_known or node.clock.now() < node.run.beacon.round_time(schedule.audit(window)) + seconds
 
     def debt(self, reputation: Reputation) -> float:
-        """Return the seconds that the engine was busy with a reputation's cases, in units of its share; those with the
-        least are served next.
-        """
+        """Return for how long the engine was busy with a reputation's cases, by its share; the least is served next."""
         return self.engine_seconds[reputation] / SHARES[reputation]

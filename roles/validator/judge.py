@@ -78,11 +78,8 @@ class GroupCheck:
 
 
 class Judge:
-    """Checks groups of one window with an engine that serves their version.
-
-    Args:
-        shares_of: by which the groups of a version draw their strata.
-        draw: randomness of the window's second round, which selects the rollouts that are continued; None for none.
+    """Checks groups of one window with an engine that serves their version, by the shares of its strata. `draw` is the
+    randomness of the second round, which selects the rollouts that are continued; None for none.
     """
 
     def __init__(
@@ -110,13 +107,8 @@ class Judge:
         at_engine: Reservation = nullcontext,
         at_rewards: Reservation = nullcontext,
     ) -> list[Judgement]:
-        """Judge groups, some thousands of tokens at a time, and return the judgements in order.
-
-        Args:
-            groups: each with the digest of its frame.
-            thresholds: those for how their miner and this judge's engine compute.
-            at_engine: is entered while the engine is used.
-            at_rewards: is entered behind it, while the environment computes rewards.
+        """Judge groups, each with the digest of its frame, some thousands of tokens at a time; return the judgements in
+        order. `at_engine` is entered while the engine is used, `at_rewards` behind it while the environment computes.
         """
         checks: list[tuple[Assignment | None, GroupCheck]] = []
         part: list[Group] = []

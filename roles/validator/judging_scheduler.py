@@ -81,11 +81,8 @@ class Slot:
 
 
 class JudgingScheduler:
-    """Judges the cases of one window.
-
-    Args:
-        versions: those that may be used in it, as far as this node knows. A commitment to a newer one makes it refresh;
-            what it finds then makes no version too old.
+    """Judges the cases of one window, of the versions that may be used in it as far as this node knows. A commitment to
+    a newer one makes it refresh; what it finds then makes no version too old.
     """
 
     def __init__(
@@ -174,9 +171,7 @@ class JudgingScheduler:
     async def _reserve(
         self, slot: Slot, reputation: Reputation, weights: VerifiedWeights, place: int
     ) -> AsyncIterator[None]:
-        """Reserve the engine for one case, and have it serve these weights; or the environment, whose seconds count
-        alike.
-        """
+        """Reserve the engine for one case and have it serve these weights, or the environment; count its seconds."""
         async with slot.reserve(reputation, weights.version, place):
             start = trio.current_time()
             if slot is self._engine_slot:
@@ -187,9 +182,8 @@ class JudgingScheduler:
                 self._queue.engine_seconds[reputation] += trio.current_time() - start
 
     async def _look_for(self, version: int) -> None:
-        """Refresh the chain if a commitment names a version that is newer than all that this node knows.
-
-        That is done once in a window: miners may have seen a version that came out since the last time.
+        """Refresh the chain, once in a window, if a commitment names a version that is newer than all that this node
+        knows: miners may have seen one that came out since the last time.
         """
         async with self._refresh_lock:
             if version > self._versions.newest and not self._tried_to_refresh:

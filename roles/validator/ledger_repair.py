@@ -10,16 +10,13 @@ from contextlib import suppress
 
 from protocol import paths
 from protocol.encoding import content_digest
-from protocol.errors import ProtocolError
 from protocol.judging.ledger import Seal, Summary, Witness
 from protocol.judging.verdict import Verdict
 from roles.node.identity import Node
 from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
-from roles.records import fetch_record, open_record
+from roles.records import FOREIGN, fetch_record, open_record
 from roles.validator.ledger_state import FLOOR_PATH, LEDGER, ledger_path
 from roles.validator.reveal import PENDING, SEALED_VERDICTS, WITNESS
-
-_FOREIGN = (NotFoundError, TooLargeError, ProtocolError)  # nothing, a record of another run, or bytes of somebody else
 
 
 class LedgerRepair:
@@ -61,7 +58,7 @@ class LedgerRepair:
         newest = max([*windows, *self._local], default=-1)
         for window in windows:
             if window > newest - 2 * node.run.scoring.windows:
-                with suppress(*_FOREIGN):
+                with suppress(*FOREIGN):
                     self._published[window] = (await fetch_record(node, Summary, paths.summary(key, window))).record
 
     async def _first_lost_window(self, entries: dict[int, Summary]) -> int:
@@ -92,7 +89,7 @@ class LedgerRepair:
         node, own_path = self._node, _verdict_path(window, miner)
         public_path = paths.verdict(node.key.public, window, miner)
         for store, path in ((node.state, own_path), (node.store, public_path)):
-            with suppress(*_FOREIGN):
+            with suppress(*FOREIGN):
                 data = await store.get(path, Verdict.max_signed_bytes())
                 if open_record(node, Verdict, public_path, data).digest == digest:
                     return data
@@ -105,7 +102,7 @@ class LedgerRepair:
         async for item in node.store.list(paths.kind_prefix(node.key.public, "seals")):
             window = paths.window_of(item.path)
             if window > newest:
-                with suppress(*_FOREIGN):
+                with suppress(*FOREIGN):
                     await fetch_record(node, Seal, item.path)
                     sealed.append(window)
         floor = max(sealed)

@@ -37,11 +37,8 @@ class Ledger:
 
     @classmethod
     async def open(cls, state: ObjectStore, run: RunManifest) -> "Ledger":
-        """Return the ledger that is stored in a state.
-
-        Raises:
-            StateError: a summary does not follow the one before it.
-            StateError, ProtocolError: the state is damaged.
+        """Return the ledger that is stored in a state; StateError or ProtocolError if that is damaged, or a summary
+        does not follow the one before it.
         """
         ledger = cls(state, run)
         async for item in state.list(LEDGER):

@@ -14,8 +14,8 @@ from protocol.identity.signing import PublishedRecord
 from protocol.judging.ledger import Seal, Summary
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
-from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
-from roles.records import fetch_record
+from roles.ports import StateError, StoreError, TooLargeError
+from roles.records import FOREIGN, fetch_record
 from roles.seals import find_seal
 from roles.validator.ledger_state import LEDGER, Ledger
 
@@ -35,11 +35,7 @@ async def wait_and_check_published(node: Node, ledger: Ledger) -> None:
 
 
 async def check_published(node: Node, ledger: Ledger) -> None:
-    """Compare a ledger with what this validator has published.
-
-    Raises:
-        StateError: the ledger is behind what was published, or is another one.
-    """
+    """Compare a ledger with what this validator has published; StateError if it is behind that, or another one."""
     key, newest = node.key.public, ledger.closed_window
     place = f"{LEDGER} of this node's state"
     for record_type, kind, verb in ((Summary, "summaries", "published"), (Seal, "seals", "sealed")):
@@ -65,7 +61,7 @@ async def _newer_window(node: Node, record_type: type[PublishedRecord], prefix: 
         try:
             await fetch_record(node, record_type, item.path)
             return paths.window_of(item.path)
-        except (NotFoundError, TooLargeError, ProtocolError):
+        except FOREIGN:
             foreign += 1
             if foreign == _MAX_FOREIGN:
                 return None

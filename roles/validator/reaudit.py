@@ -50,9 +50,8 @@ class Reaudit:
         return tuple(self._amendments.pop(key) for key in keys)
 
     async def run_while_idle(self, is_busy: Callable[[], bool]) -> None:
-        """Amend every row with unaudited credit of miners that were rejected later, and publish the new verdicts.
-
-        Rows are left for the next call as soon as something more urgent waits.
+        """Amend every row with unaudited credit of miners that were rejected later, and publish the new verdicts. Rows
+        are left for the next call as soon as something more urgent waits.
         """
         accounts = self._ledger.accounts
         entry: Summary | None = None

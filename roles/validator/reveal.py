@@ -83,9 +83,8 @@ class Revealer:
         await self._forget(window)
 
     async def _make_witness(self, window: int) -> bytes:
-        """Return this validator's signed witness: the stored one after a restart, else of the seals that it waits for.
-
-        The witness is stored before it is returned.
+        """Return this validator's signed witness, which is stored: after a restart the same, else of the seals that it
+        waits for.
         """
         node, path = self._node, f"{WITNESS}{window:010d}"
         with suppress(NotFoundError):
@@ -97,9 +96,8 @@ class Revealer:
         return data
 
     async def _forget(self, window: int) -> None:
-        """Drop the state of a window that was revealed.
-
-        The witness goes last: while the window is pending, a restart publishes the same witness again.
+        """Drop the state of a window that was revealed. The witness goes last: while the window is pending, a restart
+        publishes the same witness again.
         """
         state = self._node.state
         for path in [item.path async for item in state.list(f"{SEALED_VERDICTS}{window:010d}-")]:
@@ -108,9 +106,8 @@ class Revealer:
         await state.delete(f"{WITNESS}{window:010d}")
 
     async def _wait_for_seals(self, window: int) -> dict[bytes, bytes]:
-        """Wait until all other validators have sealed, or no seal counts any more; return the seals by validator.
-
-        A validator whose storage hangs delays no other.
+        """Wait until all other validators have sealed, or no seal counts any more; return the seals by validator. A
+        validator whose storage hangs delays no other.
         """
         node = self._node
         last_round = node.run.schedule.seal(window)

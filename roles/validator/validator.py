@@ -87,9 +87,7 @@ class Validator:
                     node.telemetry.event("reaudit-failed", error=str(error))
 
     async def _read_windows(self, send_cases: "trio.MemorySendChannel[WindowCases]", tasks: trio.Nursery) -> None:
-        """Read every window's pledges, roster and commitments in time. A window that cannot be read in time is left
-        out.
-        """
+        """Read every window's pledges, roster and commitments. A window that cannot be read in time is left out."""
         node, schedule = self._node, self._node.run.schedule
         ahead = (schedule.opening(0) - schedule.pledges(0)) * node.run.beacon.period_ms / 1000
         last_window = self._ledger.closed_window

@@ -19,7 +19,7 @@ from roles.gather import gather
 from roles.node.identity import Node
 from roles.participants import find_participants
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.records import fetch_record
+from roles.records import FOREIGN, fetch_record
 
 _AT_ONCE = 256  # commitments that are being read
 _READING, _TRY, _SILENCE = 0.9, 0.25, 0.5  # shares of the time until the second round: to read, for a try, to be blamed
@@ -54,32 +54,23 @@ class ServingVersions:
 
 @dataclass(frozen=True)
 class Pledge:
-    """What a miner has announced before a window opens.
+    """What a miner has announced before a window opens."""
 
-    Attributes:
-        groups: how many groups it will deliver, within the run's quota.
-        was_allowed: whether that version could be used in the window, as far as was known when the pledge was read.
-    """
-
-    groups: int
+    groups: int  # how many groups it will deliver, within the run's quota
     version: int
     arithmetic: str
+    # whether that version could be used in the window, as far as was known when the pledge was read
     was_allowed: bool = True
 
 
 @dataclass(frozen=True)
 class Case:
-    """One miner's commitment in a window, of the version and the arithmetic that the miner had pledged.
-
-    Attributes:
-        read_time: when this validator read the commitment, in seconds since the Unix epoch.
-        version_was_allowed: `Pledge.was_allowed`.
-    """
+    """One miner's commitment in a window, of the version and the arithmetic that the miner had pledged."""
 
     commitment: Signed[Commitment]
     pledged_groups: int
-    read_time: float
-    version_was_allowed: bool = True
+    read_time: float  # when this validator read the commitment, in seconds since the Unix epoch
+    version_was_allowed: bool = True  # `Pledge.was_allowed`
 
     @property
     def miner(self) -> bytes:
@@ -115,13 +106,9 @@ class Pledges:
     async def read(
         self, history_keys: AbstractSet[bytes] = frozenset(), versions: ServingVersions | None = None
     ) -> dict[bytes, Pledge]:
-        """Return the valid pledges in storage, by miner.
-
-        Storage may show an older announcement than before. The newest one that was seen counts.
-
-        Args:
-            history_keys: miners with a history, for which places are kept if there are too many.
-            versions: those that may be used in the next window; None if this validator does not know.
+        """Return the valid pledges in storage, by miner, for the versions that may be used in the next window; places
+        are kept for miners with a history. Storage may show an older announcement than before: the newest one that was
+        seen counts.
         """
         announcements = {item.key: item for item in await find_participants(self._node, "miner", history_keys)}
         self._void = {miner: expiry for miner, expiry in self._void.items() if miner in announcements}
@@ -227,7 +214,7 @@ class _CommitmentReader:
         try:
             try:
                 case = await self._fetch(miner)
-            except (NotFoundError, TooLargeError, ProtocolError):  # storage may show the commitment the next time
+            except FOREIGN:  # storage may show the commitment the next time
                 case = await self._fetch(miner)
         except NotFoundError:
             self.undelivered[miner] = self._pledges[miner]

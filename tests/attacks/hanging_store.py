@@ -13,16 +13,20 @@ from tests.support.simulation.network import BEGIN
 
 
 class HangingStore(SilentStore):
-    """Storage that does not answer for some paths, and fails after `seconds`."""
+    """Storage that fails for some paths after `seconds`, and counts the reads that it keeps waiting."""
 
     def __init__(self, seconds: float = 3600.0) -> None:
         super().__init__()
-        self.seconds = seconds
+        self.seconds, self.waiting = seconds, 0
         self.hangs: Callable[[str], bool] = lambda path: False
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if self.hangs(path):
-            await trio.sleep(self.seconds)
+            self.waiting += 1
+            try:
+                await trio.sleep(self.seconds)
+            finally:
+                self.waiting -= 1
             raise StoreError(f"{path}: no answer")
         return await super().get(path, max_bytes, offset=offset, size=size)
 

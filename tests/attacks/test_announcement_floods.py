@@ -167,22 +167,6 @@ async def test_an_observer_reads_the_announcements_once_in_a_window() -> None:
     assert reads == [True, False, True, False]
 
 
-async def test_a_miner_behind_more_junk_than_one_listing_shows_gets_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_LISTED_PARTICIPANTS", 64)
-    monkeypatch.setattr(limits, "MAX_STRANGERS", 4)
-    testbed = AttackedValidator()
-    node = testbed.validator_of_few(2)
-    for number in range(80):
-        await testbed.store.put(paths.participant(number.to_bytes(32, "big")), b"junk")
-    await testbed.announce(expires_ms=1 << 50)
-    for _ in range(200):  # junk that was refused ten times is passed over for ten minutes, too short for its number
-        await node.time.wait_for_newest_round()
-        if await find_participants(node, "miner"):
-            return
-        await trio.sleep(120.0)
-    pytest.fail("the miner was never read")
-
-
 async def test_keys_made_when_the_salt_was_out_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_STRANGERS", 4)
     testbed = AttackedValidator()

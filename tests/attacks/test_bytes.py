@@ -335,13 +335,3 @@ async def test_an_endless_listing_of_participants_and_their_junk_are_not_read_un
     assert await testbed.participants() == [MINER.public]
     assert testbed.store.entries == 0
     assert not testbed.log.named("announcement-refused")
-
-
-async def test_extraneous_objects_beside_the_chain_change_nothing():
-    testbed = await follow_chain()
-    for kind in ("manifests", "patches", "anchors"):
-        prefix = paths.kind_prefix(TRAINER.public, kind)
-        for number in range(20):
-            await testbed.store.put(f"{prefix}junk-{number}", bytes(1000))
-    await testbed.publish()
-    await testbed.assert_follows()

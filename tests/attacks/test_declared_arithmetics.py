@@ -1,6 +1,5 @@
 """Miners that declare another arithmetic than theirs, or change what they declare, to be judged by wider thresholds."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +12,8 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from protocol import environments
 from protocol.judging.accounts import Accounts
-from protocol.judging.evidence import NO_EVIDENCE, Counts, Evidence, advance, exceeded, is_improbable
-from protocol.judging.ledger import GROUP, SHARE
-from protocol.proof import DECADE, RATE_UNIT, Arithmetic
+from protocol.judging.evidence import Counts, Evidence, is_improbable
+from protocol.proof import Arithmetic
 from roles.miner.produce import HonestProducer
 from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, LogprobRule, decide
 from roles.trainer.verified_batch import USED
@@ -66,46 +64,6 @@ def test_clean_windows_under_wide_thresholds_do_not_lower_the_evidence_under_nar
     assert windows_until_refusal([*misses, *narrow], "torch-float32") == alone
     # Each declaration begins with no evidence: a miner gains one threshold for each arithmetic that the run admits.
     assert windows_until_refusal(misses, "torch-bfloat16") == windows_until_refusal([], "torch-bfloat16")
-
-
-def test_the_false_rejection_rate_is_bounded_whatever_honest_miners_declare() -> None:
-    level, windows, miners = 0.005, 20, 150
-    rows = [item.model_copy(update={"threshold": math.ceil(DECADE * math.log10(12 / level))}) for item in ROWS.values()]
-    rejections = 0
-    for seed in range(miners):
-        generator = np.random.default_rng(seed)
-        evidence = {item.miner: NO_EVIDENCE for item in rows}
-        refused = False
-        for choice in generator.integers(0, 2, windows).tolist():
-            declared = rows[choice]
-            rates = np.array([1.0, *(rate / RATE_UNIT for rate in declared.margin.rates), 0.0])
-            steps = generator.multinomial(400, -np.diff(rates))[1:].tolist()
-            after = advance(evidence[declared.miner], counts(declared, margin=(400, *steps)), declared)
-            evidence[declared.miner] = after
-            refused |= exceeded(after, declared) is not None
-        rejections += refused
-    assert rejections <= miners * windows * level
-
-
-def test_honest_misses_that_one_declaration_allows_do_not_pay_for_another_one() -> None:
-    scoring = samples.SCORING.model_copy(update={"miss_price": GROUP, "decay": SHARE})
-
-    def balance(*ledger_rows: tuple[Arithmetic, int]) -> float:
-        """Return the balance, in groups, of windows of 1,000 tokens, each with its declaration and misses."""
-        ledger = [
-            summary(
-                row(arithmetic=declared, audited=16, accepted=16, counts=counts(ROWS[declared], margin=(1000, misses))),
-                window=window,
-            )
-            for window, (declared, misses) in enumerate(ledger_rows)
-        ]
-        (result,) = Accounts.of(ledger, scoring, MIXED).balances().values()
-        return result / GROUP
-
-    assert balance(("torch-float32", 0), ("torch-bfloat16", 0)) == 32
-    assert balance(("torch-bfloat16", 2), ("torch-bfloat16", 2)) == 32  # as many are allowed
-    assert balance(("torch-float32", 2), ("torch-bfloat16", 0)) == 32 - 1
-    assert balance(("torch-float32", 2), ("torch-float32", 0)) == 32
 
 
 async def test_a_commitment_in_another_arithmetic_than_was_pledged_counts_as_undelivered():

@@ -235,14 +235,6 @@ def test_equal_values_of_many_validators_are_compared_once() -> None:
     assert [np.frombuffer(item.judgement.logprobs, "<f4")[0] for item in accepted.dissenting] == [HALF[0]]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.5])
-def test_values_that_are_no_log_probabilities_agree_with_nobody(value: float) -> None:
-    bad = TRUE.copy()
-    bad[2] = value
-    assert decision(TRUE, bad).reason == LOGPROBS_DISAGREE
-    assert decision(bad, bad, quorum=1).reason == LOGPROBS_DISAGREE
-
-
 def test_a_verdict_on_another_number_of_tokens_agrees_with_nobody() -> None:
     other = verdict(judgement(0, tokens=2, logprobs=TRUE[:2].tobytes()))
     (refused,) = decide([*verdicts(TRUE), other], 2, set(), RULE, PAYING, lambda group: PAYING)

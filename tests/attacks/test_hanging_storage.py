@@ -198,27 +198,10 @@ async def test_an_invented_group_and_a_missing_verdict_delay_no_honest_group():
     await testbed.outcomes()
 
 
-class DrippingStore(SilentStore):
-    """A store that takes an hour for one object, and counts the reads that it keeps waiting."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self.waiting = 0
-        self._path = path
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if path == self._path:
-            self.waiting += 1
-            try:
-                await trio.sleep(3600.0)
-            finally:
-                self.waiting -= 1
-        return await super().get(path, max_bytes, offset=offset, size=size)
-
-
 async def test_a_read_that_goes_on_after_a_window_has_closed_is_given_up():
     """Otherwise it would keep the window's verdicts in memory for as long as it takes."""
-    store = DrippingStore(paths.summary(SECOND.public, WINDOW))
+    store = HangingStore()
+    store.hangs = lambda path: path == paths.summary(SECOND.public, WINDOW)
     testbed = await make_honest_testbed(store=store)
     async with running((await testbed.open_collector()).run):
         await testbed.clock.sleep_until(closing_time(testbed) + 1.0)

@@ -7,21 +7,11 @@ import pytest
 import trio
 
 from protocol import limits, paths
-from protocol.chain.verifier import Trust
 from protocol.identity.admission import Invite, do_work
 from protocol.identity.signing import SigningKey, sign
 from roles.authority_updates import POLL_SECONDS, poll_authority, refresh_authority
 from roles.node.identity import Node
-from roles.policy.follower import TRUST_PATH
-from tests.support.attacked_nodes.follower import (
-    ROOTS,
-    SECOND,
-    STRANGER,
-    SUCCESSOR,
-    VALIDATOR,
-    AttackedFollower,
-    follow_chain,
-)
+from tests.support.attacked_nodes.follower import ROOTS, SECOND, STRANGER, VALIDATOR, AttackedFollower, follow_chain
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
 from tests.support.simulation.virtual_clock import running
@@ -57,17 +47,6 @@ async def test_keys_weights_verified_before_a_revocation_stay_in_memory():
     await testbed.assert_refuses("head")
     assert testbed.follower.version_for(2) == 2
     assert (await testbed.follower.rebuild(3)).version == 3
-
-
-async def test_keys_a_successor_continues_the_chain_of_a_stolen_key():
-    testbed = await follow_chain()
-    await testbed.revise(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
-    await testbed.publish()
-    await testbed.mirror(SUCCESSOR, epoch=1, revision=1)
-    await refresh_authority(testbed.node)
-    await testbed.assert_follows()
-    trust = Trust.from_bytes(await testbed.state.get(TRUST_PATH, 1 << 20))
-    assert (trust.epoch, trust.version) == (1, 4)
 
 
 TWO_MUST_SIGN = "signed by [01] roots? where 2 must sign"
@@ -130,14 +109,6 @@ async def test_keys_roots_that_were_replaced_cannot_revise():
     await testbed.revise(*new_keys[1:], trainers=(SECOND.public,))
     await refresh_authority(testbed.node)
     assert testbed.node.authority.trainers == (SECOND.public,)
-
-
-async def test_keys_a_revoked_miner_is_passed_over_within_one_poll():
-    testbed = AttackedFollower()
-    await testbed.node.announce("miner", 60.0)
-    assert await testbed.participants() == [MINER.public]
-    await testbed.revise_and_learn(revoked=(MINER.public,))
-    assert await testbed.participants() == []
 
 
 async def test_keys_a_stranger_that_announces_itself_as_a_validator():

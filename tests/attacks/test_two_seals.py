@@ -11,8 +11,9 @@ from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey, open_signed, sign
-from protocol.judging.ledger import Seal, Witness
+from protocol.judging.ledger import Seal, Summary, Witness
 from roles.node.identity import Node
+from roles.ports import ObjectStore
 from roles.validator.ledger_state import Ledger
 from roles.validator.reveal import Revealer
 from tests.support.attacked_nodes.trainer import (
@@ -118,6 +119,33 @@ async def test_a_check_of_the_ledger_finds_the_second_seal():
         await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
+def validator_node(testbed: AttackedTrainer, store: ObjectStore, state: ObjectStore) -> Node:
+    return make_node(testbed.run_id, testbed.run, store, state, Log("v"), FIRST, clock=testbed.clock)
+
+
+async def sleep_until_seal(testbed: AttackedTrainer, seconds: float) -> None:
+    """Sleep until some seconds after the round of the seals."""
+    await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + seconds)
+
+
+async def witnessed_seals(store: ObjectStore) -> tuple[bytes, ...]:
+    data = await store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes + limits.MAX_ENVELOPE_BYTES)
+    return open_signed(data, Witness, [FIRST.public]).record.seals
+
+
+async def paths_below(store: ObjectStore, prefix: str = "") -> set[str]:
+    return {item.path async for item in store.list(prefix)}
+
+
+async def judged_window(testbed: AttackedTrainer, node: Node) -> tuple[Revealer, Ledger, Summary]:
+    """Store the first validator's verdict, and record its window in its ledger, at the deadline."""
+    await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
+    verdict, ledger = testbed.verdict(FIRST), await Ledger.open(node.state, testbed.run)
+    revealer = Revealer(node, ledger)
+    await revealer.store_verdicts(WINDOW, [verdict])
+    return revealer, ledger, await ledger.record(testbed.summary(FIRST, verdict))
+
+
 class SealsLate(SilentStore):
     """Storage of the second validator: a fetch of its seal waits until the first has revealed, and seals only then."""
 
@@ -125,11 +153,9 @@ class SealsLate(SilentStore):
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if path == paths.seal(SECOND.public, WINDOW):
-            while paths.summary(FIRST.public, WINDOW) not in {
-                item.path async for item in self.list(FIRST.public.hex())
-            }:
+            while paths.summary(FIRST.public, WINDOW) not in await paths_below(self, FIRST.public.hex()):
                 await trio.sleep(0.1)
-            if path not in {item.path async for item in self.list(SECOND.public.hex())}:
+            if path not in await paths_below(self, SECOND.public.hex()):
                 await self.testbed.publish_records(SECOND)
         return await super().get(path, max_bytes, offset=offset, size=size)
 
@@ -138,14 +164,13 @@ async def test_a_seal_that_is_made_while_the_trainer_fetches_it_does_not_count()
     store = SealsLate()
     testbed = store.testbed = AttackedTrainer(2, store)
     await testbed.deliver()
-    seal_time = testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW))
 
     async def validate_honestly() -> None:
         verdict = testbed.verdict(FIRST)
         summary = testbed.summary(FIRST, verdict)
-        await testbed.clock.sleep_until(seal_time - 1.0)
+        await sleep_until_seal(testbed, -1.0)
         await testbed.seal(FIRST, summary)
-        await testbed.clock.sleep_until(seal_time + 0.3)
+        await sleep_until_seal(testbed, 0.3)
         await testbed.reveal(FIRST, summary, verdict)
 
     async with trio.open_nursery() as nursery:
@@ -159,90 +184,69 @@ async def test_a_seal_that_is_made_while_the_trainer_fetches_it_does_not_count()
 async def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
     trigger = CrashTrigger(lambda operation, path: operation == "put" and "/summaries/" in path, 0, after=False)
     testbed, store, state = AttackedTrainer(quorum=2), CrashingStore(MemoryStore(), trigger), MemoryStore()
-
-    def node() -> Node:
-        return make_node(testbed.run_id, testbed.run, store, state, Log("v"), FIRST, clock=testbed.clock)
-
-    async def witness() -> tuple[bytes, ...]:
-        data = await store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes + limits.MAX_ENVELOPE_BYTES)
-        return open_signed(data, Witness, [FIRST.public]).record.seals
-
-    await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
-    seal, verdict = seal_of(testbed, SECOND), testbed.verdict(FIRST)
+    seal = seal_of(testbed, SECOND)
     await store.put(paths.seal(SECOND.public, WINDOW), seal)
-    ledger = await Ledger.open(state, testbed.run)
-    revealer = Revealer(node(), ledger)
-    await revealer.store_verdicts(WINDOW, [verdict])
-    await revealer.add_window(await ledger.record(testbed.summary(FIRST, verdict)))
+    revealer, _, summary = await judged_window(testbed, validator_node(testbed, store, state))
+    await revealer.add_window(summary)
     with trio.CancelScope() as scope:
         trigger.crash = cancelling(scope)
         await revealer.run()
-    assert await witness() == (seal,)
+    assert await witnessed_seals(store) == (seal,)
     await store.put(paths.seal(SECOND.public, WINDOW), sign(testbed.summary(SECOND), SECOND))
     if late:
-        await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
+        await sleep_until_seal(testbed, 0.5)
     with trio.move_on_after(5.0):
-        await Revealer(node(), await Ledger.open(state, testbed.run)).run()
-    assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in store.list(FIRST.public.hex())}
-    assert await witness() == (seal,)
-    assert [item.path async for item in state.list("witness/")] == []
+        await Revealer(validator_node(testbed, store, state), await Ledger.open(state, testbed.run)).run()
+    assert paths.summary(FIRST.public, WINDOW) in await paths_below(store, FIRST.public.hex())
+    assert await witnessed_seals(store) == (seal,)
+    assert not await paths_below(state, "witness/")
 
 
 async def test_nothing_is_revealed_before_the_witness_is_stored():
     testbed = AttackedTrainer(quorum=2)
     disk = UnreachableStore(MemoryStore(), "witness/", operations=("put",), seconds=0.0)
-    state = WaitingState(disk, Log("v"))
-    await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
-    verdict = testbed.verdict(FIRST)
-    node = make_node(testbed.run_id, testbed.run, testbed.store, state, Log("v"), FIRST, clock=testbed.clock)
-    ledger = await Ledger.open(state, testbed.run)
-    revealer = Revealer(node, ledger)
-    await revealer.store_verdicts(WINDOW, [verdict])
-    await revealer.add_window(await ledger.record(testbed.summary(FIRST, verdict)))
-    await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
+    node = validator_node(testbed, testbed.store, WaitingState(disk, Log("v")))
+    revealer, ledger, summary = await judged_window(testbed, node)
+    await revealer.add_window(summary)
+    await sleep_until_seal(testbed, 0.5)
     with trio.move_on_after(2.5):
         await revealer.run()
-    assert paths.witness(FIRST.public, WINDOW) not in {item.path async for item in testbed.store.list("")}
+    assert paths.witness(FIRST.public, WINDOW) not in await paths_below(testbed.store)
     disk.is_away = False
     with trio.move_on_after(5.0):
         await Revealer(node, ledger).run()
-    assert paths.summary(FIRST.public, WINDOW) in {item.path async for item in testbed.store.list("")}
+    assert paths.summary(FIRST.public, WINDOW) in await paths_below(testbed.store)
 
 
 @pytest.mark.parametrize("deletes", range(4))
 async def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(deletes: int) -> None:
     trigger = CrashTrigger(lambda operation, path: operation == "delete", deletes, after=False)
     testbed, state = AttackedTrainer(quorum=2), CrashingStore(MemoryStore(), trigger)
-    node = make_node(testbed.run_id, testbed.run, testbed.store, state, Log("v"), FIRST, clock=testbed.clock)
-    await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
-    seal, verdict = seal_of(testbed, SECOND), testbed.verdict(FIRST)
+    node, seal = validator_node(testbed, testbed.store, state), seal_of(testbed, SECOND)
     await testbed.store.put(paths.seal(SECOND.public, WINDOW), seal)
-    ledger = await Ledger.open(state, testbed.run)
-    await Revealer(node, ledger).store_verdicts(WINDOW, [verdict])
-    await ledger.record(testbed.summary(FIRST, verdict))
+    _, ledger, _ = await judged_window(testbed, node)
     with trio.move_on_after(5.0) as scope:
         trigger.crash = cancelling(scope)
         await Revealer(node, ledger).run()
-    await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
+    await sleep_until_seal(testbed, 0.5)
     with trio.move_on_after(5.0):
         await Revealer(node, ledger).run()
-    data = await testbed.store.get(paths.witness(FIRST.public, WINDOW), Witness.max_bytes)
-    assert open_signed(data, Witness, [FIRST.public]).record.seals == (seal,)
-    assert [item.path async for item in state.list("") if not item.path.startswith("ledger/")] == []
+    assert await witnessed_seals(testbed.store) == (seal,)
+    assert not {path for path in await paths_below(state) if not path.startswith("ledger/")}
 
 
 @pytest.mark.parametrize("puts", range(5))
 async def test_verdicts_whose_window_is_not_in_the_ledger_are_dropped_after_a_crash(puts: int) -> None:
     trigger = CrashTrigger(lambda operation, path: operation == "put", puts, after=False)
     testbed, state = AttackedTrainer(), CrashingStore(MemoryStore(), trigger)
-    node = make_node(testbed.run_id, testbed.run, testbed.store, state, Log("v"), FIRST, clock=testbed.clock)
+    node = validator_node(testbed, testbed.store, state)
     verdicts = [testbed.verdict(FIRST, miner=samples.key(f"miner {number}").public) for number in range(4)]
     with trio.CancelScope() as scope:
         trigger.crash = cancelling(scope)
         await Revealer(node, await Ledger.open(state, testbed.run)).store_verdicts(WINDOW, verdicts)
     with trio.move_on_after(5.0):
         await Revealer(node, await Ledger.open(state, testbed.run)).run()
-    assert [item.path async for item in state.list("")] == []
+    assert not await paths_below(state)
 
 
 class SlowStore(SilentStore):
@@ -256,7 +260,7 @@ class SlowStore(SilentStore):
 async def test_the_verdicts_of_many_miners_are_stored_and_revealed_side_by_side():
     testbed = AttackedTrainer()
     testbed.store = SlowStore()
-    node = make_node(testbed.run_id, testbed.run, testbed.store, SlowStore(), Log("v"), FIRST, clock=testbed.clock)
+    node = validator_node(testbed, testbed.store, SlowStore())
     verdicts = [testbed.verdict(FIRST, miner=samples.key(f"miner {number}").public) for number in range(200)]
     ledger = await Ledger.open(node.state, testbed.run)
     revealer, begin = Revealer(node, ledger), trio.current_time()
@@ -269,5 +273,4 @@ async def test_the_verdicts_of_many_miners_are_stored_and_revealed_side_by_side(
                 await trio.sleep(0.1)
             nursery.cancel_scope.cancel()
     assert trio.current_time() - begin < 30.0
-    listed = {item.path async for item in testbed.store.list(FIRST.public.hex())}
-    assert listed >= {verdict.path for verdict in verdicts}
+    assert await paths_below(testbed.store, FIRST.public.hex()) >= {verdict.path for verdict in verdicts}

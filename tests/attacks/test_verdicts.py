@@ -2,6 +2,7 @@
 (roles/trainer/collect).
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from tests.support.simulation.trainer_events import Exclusions
 from tests.support.simulation.virtual_clock import running
 
 ALL_USED = {"used"}
+Forgery = Callable[[AttackedTrainer], Awaitable[None]]
 
 
 def logged_error(testbed: AttackedTrainer, event: str) -> str:
@@ -47,45 +49,48 @@ def exclusions_of(testbed: AttackedTrainer) -> list[tuple[str, str]]:
 # Forged
 
 
-async def test_forged_by_a_stranger_at_a_validators_path():
-    testbed = await make_honest_testbed(2, SECOND)
+async def foreign_verdict(testbed: AttackedTrainer) -> None:
     await testbed.publish_records(FIRST)
     await testbed.store.put(testbed.verdict_path(FIRST), sign(testbed.verdict(FIRST), STRANGER))
-    await testbed.collect()
-    assert await testbed.outcomes() == {"no-quorum"}
-    assert "not signed by keys that may sign it" in logged_error(testbed, "verdict-refused")
 
 
-async def test_forged_records_of_a_stranger_do_not_count():
-    testbed = await make_honest_testbed(2, SECOND)
+async def records_of_a_stranger(testbed: AttackedTrainer) -> None:
     await testbed.publish_records(STRANGER)
-    await testbed.collect()
-    assert await testbed.outcomes() == set()
 
 
-async def test_forged_by_one_validator_in_the_name_of_the_other():
-    testbed = await make_honest_testbed(2, SECOND)
+async def records_in_the_name_of_the_other(testbed: AttackedTrainer) -> None:
     verdict = testbed.verdict(FIRST)
-    summary = testbed.summary(FIRST, verdict)
-    await testbed.seal_and_reveal(SECOND, summary, verdict)
-    await testbed.collect()
-    assert await testbed.outcomes() == set()
-    assert "belongs at" in logged_error(testbed, "summary-refused")
+    await testbed.seal_and_reveal(SECOND, testbed.summary(FIRST, verdict), verdict)
 
 
-@pytest.mark.parametrize("changes", [{"window": WINDOW - 1}, {"run": bytes(32)}, {"miner": STRANGER.public}], ids=str)
-async def test_forged_a_verdict_for_another_window_run_or_miner(changes: dict[str, Any]) -> None:
+def verdict_with(**changes: Any) -> Forgery:
+    """Return an attack in which a summary lists a verdict of the first validator with changes."""
+
+    async def attack(testbed: AttackedTrainer) -> None:
+        verdict, summary = testbed.verdict(FIRST, **changes), testbed.summary(FIRST, testbed.verdict(FIRST))
+        row = summary.rows[0].model_copy(update={"verdict": content_digest(verdict.to_bytes())})
+        await testbed.seal_and_reveal(FIRST, summary.model_copy(update={"rows": (row,)}), verdict)
+
+    return attack
+
+
+FORGERIES: dict[str, tuple[Forgery, set[str], str, str]] = {  # outcomes, event, its error
+    "by a stranger": (foreign_verdict, {"no-quorum"}, "verdict-refused", "not signed by keys that may sign it"),
+    "of a stranger": (records_of_a_stranger, set(), "", ""),
+    "in the other's name": (records_in_the_name_of_the_other, set(), "summary-refused", "belongs at"),
+    "another window": (verdict_with(window=WINDOW - 1), {"no-quorum"}, "verdict-refused", "belongs at"),
+    "another run": (verdict_with(run=bytes(32)), {"no-quorum"}, "verdict-refused", "is of another run"),
+    "another miner": (verdict_with(miner=STRANGER.public), {"no-quorum"}, "verdict-refused", "belongs at"),
+}
+
+
+@pytest.mark.parametrize(("attack", "outcomes", "event", "error"), FORGERIES.values(), ids=FORGERIES)
+async def test_forged_records_do_not_count(attack: Forgery, outcomes: set[str], event: str, error: str) -> None:
     testbed = await make_honest_testbed(2, SECOND)
-    verdict, honest_verdict = testbed.verdict(FIRST, **changes), testbed.verdict(FIRST)
-    summary = testbed.summary(FIRST, honest_verdict)
-    (row,) = summary.rows
-    false_row = row.model_copy(update={"verdict": content_digest(verdict.to_bytes())})
-    summary = summary.model_copy(update={"rows": (false_row,)})
-    await testbed.seal_and_reveal(FIRST, summary, verdict)
+    await attack(testbed)
     await testbed.collect()
-    assert await testbed.outcomes() == {"no-quorum"}
-    error = "is of another run" if "run" in changes else "belongs at"
-    assert error in logged_error(testbed, "verdict-refused")
+    assert await testbed.outcomes() == outcomes
+    assert not event or error in logged_error(testbed, event)
 
 
 async def test_forged_a_second_seal_after_the_other_validator_revealed():
@@ -97,15 +102,6 @@ async def test_forged_a_second_seal_after_the_other_validator_revealed():
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) + 2.0)
     assert await testbed.outcomes() == set()
     assert "not the summary that was sealed" in logged_error(testbed, "summary-refused")
-
-
-async def test_forged_a_group_that_the_miner_did_not_commit_to():
-    testbed = AttackedTrainer()
-    await testbed.deliver()
-    invented = testbed.judgement(9, digest=samples.digest("none"))
-    await testbed.publish_records(FIRST, testbed.judgement(0), testbed.judgement(1), invented)
-    await testbed.collect()
-    assert await testbed.outcomes() == {"used", "verdict-does-not-fit"}
 
 
 async def test_forged_one_group_under_two_names():
@@ -121,30 +117,33 @@ async def test_forged_one_group_under_two_names():
     assert await testbed.outcomes() == {"used", "verdict-does-not-fit"}
 
 
-@pytest.mark.parametrize(("quorum", "value"), [(1, np.nan), (1, np.inf), (1, 0.5), (2, -50.0)])
-async def test_forged_log_probabilities_cost_the_group(quorum: int, value: float) -> None:
-    """They are outside their range, or far from those of the other validator."""
+INVENTED = {"digest": samples.digest("none")}
+FALSE_JUDGEMENTS: dict[str, tuple[int, dict[str, Any], set[str]]] = {  # quorum, changes of the first, outcomes
+    **{
+        f"log-probability {value}": (
+            quorum,
+            {"logprobs": np.full(5, value, "<f4").tobytes()},
+            {"used", LOGPROBS_DISAGREE},
+        )
+        for quorum, value in ((1, np.nan), (1, np.inf), (1, 0.5), (2, -50.0))
+    },
+    "a group that the miner did not commit to": (1, INVENTED, {"used", "verdict-does-not-fit"}),
+    "other rewards": (1, {"rewards": (1_000_000, 1_000_000)}, {"used", "verdict-does-not-fit"}),
+    "one reward": (1, {"rewards": (500_000,)}, {"used", "verdict-does-not-fit"}),
+    "fewer tokens": (1, {"tokens": 4, "logprobs": bytes(16)}, {"used", "verdict-does-not-fit"}),
+}
+
+
+@pytest.mark.parametrize(("quorum", "changes", "outcomes"), FALSE_JUDGEMENTS.values(), ids=FALSE_JUDGEMENTS)
+async def test_forged_numbers_cost_the_group(quorum: int, changes: dict[str, Any], outcomes: set[str]) -> None:
+    """Log-probabilities are outside their range or far from the other validator's; other numbers do not fit."""
     testbed = AttackedTrainer(quorum)
     await testbed.deliver()
     if quorum == 2:
         await testbed.publish_records(SECOND)
-    logprobs = np.full(5, value, "<f4").tobytes()
-    await testbed.publish_records(FIRST, testbed.judgement(0, logprobs=logprobs), testbed.judgement(1))
+    await testbed.publish_records(FIRST, testbed.judgement(0, **changes), testbed.judgement(1))
     await testbed.collect()
-    assert await testbed.outcomes() == {"used", LOGPROBS_DISAGREE}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"rewards": (1_000_000, 1_000_000)}, {"rewards": (500_000,)}, {"tokens": 4, "logprobs": bytes(16)}],
-    ids=str,
-)
-async def test_forged_numbers_that_do_not_fit_the_group(changes: dict[str, Any]) -> None:
-    testbed = AttackedTrainer()
-    await testbed.deliver()
-    await testbed.publish_records(FIRST, testbed.judgement(0, **changes))
-    await testbed.collect()
-    assert await testbed.outcomes() == {"verdict-does-not-fit"}
+    assert await testbed.outcomes() == outcomes
 
 
 # Oversized
@@ -162,13 +161,6 @@ async def test_oversized(kind: str) -> None:
     await testbed.store.put(path[kind], bytes(size[kind]))
     await testbed.collect()
     assert await testbed.outcomes() == ALL_USED
-
-
-async def test_oversized_commitment_in_place_of_the_judged_one():
-    testbed = await make_honest_testbed(1, SECOND)
-    await testbed.store.put(paths.commitment(MINER.public, WINDOW), bytes(limits.MAX_COMMITMENT_BYTES * 2))
-    await testbed.collect()
-    assert await testbed.outcomes() == {"commitment-changed"}
 
 
 async def test_the_largest_verdict_of_a_run_fits_its_limit():
@@ -253,37 +245,29 @@ async def test_withheld_for_a_short_time_does_not_cost_the_quorum():
 # Changed or duplicated after the verdict
 
 
-async def test_another_batch_after_the_verdict():
-    testbed = await make_honest_testbed(1, SECOND)
+async def another_batch(testbed: AttackedTrainer) -> None:
     batch, commitment = assemble(testbed.groups, "torch-float32")
     await testbed.store.put(paths.batch(MINER.public, WINDOW, commitment.batch), bytes(reversed(batch)))
-    await testbed.collect()
-    assert await testbed.outcomes() == {"changed-after-verdict"}
 
 
-async def test_another_commitment_after_the_verdict():
-    testbed = await make_honest_testbed(1, SECOND)
+async def another_commitment(testbed: AttackedTrainer) -> None:
     await testbed.deliver([group_with_other_prompt(testbed), testbed.groups[1]])
-    await testbed.collect()
-    assert await testbed.outcomes() == {"commitment-changed"}
 
 
-async def test_duplicated_work_of_an_older_window_that_a_validator_accepts():
-    testbed = AttackedTrainer()
-    old_groups = [testbed.group(index, window=WINDOW - 1) for index in range(2)]
-    await testbed.deliver(old_groups)
-    testbed.groups = old_groups
-    await testbed.publish_records(FIRST)
-    await testbed.collect()
-    assert await testbed.outcomes() == {"commitment-changed"}
+async def oversized_commitment(testbed: AttackedTrainer) -> None:
+    await testbed.store.put(paths.commitment(MINER.public, WINDOW), bytes(limits.MAX_COMMITMENT_BYTES * 2))
 
 
-async def test_duplicated_by_a_trainer_that_dies_before_it_records_the_outcome():
+async def work_of_an_older_window(testbed: AttackedTrainer) -> None:
+    testbed.groups = [testbed.group(index, window=WINDOW - 1) for index in range(2)]
+    await testbed.deliver()
+    await testbed.publish_records(SECOND)
+
+
+@pytest.mark.parametrize("attack", [another_batch, another_commitment, oversized_commitment, work_of_an_older_window])
+async def test_what_a_miner_changes_after_the_verdict_is_not_used(attack: Forgery) -> None:
     testbed = await make_honest_testbed(1, SECOND)
-    await testbed.collect(until=testbed.run.opening_time(WINDOW) + 2.0)
-    assert await testbed.outcomes() == ALL_USED
-    outcomes = [item.path async for item in testbed.state.list("outcomes/")]
-    for path in outcomes:
-        await testbed.state.delete(path)  # the trainer died before it had written the outcome
+    await attack(testbed)
     await testbed.collect()
-    assert await testbed.outcomes() == ALL_USED
+    changed = "changed-after-verdict" if attack is another_batch else "commitment-changed"
+    assert await testbed.outcomes() == {changed}

@@ -8,15 +8,11 @@ import pytest
 import trio
 
 from grailnode.beacon.relays import Relay, RelayBeacon, RelayTimeouts, StoreBeacon, publish_rounds
-from grailnode.store.https.https_store import HttpsStore, open_client
-from grailnode.store.local import LocalStore
 from grailnode.store.memory import MemoryStore
 from protocol.beacon import LocalKey, open_round
 from roles.ports import BeaconError, StoreError
 from tests.support.faults.faulty_store import Fault, FaultyStore, Link
 from tests.support.measuring.store_listing import paths
-from tests.support.servers.loopback import serve
-from tests.support.servers.served_files import FileServer
 from tests.support.simulation.network import Log
 from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.virtual_clock import TrioClock, running
@@ -108,21 +104,6 @@ class TestRelays:
     async def test_a_beacon_needs_a_relay(self, clock):
         with pytest.raises(ValueError, match="at least one relay"):
             RelayBeacon([], CHAIN, clock)
-
-    async def test_a_static_file_server_is_a_relay(self, nursery):
-        server = FileServer()
-        server.objects = {f"/{CHAIN.path(number)}": answer for number, answer in HONEST.items()}
-        url = await nursery.start(serve, server.answer)
-        async with open_client() as client:
-            relays = [Relay("file server", HttpsStore(url, client, plain_http=True))]
-            assert await RelayBeacon(relays, CHAIN, LateClock(EPOCH)).randomness(4) == TRUTH[3]
-
-
-class LateClock(TrioClock):
-    """A clock for which every round is due."""
-
-    async def sleep_until(self, moment: float) -> None:
-        await trio.lowlevel.checkpoint()
 
 
 def relay_of(answers: dict[int, bytes], name: str = "relay") -> Relay:
@@ -216,9 +197,3 @@ class TestPublishing:
             await publish_rounds(other, CHAIN, memory, clock, keep=4)
         with pytest.raises(ValueError, match="at least"):
             await publish_rounds(KEY, CHAIN, memory, clock, keep=1)
-
-    async def test_over_a_local_directory(self, autojump_clock, clock, tmp_path, nursery):
-        writer, reader = LocalStore(tmp_path, inline=True), LocalStore(tmp_path, inline=True)
-        nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, writer, clock, keep=10))
-        assert await StoreBeacon(reader, CHAIN, clock).randomness(3) == TRUTH[2]
-        assert (tmp_path / CHAIN.path(3)).read_bytes() == KEY.answer(3)

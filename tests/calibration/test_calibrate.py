@@ -404,9 +404,7 @@ async def test_a_side_computes_what_a_nodes_model_of_base_and_adapters_computes(
 
 def test_the_thresholds_of_a_run_of_adapters_are_for_that_run_alone(tmp_path: Path) -> None:
     out, options = tmp_path / "proof.json", ("--lora-rank", "4", "--lora-targets", "v_proj,q_proj")
-    quick = ("--rollouts", "400", "--pairs", "same,eager-checked", "--adapter-share", "0.1", "--out", str(out))
-    result = CliRunner().invoke(cli, ["calibrate", *quick, *options], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    invoke("--rollouts", 400, "--pairs", "same,eager-checked", "--adapter-share", 0.1, "--out", out, *options)
     measured = proof_file.read(out).subject.lora
     assert measured is not None
     assert (measured.rank, measured.alpha, measured.targets, measured.share) == (4, 8.0, ("q_proj", "v_proj"), SHARE)

@@ -175,7 +175,3 @@ def test_a_rate_of_replays_is_refused_for_larger_groups_and_other_environments()
     without_rate = measured.model_copy(update={"table": proof.table})
     with pytest.raises(ProofFileError, match="measured on exact replies"):
         without_rate.check(*check.args, chat=False, turns=6, environment=one)
-
-
-def test_reading_a_file_equals_parsing_its_bytes() -> None:
-    assert ProofFile.parse(PACKAGED.read_bytes()) == proof_file.read(PACKAGED)

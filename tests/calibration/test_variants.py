@@ -4,15 +4,13 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from grailnode.calibration import pairs
 from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement
-from grailnode.calibration.thresholds import CalibrationError
-from grailnode.calibration.variants import ALONE, FEW_SEQUENCES, Pair, Variant, VllmVariant, run_pairs, select
+from grailnode.calibration.variants import ALONE, FEW_SEQUENCES, Pair, Variant, VllmVariant, run_pairs
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
@@ -74,13 +72,6 @@ def test_pairs_have_distinct_names_and_variants() -> None:
     assert all((pair.generating.dtype, pair.checking.dtype) == ("float32", "bfloat16") for pair in pairs)
 
 
-def test_pairs_are_selected_by_name() -> None:
-    assert [pair.name for pair in select("eager-checked,same", BASE, BASE)] == ["eager-checked", "same"]
-    assert select("run", BASE, BASE) == run_pairs(BASE, BASE)
-    with pytest.raises(CalibrationError, match=r"no pair 'sane'; there are: run, same,"):
-        select("same,sane", BASE, BASE)
-
-
 def test_other_architectures_are_computed_by_transformers(tmp_path: Path) -> None:
     policy = write_policy(tmp_path, attention_bias=True)
     model: CausalModel = BASE.model(policy)
@@ -136,20 +127,6 @@ async def test_honest_pairs_agree(work: CalibrationTask, weights: Weights) -> No
             assert group.distances.max() <= 1, pair.name
             assert group.margins.max() < 1e-3, pair.name
             assert group.shifts.max() < 1e-3, pair.name
-
-
-async def test_narrow_arithmetic_has_larger_distances(work: CalibrationTask, weights: Weights) -> None:
-    (pair,) = select("same", replace(BASE, dtype="bfloat16"), BASE)
-    groups = await measure(work, pair, weights)
-    assert np.concatenate([group.distances for group in groups]).any()
-    assert np.concatenate([group.shifts for group in groups]).max() > 1e-3
-
-
-async def test_a_copy_has_larger_distances(work: CalibrationTask, weights: Weights) -> None:
-    perturbed = {name: tensor * 1.05 for name, tensor in weights.items()}
-    groups = await measure(work, SAME, weights, copy=perturbed)
-    assert np.median(np.concatenate([group.distances for group in groups])) > 1
-    assert np.concatenate([group.margins for group in groups]).max() > 0.01
 
 
 async def test_groups_depend_on_their_numbers_alone(work: CalibrationTask, weights: Weights, monkeypatch) -> None:

@@ -24,7 +24,7 @@ from roles.trainer.learn.checkpoint_files import checkpoint_folder
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.learn.state_rows import SavedRows
-from roles.trainer.outer.local_learner import LocalLearner
+from roles.trainer.outer.local_steps import LocalLearner
 from roles.trainer.spool import weights_folder
 from tests.learning.groups import group
 from tests.learning.ranks import (

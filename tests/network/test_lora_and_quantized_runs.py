@@ -17,7 +17,7 @@ from grailnode.engine.compute import Compute
 from grailnode.engine.lora_model import LoraModel, merged_weights, read_adapters
 from grailnode.engine.policy import PolicyError, load_weights
 from grailnode.node.bodies import join_run
-from grailnode.node.run_model import follower_model, publish_run_base
+from grailnode.node.run_model import follower_model
 from grailnode.observe.chain_check import verify_chain
 from grailnode.run.base_files import fetch_base, lora_spec, publish_base, start_lora
 from grailnode.run.creation import model_files, publish_files
@@ -307,7 +307,8 @@ async def test_files_with_tensors_of_another_dtype_or_name_are_refused(kind: str
 async def test_nodes_compute_with_the_base_that_the_trainer_published(tmp_path: Path) -> None:
     base = Base(tmp_path)
     network = base.network
-    await publish_run_base(network.node("trainer"), network.policy.directory)
+    assert network.run.lora is not None
+    await publish_base(network.node("trainer"), network.run.lora, base.weights)
     config = Config()
     model = await follower_model(network.node("miner-1"), config, network.policy, base.directory, "cpu")
     ids = torch.tensor([[5, 6, 7]])
@@ -325,8 +326,8 @@ async def test_a_node_does_not_download_a_damaged_file_again_and_again(tmp_path:
     base = Base(tmp_path)
     network, reads = base.network, 0
     await publish_files(network.store, base.key, model_files(network.policy.directory))
-    await publish_run_base(network.node("trainer"), network.policy.directory)
     assert network.run.lora is not None
+    await publish_base(network.node("trainer"), network.run.lora, base.weights)
     shard_path = paths.file(base.key, network.run.lora.shards[0].digest)
     await network.store.put(shard_path, bytes(network.run.lora.shards[0].size))
     get = network.store.get

@@ -68,15 +68,3 @@ def test_a_tensor_of_which_every_element_is_replaced(mode: Mode, dtype: torch.dt
     patterns = np.random.default_rng(0).integers(0, 1 << (8 * dtype.itemsize), 70_001, dtype=np.uint64)
     old = from_bits(patterns, dtype, (70_001,))
     check_mode(old, from_bits(patterns ^ np.uint64(1), dtype, (70_001,)), mode, classes=True)
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
-def test_a_tensor_of_one_element(shape: tuple[int, ...]) -> None:
-    old = torch.zeros(shape, dtype=torch.bfloat16)
-    for mode in {*ANY_SIZE, Mode.SMALL_CHANGES}:
-        check_mode(old, torch.ones_like(old), mode)
-
-
-def test_a_dense_frame_that_changes_nothing_has_no_changes() -> None:
-    tensor, _ = rounded_update(100, 100, 1.0, seed=1)
-    check_mode(tensor, tensor.clone(), Mode.XOR_PLANES)

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from grailnode.convert.inspect_patch import bound_bits, inspect_patch
-from grailnode.ui.terminal import patch_table
+from grailnode.ui.terminal.verb_tables import patch_table
 from protocol import patch
 from protocol.errors import MalformedError, PatchError
 from tests.patch.weights import rounded_update

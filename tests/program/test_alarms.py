@@ -29,12 +29,12 @@ CAUSED_BY = {
     "epoch-contested": "roles/test_publisher.py::test_of_two_publishers_with_one_key_and_one_state_one_stops",
     "canary-failure": "attacks/test_disagreeing_validators.py::test_a_validator_that_accepts_a_false_canary_is_caught",
     "validators-disagree": "attacks/test_disagreeing_validators.py::test_a_contradiction_after_the_outcome_is_reported",
-    "validator-excluded": "roles/test_dealt_groups.py::"
+    "validator-excluded": "roles/test_rosters.py::"
     "test_the_first_window_of_each_absence_is_reported_and_then_the_return",
     "beacon-late": "roles/test_timekeeping.py::test_a_clock_that_is_ahead_proves_nothing_until_it_is_right",
     "cannot-follow": "attacks/test_hanging_storage.py::"
     "test_a_fetch_of_the_head_that_hangs_is_given_up_for_the_next_one",
-    "disk-failing": "store/test_waiting_state.py::test_operations_wait_until_the_disk_takes_them_and_say_so_once",
+    "disk-failing": "store/test_state_store.py::test_operations_wait_until_the_disk_takes_them_and_say_so_once",
     "failed": "program/test_alarms.py::test_a_process_that_ends_has_sent_its_last_alarm",
 }
 """By kind, the test that causes the event."""

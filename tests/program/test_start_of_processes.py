@@ -37,7 +37,7 @@ async def test_policy_model_and_task_are_loaded_in_other_threads(
     await creation.publish_files(network.store, node.authority.trainers[0], files)
     monkeypatch.setattr(Policy, "load", watched("policy", Policy.load))
     monkeypatch.setattr(models, "build", watched("model", models.build))
-    monkeypatch.setattr("grailnode.node.bodies.make_task", watched("task", make_task))
+    monkeypatch.setattr("grailnode.node.wiring.make_task", watched("task", make_task))
     task, _ = await fetch_task(node, load(run_toml), tmp_path / "state", None, versions=1)
     assert task.run == node.run
     assert threads.keys() == {"policy", "model", "task"}

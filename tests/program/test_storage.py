@@ -11,7 +11,7 @@ from grailnode.node.node_makers import make_node, make_spectator
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.store.checks import PermanentError
-from grailnode.store.credentials import CredentialsError, read_credentials
+from grailnode.store.s3.s3_session import CredentialsError, read_credentials
 from protocol import paths
 from roles.node.identity import Node
 from tests.support.builders.chains import PunctualBeacon
@@ -158,10 +158,10 @@ def test_plain_http_to_this_machine_must_be_allowed(run_toml: Path):
 async def test_a_server_of_this_machine_that_the_operator_named_opens_no_other_private_address(run_toml: Path):
     own = "http://127.0.0.1:9"
     storage = Storage(load(run_toml, ["store.kind=https", f"store.url={own}/run"]), NodeTelemetry("x"))
-    storage.announced(f"{own}/miner")
+    storage.space(f"{own}/miner")
     for other in ("http://127.0.0.1:10", "http://localhost:9"):
         with pytest.raises(PermanentError, match="private_addresses = true allows it"):
-            storage.announced(other)
+            storage.space(other)
     for host in ("169.254.169.254", "127.0.0.1:9", "10.0.0.1"):
         with pytest.raises(PermanentError, match="not a public address"):
-            await storage.announced(f"https://{host}").get("x", 10)
+            await storage.space(f"https://{host}").get("x", 10)

@@ -79,7 +79,7 @@ def os_error(code: int) -> OSError:
         "grailnode.run.key_files.KeyFileError",
         "grailnode.run.requirements.RequirementError",
         "grailnode.run.workspace.WorkspaceError",
-        "grailnode.store.credentials.CredentialsError",
+        "grailnode.store.s3.s3_session.CredentialsError",
         "protocol.environments.base.SandboxError",
         "protocol.errors.ProtocolError",
         "roles.ports.BeaconError",

@@ -111,15 +111,7 @@ def test_counts_with_more_uneven_groups_than_groups_are_malformed():
         Summary.from_bytes(pack(fields | {"strata": ((GROUP, GROUP + 1), (0, 0))}))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"shares": (500_000, 499_999)},
-        {"shares": (SHARES, 0)},
-        {"window": 1},
-        {"summaries": ((samples.MINER.public, bytes(32)), (samples.MINER.public, bytes(32)))},
-    ],
-)
+@pytest.mark.parametrize("change", [{"shares": (SHARES, 0)}, {"summaries": ((samples.MINER.public, bytes(32)),) * 2}])
 def test_tables_of_another_form_are_refused(change):
     with pytest.raises(MalformedError):
         DifficultyTable.from_bytes(pack(DifficultyTable.of(HALVES).model_dump() | change))

@@ -55,15 +55,6 @@ def test_both_give_the_same_scores(vocabulary: int, sharpness: float) -> None:
     assert (fast >= own).all()
 
 
-def test_both_consider_every_token() -> None:
-    logits = torch.linspace(0.0, -0.01, 5000).expand(ROWS, -1).contiguous()
-    tokens = torch.zeros(ROWS, dtype=torch.int64)
-    _, slow, fast = best_of(logits, tokens)
-    everywhere = (logits + noise(logits.shape[1])).max(dim=-1).values
-    assert torch.equal(slow, everywhere)
-    assert torch.equal(fast, everywhere)
-
-
 def test_both_give_the_same_scores_for_nan_and_infinite_logits() -> None:
     logits = torch.randn(ROWS, 50, generator=torch.Generator().manual_seed(0))
     tokens = torch.arange(ROWS)
@@ -130,14 +121,21 @@ for seed, rows, vocabulary, scale in json.loads(sys.argv[1]):
 CASES = ((1, 4, 1, 1.0), (2, 8, 63, 3.0), (3, 32, 4097, 0.0), (4, 8, 32_000, 2.0), (5, 4, 5000, 1e20))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install '.[test]'")
+def run_python(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-c", program, *arguments]
+    environment = os.environ | {"PYTHONPATH": path} | variables
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install '.[test]'"
+)
+
+
+@needs_triton
 def test_the_tokens_are_those_of_the_reference() -> None:
-    environment = os.environ | {
-        "TRITON_INTERPRET": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    command = [sys.executable, "-c", PROGRAM, json.dumps(CASES)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    result = run_python(PROGRAM, json.dumps(CASES), TRITON_INTERPRET="1")
     for case, line in zip(CASES, result.stdout.splitlines(), strict=True):
         seed, rows, vocabulary, scale = case
         generator = torch.Generator().manual_seed(seed)
@@ -160,16 +158,10 @@ for architecture in (80, 90, 120):
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install '.[test]'")
+@needs_triton
 def test_the_kernel_compiles_for_gpus(tmp_path: Path) -> None:
     """The interpreter takes names of Python that the compiler refuses."""
-    environment = os.environ | {
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", COMPILATION]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = run_python(COMPILATION, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
     assert result.stdout.split() == ["True"] * 3, result.stderr
 
 
@@ -180,14 +172,12 @@ CPU = torch.device("cpu")
 TRIAL = "import torch; from protocol.rollout.sampling import triton_fault; print(triton_fault(torch.device('cpu')))"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install '.[test]'")
+@needs_triton
 @pytest.mark.parametrize(("interpreted", "fault"), [("1", "\n"), ("0", "Triton cannot compile the kernel that draws")])
 def test_triton_is_tried_by_the_kernel_itself(interpreted: str, fault: str) -> None:
     """Its interpreter stands for a machine where it works; without, it finds no GPU here."""
-    path = os.pathsep.join(path for path in sys.path if path)
-    environment = os.environ | {"TRITON_INTERPRET": interpreted, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
-    result = subprocess.run([sys.executable, "-c", TRIAL], env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout.startswith(fault)
+    result = run_python(TRIAL, TRITON_INTERPRET=interpreted, CUDA_VISIBLE_DEVICES="")
+    assert result.stdout.startswith(fault), result.stderr
     assert result.stdout.count("\n") == 1
 
 
@@ -248,13 +238,6 @@ def test_any_logits_and_seeds_give_the_tokens_of_the_reference(
     logits, words, positions = rows(4, vocabulary, seed, scale)
     tokens, _ = choose_with_log_probabilities(logits, words, positions, 1.0, filters)
     assert torch.equal(tokens, sampling.choose(logits, words, positions, 1.0, filters))
-
-
-def test_equal_logits_leave_the_choice_to_the_noise() -> None:
-    _, words, positions = rows(32, 5000, 1)
-    logits = torch.zeros(32, 5000)
-    tokens, _ = choose_with_log_probabilities(logits, words, positions, 1.0)
-    assert torch.equal(tokens, sampling.noise(words, positions, 5000).argmax(dim=-1))
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])

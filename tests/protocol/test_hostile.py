@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import random
 import struct
 from collections.abc import Callable, Iterator
 
@@ -23,6 +22,7 @@ from protocol.rollout.batch import Group, assemble, open_group
 from protocol.rollout.sketch import distances
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, VALIDATOR
+from tests.support.faults.patch_mutations import mutations
 from tests.support.pytest_options.few_daily import few_daily
 
 Parser = Callable[[bytes], object]
@@ -56,30 +56,6 @@ def check_parser(parser: Parser, data: bytes) -> None:
         assert len(str(error)) < 1000
 
 
-def mutations(data: bytes, rng: random.Random, count: int) -> Iterator[bytes]:
-    """Yield altered copies: flipped, replaced, deleted, doubled and inserted bytes, and truncations."""
-    for _ in range(count):
-        alteration = bytearray(data)
-        for _ in range(rng.choice((1, 1, 2, 4))):
-            place = rng.randrange(len(alteration) + 1)
-            match rng.randrange(6):
-                case 0 if alteration:
-                    alteration[place % len(alteration)] ^= 1 << rng.randrange(8)
-                case 1 if alteration:
-                    alteration[place % len(alteration)] = rng.choice(
-                        (0, 0x7F, 0x80, 0x90, 0xC1, 0xC4, 0xC6, 0xCA, 0xCF, 0xDB, 0xDD, 0xDF, 0xFF)
-                    )
-                case 2:
-                    del alteration[place : place + rng.randrange(1, 9)]
-                case 3:
-                    alteration[place:place] = alteration[place : place + rng.randrange(1, 40)]
-                case 4:
-                    alteration[place:place] = rng.randbytes(rng.randrange(1, 9))
-                case _:
-                    alteration = alteration[:place]
-        yield bytes(alteration)
-
-
 @pytest.mark.parametrize("name", PARSERS)
 @given(data=st.binary(max_size=300))
 def test_any_bytes(name: str, data: bytes) -> None:
@@ -88,16 +64,9 @@ def test_any_bytes(name: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_altered_objects(name: str) -> None:
-    rng = random.Random(name)
-    for seed in SEEDS:
-        for data in mutations(seed, rng, 40):
+    for place, seed in enumerate(SEEDS):
+        for data in mutations(seed, "anywhere", place, 60):
             check_parser(PARSERS[name], data)
-
-
-def test_a_batch_is_no_group() -> None:
-    batch, commitment = assemble([samples.group(0), samples.group(1)], "torch-float32")
-    for data in mutations(batch, random.Random(0), 200):
-        check_parser(lambda frame: open_group(frame, commitment, 1), data)
 
 
 @given(st.text(max_size=100))

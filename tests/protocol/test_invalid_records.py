@@ -7,10 +7,13 @@ import pytest
 from pydantic import ValidationError
 
 from protocol import limits
+from protocol.chain.manifest import Manifest
 from protocol.encoding import Record
 from protocol.judging.ledger import SHARE, Amendment
+from protocol.lora import LoraSpec
+from protocol.objects import ObjectRef
 from protocol.rollout.batch import Rollout
-from protocol.run import ScoringSpec
+from protocol.run import FileRef, ModelSpec, SamplingSpec, ScoringSpec
 from tests.support.builders import samples
 from tests.support.builders.samples import (
     MINER,
@@ -42,6 +45,30 @@ def rollout(**changes: Any) -> Rollout:
     return Rollout(**(fields | changes))
 
 
+def file(name: str = "config.json") -> FileRef:
+    return FileRef(name=name, digest=samples.digest("file"), size=1)
+
+
+def model(**changes: Any) -> ModelSpec:
+    return ModelSpec(**({"files": (file(),), "genesis": samples.digest("genesis")} | changes))
+
+
+def sampling(stops: tuple[int, ...] = (1,)) -> SamplingSpec:
+    return SamplingSpec(temperature=1.0, max_tokens=8, stops=stops)
+
+
+SHARD = ObjectRef(digest=samples.digest("shard"), size=4096)
+
+
+def adapters(**changes: Any) -> LoraSpec:
+    fields: dict[str, Any] = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj"), "shards": (SHARD,)}
+    return LoraSpec(**(fields | {"base": samples.digest("base")} | changes))
+
+
+def later_manifest(**changes: Any) -> Manifest:
+    return samples.manifest(1, **({"previous": samples.digest("manifest 0")} | changes))
+
+
 INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
     authority: [
         *({"roots": ()}, {"root_threshold": 2}, {"root_threshold": 0}, {"quorum": 2}, {"quorum": 0}),
@@ -64,6 +91,23 @@ INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
     run_manifest: [
         *({"group_size": 1}, {"groups": 0}, {"name": ""}, {"name": "two\nlines"}, {"name": "\x1b]0;title\x07"}),
         {"head_ttl": 0},
+    ],
+    file: [{"name": name} for name in ("", ".", "..", ".hidden", "a/b", "a\\b", "a" * 101, "a\n", "é", "a\0")],
+    model: [{"files": (file(), file())}],
+    sampling: [{"stops": stops} for stops in ((), (2, 1), (1, 1), (-1,), (1 << 31,), tuple(range(17)))],
+    adapters: [
+        *({"rank": rank} for rank in (0, -1, limits.MAX_LORA_RANK + 1)),
+        *({"alpha": alpha} for alpha in (0.0, float("nan"), float("inf"), 1e9)),
+        *(
+            {"targets": targets}
+            for targets in ((), ("v_proj", "q_proj"), ("q_proj", "q_proj"), ("q proj",), (".",), ("",))
+        ),
+        {"targets": tuple(f"m{number:03d}" for number in range(limits.MAX_LORA_TARGETS + 1))},
+        *({"base": b"short"}, {"shards": ()}, {"shards": (SHARD,) * (limits.MAX_ANCHOR_SHARDS + 1)}),
+    ],
+    counts: [
+        *({"margin": (3, 2, 2)}, {"sketch": (0, 1)}, {"stop": (-1,)}, {"luck": (1, 2, 0, 0)}, {"luck": (0, 1, 0)}),
+        *({"luck": (9, 0, 0)}, {"margin": (1 << 53,)}),
     ],
     scoring: [
         {"penalty": 999_999},  # a rejection would cost less than a group earns
@@ -104,6 +148,7 @@ INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
         *({"tensors": (("a", "F32", (1 << 30, 1 << 30)),)}, {"tensors": (("a", "F32", (1,) * 9),)}),
         {"tensors": (("é" * 300, "F32", ()),)},
     ],
+    later_manifest: [{"previous": b""}, {"previous": b"short"}, {"patch": None}],
     rollout: [
         *({"completion": b"abc"}, {"completion": b"abcd", "sketch": b""}, {"completion": b"", "sketch": b"abc"}),
         *({"completion": b"abcd", "sketch": b"abcdefgh"}, {"reward": 10**12 + 1}, {"reward": 0.5}),

@@ -15,8 +15,8 @@ from protocol.identity.signing import open_signed, sign
 from protocol.lora import LoraSpec
 from protocol.objects import ObjectRef
 from protocol.rollout.sampling import SamplingParams
-from protocol.run import FileRef, ModelSpec, RunManifest, SamplingSpec
-from tests.protocol.signed_chain import NOW, Trainer, chain
+from protocol.run import FileRef, RunManifest
+from tests.protocol.signed_chain import Trainer, chain, follow
 from tests.support.builders import samples
 from tests.support.builders.samples import MINER, ROOT, RUN_ID, digest, environment, run_manifest
 
@@ -29,24 +29,6 @@ def test_a_manifest_round_trips_and_its_digest_is_stable() -> None:
         open_signed(sign(manifest, ROOT, MINER), RunManifest, [ROOT.public, MINER.public]).digest
         == signed_manifest.digest
     )
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "a" * 101, "a\n", "é", "a\0"])
-def test_file_names_that_leave_their_folder_are_refused(name: str) -> None:
-    with pytest.raises(ValidationError):
-        FileRef(name=name, digest=samples.digest("x"), size=1)
-
-
-def test_two_files_of_one_name_are_refused() -> None:
-    ref = FileRef(name="config.json", digest=samples.digest("x"), size=1)
-    with pytest.raises(ValidationError):
-        ModelSpec(files=(ref, ref), genesis=samples.digest("g"))
-
-
-@pytest.mark.parametrize("stops", [(), (2, 1), (1, 1), (-1,), (1 << 31,), tuple(range(17))], ids=str)
-def test_stop_tokens_ascend_strictly_and_are_few(stops: tuple[int, ...]) -> None:
-    with pytest.raises(ValidationError):
-        SamplingSpec(temperature=1.0, max_tokens=8, stops=stops)
 
 
 DATA = FileRef(name="data.jsonl", digest=samples.digest("data"), size=limits.MAX_DATA_BYTES)
@@ -156,48 +138,14 @@ DOWN, UP = (f"{M}.lora_A.weight", "BF16", (4, 32)), (f"{M}.lora_B.weight", "BF16
 
 
 def spec(**changes: Any) -> LoraSpec:
-    fields: dict[str, Any] = {
-        "rank": 4,
-        "alpha": 8.0,
-        "targets": ("q_proj", "v_proj"),
-        "base": digest("base"),
-        "shards": (SHARD,),
-    }
-    return LoraSpec(**(fields | changes))
+    fields: dict[str, Any] = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj"), "base": digest("base")}
+    return LoraSpec(**(fields | {"shards": (SHARD,)} | changes))
 
 
 def test_a_manifest_with_adapters_round_trips() -> None:
     manifest = run_manifest(lora=spec())
     assert RunManifest.from_bytes(manifest.to_bytes()) == manifest
     assert spec().scale == 2.0
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rank": 0},
-        {"rank": -1},
-        {"rank": limits.MAX_LORA_RANK + 1},
-        {"alpha": 0.0},
-        {"alpha": float("nan")},
-        {"alpha": float("inf")},
-        {"alpha": 1e9},
-        {"targets": ()},
-        {"targets": ("v_proj", "q_proj")},
-        {"targets": ("q_proj", "q_proj")},
-        {"targets": ("q proj",)},
-        {"targets": (".",)},
-        {"targets": ("",)},
-        {"targets": tuple(f"m{number:03d}" for number in range(limits.MAX_LORA_TARGETS + 1))},
-        {"base": b"short"},
-        {"shards": ()},
-        {"shards": (SHARD,) * (limits.MAX_ANCHOR_SHARDS + 1)},
-    ],
-    ids=str,
-)
-def test_invalid_adapters(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        spec(**changes)
 
 
 def test_a_target_is_the_end_of_a_modules_name() -> None:
@@ -207,10 +155,6 @@ def test_a_target_is_the_end_of_a_modules_name() -> None:
     assert lora.is_target("model.layers.3.mlp.up_proj")
     assert not lora.is_target("model.layers.3.other.up_proj")
     assert not lora.is_target("model.layers.0.self_attn.my_q_proj")
-
-
-def test_a_table_of_adapters_is_accepted() -> None:
-    spec().check_table((DOWN, UP), "here")
 
 
 @pytest.mark.parametrize(
@@ -233,19 +177,14 @@ def test_a_table_of_adapters_is_accepted() -> None:
     ids=str,
 )
 def test_other_tables_are_refused(tensors: Any, message: str) -> None:
+    spec().check_table((DOWN, UP), "here")
     with pytest.raises(ChainError, match=message):
         spec(shards=(ObjectRef(digest=digest("shard"), size=2048),)).check_table(tensors, "here")
 
 
 def test_a_version_of_other_tensors_is_refused_by_its_manifest() -> None:
     """Nothing of the version has been fetched then."""
-    trainer = Trainer().add(tensors=(DOWN, UP)).add(tensors=(DOWN, UP))
-    whole = chain(2)
-    node = ChainVerifier(RUN_ID, run_manifest(lora=spec()))
-    node.accept_head(trainer.head(), NOW)
-    for version in range(2):
-        node.accept_manifest(version, trainer.data(version))
-    other = ChainVerifier(RUN_ID, run_manifest(lora=spec()))
-    other.accept_head(whole.head(), NOW)
+    run = run_manifest(lora=spec())
+    follow(ChainVerifier(RUN_ID, run), Trainer().add(tensors=(DOWN, UP)).add(tensors=(DOWN, UP)))
     with pytest.raises(ChainError, match="none of the run's adapters"):
-        other.accept_manifest(0, whole.data(0))
+        follow(ChainVerifier(RUN_ID, run), chain(2))

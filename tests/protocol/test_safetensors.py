@@ -60,69 +60,59 @@ def test_tensors_own_their_memory() -> None:
 
 
 NAN = b'{"a":{"dtype":"I8","shape":[NaN],"data_offsets":[0,0]}}'
-HOSTILE: dict[str, tuple[bytes, type[ProtocolError]]] = {
-    "nothing": (b"", MalformedError),
-    "seven bytes": (bytes(7), MalformedError),
-    "a header of 2^64 - 1 bytes": (b"\xff" * 8, LimitError),
-    "a header over the cap": (struct.pack("<Q", limits.MAX_SAFETENSORS_HEADER_BYTES + 1), LimitError),
-    "a header cut off": (struct.pack("<Q", 10) + b"{}", MalformedError),
-    "no JSON": (file(b"{"), MalformedError),
-    "an array": (file([]), MalformedError),
-    "an empty header": (file(b""), MalformedError),
-    "deep JSON": (file(b"[" * 100_000), MalformedError),
-    "deep metadata": (file(b'{"__metadata__":' + b'{"a":' * 100_000), MalformedError),
-    "a number of 10,000 digits": (
-        file(b'{"a":{"dtype":"I8","shape":[' + b"9" * 10_000 + b'],"data_offsets":[0,1]}}'),
-        MalformedError,
-    ),
-    "NaN for a size": (file(NAN), MalformedError),
-    "UTF-16": (file({"a": entry("I8", [1], 0, 1)}, b"x", encoding="utf-16"), MalformedError),
-    "UTF-8 with a mark": (file({"a": entry("I8", [1], 0, 1)}, b"x", encoding="utf-8-sig"), MalformedError),
-    "not UTF-8": (file(b'{"\xff":1}'), MalformedError),
-    "a name of half a character": (
-        file(b'{"\\ud800":' + json.dumps(entry("I8", [1], 0, 1)).encode() + b"}", b"x"),
-        MalformedError,
-    ),
-    "a name twice": (file(b'{"a":1,"a":1}'), MalformedError),
-    "a field twice": (
-        file(b'{"a":{"dtype":"I8","dtype":"I8","shape":[1],"data_offsets":[0,1]}}', b"x"),
-        MalformedError,
-    ),
-    "a name too long": (file({"é" * 300: entry("I8", [1], 0, 1)}, b"x"), LimitError),
-    "no entry": (file({"a": 1}), MalformedError),
-    "a field missing": (file({"a": {"dtype": "I8", "data_offsets": [0, 1]}}, b"x"), MalformedError),
-    "a field more": (file({"a": entry("I8", [1], 0, 1, more=1)}, b"x"), MalformedError),
-    "an unknown dtype": (file({"a": entry("F64", [1], 0, 8)}, bytes(8)), MalformedError),
-    "a dtype that is a list": (
-        file({"a": {"dtype": ["I8"], "shape": [1], "data_offsets": [0, 1]}}, b"x"),
-        MalformedError,
-    ),
-    "too wide a dtype": (file({"a": entry("F32", [1], 0, 2)}, bytes(2)), MalformedError),
-    "too narrow a dtype": (file({"a": entry("I8", [1], 0, 2)}, bytes(2)), MalformedError),
-    "a negative size": (file({"a": entry("I8", [-1], 0, 1)}, b"x"), MalformedError),
-    "a size that is true": (file({"a": entry("I8", [True], 0, 1)}, b"x"), MalformedError),
-    "a size that is a float": (file({"a": entry("I8", [1.0], 0, 1)}, b"x"), MalformedError),
-    "a huge size": (file({"a": entry("I8", [1 << 62], 0, 1)}, b"x"), MalformedError),
-    "huge sizes and a zero": (file({"a": entry("I8", [1 << 40, 1 << 40, 0], 0, 0)}), LimitError),
-    "a product beyond 64 bits": (file({"a": entry("I8", [1 << 40] * 8, 0, 0)}), LimitError),
-    "nine dimensions": (file({"a": entry("I8", [1] * 9, 0, 1)}, b"x"), LimitError),
-    "offsets that go back": (file({"a": entry("I8", [1], 1, 0)}, b"x"), MalformedError),
-    "one offset": (file({"a": {"dtype": "I8", "shape": [0], "data_offsets": [0]}}), MalformedError),
-    "three offsets": (file({"a": {"dtype": "I8", "shape": [1], "data_offsets": [0, 1, 1]}}, b"x"), MalformedError),
-    "data cut off": (file({"a": entry("I8", [4], 0, 4)}, b"abc"), MalformedError),
-    "data behind": (file({"a": entry("I8", [4], 0, 4)}, b"abcde"), MalformedError),
-    "data behind nothing": (file({}, b"a"), MalformedError),
-    "a gap": (file({"a": entry("I8", [1], 0, 1), "b": entry("I8", [1], 2, 3)}, b"abc"), MalformedError),
-    "a gap in front": (file({"a": entry("I8", [1], 1, 2)}, b"ab"), MalformedError),
-    "an overlap": (file({"a": entry("I8", [2], 0, 2), "b": entry("I8", [2], 1, 3)}, b"abc"), MalformedError),
-    "the same bytes twice": (file({"a": entry("I8", [2], 0, 2), "b": entry("I8", [2], 0, 2)}, b"ab"), MalformedError),
+HOSTILE = {
+    "nothing": b"",
+    "seven bytes": bytes(7),
+    "a header cut off": struct.pack("<Q", 10) + b"{}",
+    "no JSON": file(b"{"),
+    "an array": file([]),
+    "an empty header": file(b""),
+    "deep JSON": file(b"[" * 100_000),
+    "deep metadata": file(b'{"__metadata__":' + b'{"a":' * 100_000),
+    "a number of 10,000 digits": file(b'{"a":{"dtype":"I8","shape":[' + b"9" * 10_000 + b'],"data_offsets":[0,1]}}'),
+    "NaN for a size": file(NAN),
+    "UTF-16": file({"a": entry("I8", [1], 0, 1)}, b"x", encoding="utf-16"),
+    "UTF-8 with a mark": file({"a": entry("I8", [1], 0, 1)}, b"x", encoding="utf-8-sig"),
+    "not UTF-8": file(b'{"\xff":1}'),
+    "a name of half a character": file(b'{"\\ud800":' + json.dumps(entry("I8", [1], 0, 1)).encode() + b"}", b"x"),
+    "a name twice": file(b'{"a":1,"a":1}'),
+    "a field twice": file(b'{"a":{"dtype":"I8","dtype":"I8","shape":[1],"data_offsets":[0,1]}}', b"x"),
+    "no entry": file({"a": 1}),
+    "a field missing": file({"a": {"dtype": "I8", "data_offsets": [0, 1]}}, b"x"),
+    "a field more": file({"a": entry("I8", [1], 0, 1, more=1)}, b"x"),
+    "an unknown dtype": file({"a": entry("F64", [1], 0, 8)}, bytes(8)),
+    "a dtype that is a list": file({"a": {"dtype": ["I8"], "shape": [1], "data_offsets": [0, 1]}}, b"x"),
+    "too wide a dtype": file({"a": entry("F32", [1], 0, 2)}, bytes(2)),
+    "too narrow a dtype": file({"a": entry("I8", [1], 0, 2)}, bytes(2)),
+    "a negative size": file({"a": entry("I8", [-1], 0, 1)}, b"x"),
+    "a size that is true": file({"a": entry("I8", [True], 0, 1)}, b"x"),
+    "a size that is a float": file({"a": entry("I8", [1.0], 0, 1)}, b"x"),
+    "a huge size": file({"a": entry("I8", [1 << 62], 0, 1)}, b"x"),
+    "offsets that go back": file({"a": entry("I8", [1], 1, 0)}, b"x"),
+    "one offset": file({"a": {"dtype": "I8", "shape": [0], "data_offsets": [0]}}),
+    "three offsets": file({"a": {"dtype": "I8", "shape": [1], "data_offsets": [0, 1, 1]}}, b"x"),
+    "data cut off": file({"a": entry("I8", [4], 0, 4)}, b"abc"),
+    "data behind": file({"a": entry("I8", [4], 0, 4)}, b"abcde"),
+    "data behind nothing": file({}, b"a"),
+    "a gap": file({"a": entry("I8", [1], 0, 1), "b": entry("I8", [1], 2, 3)}, b"abc"),
+    "a gap in front": file({"a": entry("I8", [1], 1, 2)}, b"ab"),
+    "an overlap": file({"a": entry("I8", [2], 0, 2), "b": entry("I8", [2], 1, 3)}, b"abc"),
+    "the same bytes twice": file({"a": entry("I8", [2], 0, 2), "b": entry("I8", [2], 0, 2)}, b"ab"),
+}
+TOO_LARGE = {
+    "a header of 2^64 - 1 bytes": b"\xff" * 8,
+    "a header over the cap": struct.pack("<Q", limits.MAX_SAFETENSORS_HEADER_BYTES + 1),
+    "a name too long": file({"é" * 300: entry("I8", [1], 0, 1)}, b"x"),
+    "huge sizes and a zero": file({"a": entry("I8", [1 << 40, 1 << 40, 0], 0, 0)}),
+    "a product beyond 64 bits": file({"a": entry("I8", [1 << 40] * 8, 0, 0)}),
+    "nine dimensions": file({"a": entry("I8", [1] * 9, 0, 1)}, b"x"),
 }
 
 
-@pytest.mark.parametrize(("data", "error"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_files(data: bytes, error: type[ProtocolError]) -> None:
-    with pytest.raises(error) as error_info:
-        read(data)
+@pytest.mark.parametrize("name", HOSTILE | TOO_LARGE)
+def test_hostile_files(name: str) -> None:
+    with pytest.raises(LimitError if name in TOO_LARGE else MalformedError) as error_info:
+        read((HOSTILE | TOO_LARGE)[name])
     assert str(error_info.value).encode()
 
 
@@ -200,13 +190,6 @@ def test_every_bit_changes_the_digest(data: bytes, bit: int) -> None:
         other = torch.frombuffer(alteration, dtype=torch.uint8).view(dtype)
         assert raw_bytes(tensor).tobytes() == data
         assert digest_weights({"w": tensor}) != digest_weights({"w": other})
-
-
-def test_zeros_have_signs_and_nans_have_payloads() -> None:
-    nans = torch.tensor([0x7FC0, 0x7FC1, -64], dtype=torch.int16).view(torch.bfloat16)
-    assert nans.isnan().all()
-    assert len({tensor_digest(nan) for nan in nans}) == 3
-    assert tensor_digest(torch.tensor([0.0])) != tensor_digest(torch.tensor([-0.0]))
 
 
 def test_name_dtype_and_shape_change_the_digest() -> None:

@@ -196,12 +196,6 @@ def test_equal_scores_give_the_smallest_id() -> None:
     assert sampling.choose(logits, sampling.seed_words([SEED]), torch.tensor([0]), 1.0).tolist() == [2]
 
 
-def test_log_probabilities_are_those_of_the_softmax() -> None:
-    logits = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])
-    result = sampling.log_probabilities(logits, torch.tensor([1, 0]), 1.0)
-    assert torch.allclose(result, torch.tensor([math.log(0.75), math.log(0.5)]))
-
-
 def test_no_tokens() -> None:
     assert margins(torch.empty(0, 5), torch.empty(0, dtype=torch.int64), SEED, 1.0).shape == (0,)
     assert sampling.seed_words([]).shape == (0, 4)

@@ -22,7 +22,7 @@ from protocol.identity.signing import (
     sign,
 )
 from tests.support.builders import samples
-from tests.support.builders.samples import MINER, ROOT, TRAINER, VALIDATOR
+from tests.support.builders.samples import MINER, ROOT, TRAINER
 
 P = 2**255 - 19
 SMALL_ORDER = {
@@ -141,41 +141,6 @@ def test_a_signature_holds_for_one_kind_only() -> None:
         Ed25519PublicKey.from_public_bytes(MINER.public).verify(MINER.sign(body), b"grailnode/1\x00trust\x00" + body)
 
 
-def test_another_kind_is_refused() -> None:
-    with pytest.raises(MalformedError, match="holds a 'head'"):
-        open_signed(sign(samples.head(), TRAINER), Announcement, [TRAINER.public])
-
-
-def test_an_envelope_with_an_additional_signature_by_another_key_is_refused() -> None:
-    with pytest.raises(SignatureError):
-        open_signed(sign(samples.head(), TRAINER, MINER), Head, [TRAINER.public])
-
-
-@pytest.mark.parametrize(
-    ("signers", "holds"), [((TRAINER,), False), ((TRAINER, ROOT), True), ((TRAINER, ROOT, VALIDATOR), True)]
-)
-def test_a_threshold(signers: tuple[SigningKey, ...], holds: bool) -> None:
-    permitted_keys = [TRAINER.public, ROOT.public, VALIDATOR.public]
-    data = sign(samples.head(), *signers)
-    if holds:
-        assert open_signed(data, Head, permitted_keys, threshold=2).signers == tuple(
-            sorted(key.public for key in signers)
-        )
-    else:
-        with pytest.raises(SignatureError):
-            open_signed(data, Head, permitted_keys, threshold=2)
-
-
-@pytest.mark.parametrize(
-    "places", [(0, 0), (0, 0, 1), (1, 0), ()], ids=["one twice", "one of two twice", "descending", "none"]
-)
-def test_signatures_must_ascend_by_key(places: tuple[int, ...]) -> None:
-    data = unpack(sign(samples.head(), TRAINER, ROOT))
-    signatures = tuple(data["signatures"][place] for place in places)
-    with pytest.raises(MalformedError, match="ascending" if places else "signatures"):
-        open_signed(pack(data | {"signatures": signatures}), Head, [TRAINER.public, ROOT.public], threshold=len(places))
-
-
 def test_an_envelope_with_one_invalid_signature_of_two_is_refused() -> None:
     data = unpack(sign(samples.head(), TRAINER, ROOT))
     first, second = data["signatures"]
@@ -206,10 +171,6 @@ def test_the_maximum_number_of_signatures_fits_the_envelope_limit() -> None:
     keys = [samples.key(f"signer {index}") for index in range(limits.MAX_SIGNATURES)]
     data = sign(samples.head(), *keys)
     assert len(data) - len(samples.head().to_bytes()) <= limits.MAX_ENVELOPE_BYTES
-
-
-def test_open_announced_returns_the_signers() -> None:
-    assert open_announced(sign(samples.announcement(), MINER), Announcement).signers == (MINER.public,)
 
 
 @given(st.binary(max_size=300))

@@ -2,20 +2,11 @@
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE
 from protocol.judging.verdict import Judgement, Reason, joint_rejection, own_rejection, unpack_logprobs
 from roles.validator.audit import reject_accepted
-from tests.support.builders.samples import (
-    counts,
-    judgement,
-    rejected,
-    replay_thresholds,
-    thresholds,
-    unreproduced,
-    verdict,
-)
+from tests.support.builders.samples import counts, judgement, rejected, replay_thresholds, thresholds, unreproduced
 
 ROW = thresholds()
 
@@ -23,13 +14,6 @@ ROW = thresholds()
 def test_a_judgement_without_a_reason_accepts() -> None:
     assert judgement().accepted
     assert not any(rejected(reason=reason.value, counts=NO_COUNTS).accepted for reason in Reason)
-
-
-@pytest.mark.parametrize("indices", [(0, 0), (1, 0), (3, 16), (16,)])
-def test_a_verdict_judges_submitted_groups_once(indices: tuple[int, ...]) -> None:
-    """Two judgements on one group would count as those of two validators."""
-    with pytest.raises(ValidationError):
-        verdict(*map(judgement, indices))
 
 
 def test_log_probabilities_are_split_by_rollout() -> None:

@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from protocol import limits
+from protocol.chain.manifest import Manifest, PatchRef, tensor_table
 from protocol.chain.verifier import Trust
 from protocol.encoding import content_digest
 from protocol.errors import ChainError, ExpiredError, ForkError, GapError, MalformedError, ProtocolError, RollbackError
+from protocol.objects import ObjectRef
 from tests.protocol.signed_chain import NOW, Trainer, chain, follow, steps, verifier
 from tests.support.builders import samples
 from tests.support.builders.samples import RUN_ID
@@ -63,13 +67,6 @@ def test_two_heads_with_different_manifests_for_one_version_are_a_fork() -> None
     node.accept_head(chain(3).head(), NOW)
     with pytest.raises(ForkError):
         node.accept_head(chain(2).add(optimizer_step=99).head(), NOW)
-
-
-def test_a_renewed_head_is_accepted() -> None:
-    trainer = chain(3)
-    node = follow(verifier(), trainer)
-    node.accept_head(trainer.head(expires_ms=4_500_000), NOW)
-    assert node.missing_manifests() == []
 
 
 def test_trust_of_another_run_is_a_value_error() -> None:
@@ -272,3 +269,80 @@ def test_a_plan_leads_to_its_target(data: st.DataObject) -> None:
         assert manifest.version in versions_with_patch
         at += 1
     assert at == target
+
+
+# The checks that a head or a manifest passes by itself
+
+
+def test_the_longest_head_can_be_written() -> None:
+    samples.head(manifests=(samples.digest("m"),) * limits.MAX_CHAIN, anchors=tuple(range(limits.MAX_CHAIN))).to_bytes()
+
+
+def test_check_table() -> None:
+    weights = samples.weights()
+    manifest = samples.manifest(tensors=tensor_table(weights))
+    manifest.check_table(weights)
+    assert manifest.elements == 24 + 6 + 0 + 1 + 5 + 2
+    with pytest.raises(MalformedError):
+        manifest.check_table({**weights, "bias": weights["bias"][:5]})
+
+
+# A manifest cannot refer to objects larger than its tensors need, because readers download and store their sizes
+
+
+WEIGHTS = 6 * 2 + 4  # bytes of the tensors of samples.TABLE
+PATCH = 2 * WEIGHTS + limits.MAX_PATCH_HEADER_BYTES
+HEADER = limits.MAX_SAFETENSORS_HEADER_BYTES
+
+
+def patch(*sizes: int) -> dict[str, Any]:
+    refs = (ObjectRef(digest=samples.digest(f"part {place}"), size=size) for place, size in enumerate(sizes))
+    return {"patch": PatchRef(parts=tuple(refs), changed=1)}
+
+
+def anchor(*sizes: int) -> dict[str, Any]:
+    shards = (ObjectRef(digest=samples.digest(f"shard {place}"), size=size) for place, size in enumerate(sizes))
+    return {"anchor": tuple(shards)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        patch(PATCH),
+        patch(0, PATCH - 1, 1),
+        anchor(WEIGHTS + HEADER),
+        anchor(WEIGHTS + 2 * HEADER, 0),
+        anchor(HEADER, WEIGHTS, 2 * HEADER),
+        patch(PATCH) | anchor(WEIGHTS + HEADER),
+    ],
+)
+def test_objects_up_to_the_size_of_their_tensors_are_accepted(changes: dict[str, Any]) -> None:
+    manifest = samples.manifest(1, samples.digest("manifest 0"), **changes)
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        patch(PATCH + 1),
+        patch(PATCH, 1),
+        patch(limits.MAX_PATCH_BYTES),
+        anchor(WEIGHTS + HEADER + 1),
+        anchor(WEIGHTS + 2 * HEADER, 1),
+        anchor(limits.MAX_SHARD_BYTES),
+        anchor(*(HEADER for _ in range(8)), WEIGHTS + HEADER + 1),
+        patch(PATCH + 1) | anchor(WEIGHTS),
+        patch(1) | anchor(WEIGHTS + HEADER + 1),
+    ],
+)
+def test_objects_larger_than_their_tensors_are_refused(changes: dict[str, Any]) -> None:
+    honest = samples.manifest(1, samples.digest("manifest 0"))
+    with pytest.raises(ValidationError, match="larger than its tensors"):
+        Manifest(**(dict(honest) | changes))
+    with pytest.raises(MalformedError, match="larger than its tensors"):
+        Manifest.from_bytes(honest.model_copy(update=changes).to_bytes())
+
+
+def test_a_first_anchor_larger_than_its_tensors_is_refused() -> None:
+    with pytest.raises(ValidationError, match="the anchor is larger than its tensors"):
+        samples.manifest(**anchor(WEIGHTS + HEADER + 1))

@@ -1,5 +1,5 @@
-"""The arithmetic of a round, compared with numpy, where each operation is rounded by itself; and ranks of grid values,
-compared with exact fractions: each rank is a visible value, and each such value has one.
+"""The arithmetic of a round, compared with numpy, where each operation is rounded by itself; inner products; and ranks
+of grid values, compared with exact fractions: each rank is a visible value, and each such value has one.
 """
 
 import math
@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from protocol.errors import ContributionError
+from protocol.kernels.inner_products import LANES, dot, row_products
 from protocol.kernels.jit import kernel
-from protocol.pseudogradient import DILOCO, PULSELOCO_GRID, SPARSELOCO, SquaredNorm, streams_of
-from protocol.pseudogradient.arithmetic import add_contribution, divide, pseudo_gradient
+from protocol.pseudogradient import PULSELOCO_GRID, SquaredNorm, streams_of
+from protocol.pseudogradient.arithmetic import pseudo_gradient
 from protocol.pseudogradient.visibility import S, borders, grid_shift, rank_of, value_at
 
 F = np.float32
@@ -27,31 +28,6 @@ def test_an_update_is_rounded_three_times() -> None:
     base, local, feedback = numbers(1), numbers(2), numbers(3)
     expected = F(0.95) * feedback + (base - local)
     assert np.array_equal(pseudo_gradient(base, local, feedback, 0.95), expected)
-
-
-def test_a_mean_is_summed_in_order() -> None:
-    parts, weights = [numbers(seed) for seed in range(4)], [1.0, 0.3, 1.0, 0.7]
-    total = np.zeros_like(parts[0])
-    for values, weight in zip(parts, weights, strict=True):
-        total = total + F(weight) * values
-    mean = np.zeros_like(parts[0])
-    for values, weight in zip(parts, weights, strict=True):
-        add_contribution(mean, values, weight)
-    divide(mean, 4)
-    assert np.array_equal(mean, total / F(4))
-
-
-def test_outer_steps_fuse_no_operations() -> None:
-    base, momentum, mean = numbers(1), numbers(2), numbers(3)
-    new_momentum = F(0.9) * momentum + mean
-    expected = base - F(0.7) * (F(0.9) * new_momentum + mean)
-    plain = base - F(1.0) * mean
-    first, second, state = base.copy(), base.copy(), momentum.copy()
-    DILOCO.step(first, state, mean)
-    SPARSELOCO.step(second, momentum, mean)
-    assert np.array_equal(first, expected)
-    assert np.array_equal(state, new_momentum)
-    assert np.array_equal(second, plain)
 
 
 def test_an_outer_step_to_infinity_is_refused() -> None:
@@ -140,3 +116,29 @@ def test_ranks_number_the_visible_values_in_ascending_order(least_out: int, leas
     assert (np.diff(out[:, 0]) >= 0).all()
     assert len({(steps, direction) for steps, direction, _ in out.tolist()}) == 3000
     assert all(steps >= (least_out if outwards else least_in) for steps, outwards, _ in out.tolist())
+
+
+# Inner products have the order of additions that their module states, and so the same bits everywhere
+
+
+def in_order(left: list[float], right: list[float]) -> float:
+    sums, total = [0.0] * LANES, 0.0
+    for place, (one, other) in enumerate(zip(left, right, strict=True)):
+        sums[place % LANES] += one * other
+    for own in sums:
+        total += own
+    return total
+
+
+@pytest.mark.parametrize("size", [0, 1, LANES - 1, LANES, 3 * LANES + 7, 5000])
+def test_each_product_is_added_to_its_partial_sum(size: int) -> None:
+    rows = np.random.default_rng(size).uniform(-1, 1, (3, size))
+    expected = [[in_order(left, right) for right in rows.tolist()] for left in rows.tolist()]
+    assert [row_products(rows, row).tolist() for row in rows] == expected
+    assert dot(rows[0], rows[2]) == expected[0][2]
+
+
+def test_arrays_of_any_layout_are_multiplied_row_by_row() -> None:
+    numbers = np.random.default_rng(1).uniform(-1, 1, (9, 11))
+    mask = np.tri(11, 9, dtype=bool)
+    assert dot(numbers.T, mask) == in_order(numbers.T.flatten().tolist(), mask.flatten().tolist())

@@ -44,7 +44,7 @@ from tests.support.builders.snapshots import put_snapshot
 from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import Log
-from tests.support.simulation.virtual_clock import running, simulated
+from tests.support.simulation.virtual_clock import running
 
 
 class WrongOnce(SilentStore):
@@ -107,7 +107,6 @@ def revise(testbed: AttackedTrainer, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["full disk", "killed"])
-@simulated
 async def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(killed: bool) -> None:
     testbed, disk = make_testbed_with_full_disk()
     await testbed.deliver()
@@ -139,7 +138,6 @@ async def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(kill
     assert set(await testbed.group_outcomes()) == {group.digest for group in buffer.draw(9)} == both_groups
 
 
-@simulated
 async def test_groups_handed_over_before_a_crash_are_used_whatever_storage_shows_afterwards():
     testbed, disk = make_testbed_with_full_disk()
     await testbed.deliver()
@@ -155,14 +153,12 @@ async def test_groups_handed_over_before_a_crash_are_used_whatever_storage_shows
 
 @pytest.mark.parametrize("how", ["hidden", "bent"])
 @pytest.mark.parametrize("kind", ["commitments", "batches"])
-@simulated
 async def test_storage_that_shows_a_wrong_object_once_costs_no_window(kind: str, how: str) -> None:
     testbed = await make_honest_testbed(1, SECOND, store=WrongOnce(paths.kind_prefix(MINER.public, kind), how))
     await testbed.collect()
     assert await testbed.outcomes() == {"used"}
 
 
-@simulated
 async def test_a_batch_that_is_too_large_is_logged_and_does_not_end_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -172,7 +168,6 @@ async def test_a_batch_that_is_too_large_is_logged_and_does_not_end_the_process(
     assert await testbed.outcomes() == {"too-large"}
 
 
-@simulated
 async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_restart():
     testbed, later = await make_honest_testbed(), WINDOW + 4
     testbed.store.silent_prefixes = (paths.kind_prefix(MINER.public, "batches"),)
@@ -194,7 +189,6 @@ async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_resta
     assert {item.status for record in records for item in record.outcomes} == {"used"}
 
 
-@simulated
 async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
     testbed, later = AttackedTrainer(store=SlowStore(0.05)), WINDOW + 4
     clock = WrongClock(testbed.clock)
@@ -211,7 +205,6 @@ async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
     assert await collected_windows(testbed) == {later}
 
 
-@simulated
 async def test_a_validator_that_is_revoked_before_it_reveals_decides_nothing():
     testbed = AttackedTrainer()
     await testbed.deliver()
@@ -229,7 +222,6 @@ async def test_a_validator_that_is_revoked_before_it_reveals_decides_nothing():
     assert await testbed.outcomes() == set()
 
 
-@simulated
 async def test_a_raised_quorum_holds_for_groups_that_are_not_decided_yet():
     testbed = AttackedTrainer()
     await testbed.deliver()
@@ -251,7 +243,6 @@ async def test_a_raised_quorum_holds_for_groups_that_are_not_decided_yet():
     await testbed.outcomes()
 
 
-@simulated
 async def test_after_a_long_absence_slow_verdicts_are_waited_for():
     testbed = await make_honest_testbed(1, FIRST, store=SlowStore(5.0, "/verdicts/"))
     await testbed.state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=WINDOW).to_bytes())
@@ -351,7 +342,6 @@ def test_fields_that_contradict_each_other_are_refused(changes: dict[str, object
 
 
 @pytest.mark.parametrize(("queued", "published"), [(None, None), (1, None), (None, 2), (1, 2), (2, 2), (3, 2)])
-@simulated
 async def test_the_newest_of_outbox_and_published_weights(queued: int | None, published: int | None) -> None:
     state = MemoryStore()
     if queued is not None:

@@ -22,6 +22,8 @@ from tests.support.simulation.damaged_states import (
     MOMENTS,
     NODES,
     Damage,
+    Death,
+    DiskNetwork,
     Outcome,
     StateFile,
     bend,
@@ -30,9 +32,8 @@ from tests.support.simulation.damaged_states import (
     repair,
     stopped_network,
 )
-from tests.support.simulation.disk_network import Death, DiskNetwork
 from tests.support.simulation.network import key
-from tests.support.simulation.virtual_clock import running, simulate, simulated
+from tests.support.simulation.virtual_clock import running, simulate
 
 BITS = 3
 MAY_GO_ON = {".names", "inbox", "outcomes", "pending"}
@@ -161,7 +162,6 @@ def puts_of_seal(network: DiskNetwork, window: int) -> int:
 
 
 @pytest.mark.parametrize("damage", few_daily(SOME_DAMAGES.values(), 3), ids=SOME_DAMAGES)
-@simulated
 async def test_a_damaged_floor_of_a_ledger_is_named_and_found_again_in_the_seals(
     network: DiskNetwork, tmp_path: Path, damage: Damage
 ):
@@ -185,7 +185,6 @@ async def test_a_damaged_floor_of_a_ledger_is_named_and_found_again_in_the_seals
 
 
 @pytest.mark.parametrize("damage", few_daily(SOME_DAMAGES.values(), 3), ids=SOME_DAMAGES)
-@simulated
 async def test_a_validator_stays_distrusted_when_the_reason_is_damaged(
     network: DiskNetwork, tmp_path: Path, damage: Damage
 ):
@@ -262,7 +261,6 @@ def check_no_contradiction(network: DiskNetwork) -> None:
 
 @pytest.mark.parametrize("name", NODES)
 @pytest.mark.parametrize("copy", few_daily([None, *range(COPIES)], 12))
-@simulated
 async def test_an_old_copy_of_a_state_contradicts_nothing(
     copied_network: DiskNetwork, tmp_path: Path, name: str, copy: int | None
 ):
@@ -276,7 +274,6 @@ async def test_an_old_copy_of_a_state_contradicts_nothing(
 
 @pytest.mark.parametrize("name", NODES)
 @pytest.mark.parametrize("copy", few_daily([*range(0, COPIES, 3), None], 5))
-@simulated
 async def test_a_repaired_old_copy_continues_what_was_published(
     copied_network: DiskNetwork, tmp_path: Path, name: str, copy: int | None
 ):
@@ -288,7 +285,6 @@ async def test_a_repaired_old_copy_continues_what_was_published(
     assert work_after(copied_network.run.window_at(copied_network.end), other, name)
 
 
-@simulated
 async def test_an_old_snapshot_in_the_outbox_is_not_taken_for_the_newest_weights(
     copied_network: DiskNetwork, tmp_path: Path
 ):
@@ -313,7 +309,6 @@ def work_after(window: int, copied_network: DiskNetwork, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["trainer", "validator-0"])
-@simulated
 async def test_the_line_says_what_is_published_and_not_in_the_state(
     copied_network: DiskNetwork, tmp_path: Path, name: str
 ):

@@ -20,7 +20,7 @@ from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
 from tests.support.builders.verified_batches import verified_batch
 from tests.support.simulation.network import Network
-from tests.support.simulation.virtual_clock import simulate, simulated
+from tests.support.simulation.virtual_clock import simulate
 
 MAX_STALENESS = 3
 
@@ -52,7 +52,6 @@ async def waiting(training: ExternalTraining) -> set[bytes]:
     return {group.digest for group in await training.groups(0)}
 
 
-@simulated
 async def test_versions_are_published_as_they_were_given_from_genesis_on() -> None:
     site = Site()
     training = await site.open()
@@ -65,7 +64,6 @@ async def test_versions_are_published_as_they_were_given_from_genesis_on() -> No
     assert restarted.version == 1
 
 
-@simulated
 @pytest.mark.parametrize(("step", "value"), [(-1, 0.0), (1 << 53, 0.0), (1, float("nan")), (1, float("inf"))])
 async def test_what_no_follower_could_use_is_refused_before_it_is_durable(step: int, value: float) -> None:
     site = Site()
@@ -77,7 +75,6 @@ async def test_what_no_follower_could_use_is_refused_before_it_is_durable(step: 
     assert await (await site.open()).publish(site.network.weights, 1) == 1
 
 
-@simulated
 async def test_a_caller_that_publishes_faster_than_storage_takes_versions_waits() -> None:
     site = Site()
     training = await site.open()
@@ -89,7 +86,6 @@ async def test_a_caller_that_publishes_faster_than_storage_takes_versions_waits(
     assert await training.publish(site.network.weights, 2) == 2
 
 
-@simulated
 async def test_files_of_a_version_that_nobody_noted_are_deleted_and_another_policy_is_refused() -> None:
     site = Site()
     await site.open()
@@ -102,7 +98,6 @@ async def test_files_of_a_version_that_nobody_noted_are_deleted_and_another_poli
         await training.begin(lambda: {name: torch.zeros_like(t) for name, t in other.network.weights.items()})
 
 
-@simulated
 async def test_a_group_comes_once_and_again_after_a_restart_until_it_is_acknowledged() -> None:
     site = Site()
     training = await site.open()
@@ -129,7 +124,6 @@ class SlowStore(MemoryStore):
         return await super().get(path, max_bytes, offset=offset, size=size)
 
 
-@simulated
 async def test_a_call_that_is_cancelled_while_it_reads_loses_no_group() -> None:
     site = Site()
     site.node = replace(site.node, state=SlowStore())
@@ -143,7 +137,6 @@ async def test_a_call_that_is_cancelled_while_it_reads_loses_no_group() -> None:
     assert await waiting(training) == delivered
 
 
-@simulated
 async def test_groups_that_became_too_old_do_not_come_and_leave_the_inbox() -> None:
     site = Site()
     training = await site.open()

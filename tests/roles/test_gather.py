@@ -1,4 +1,4 @@
-"""What nodes build on: concurrent calls, the first failure among tasks, and reports of what has changed."""
+"""What nodes build on: concurrent calls, the first failure among tasks, reports of changes, pauses between tries."""
 
 import pytest
 import trio
@@ -6,13 +6,12 @@ import trio
 from protocol.errors import ProtocolError
 from roles.first_failure import first_failure
 from roles.gather import fetch_ahead, first_success, gather
-from roles.node.retries import ChangeReporter
+from roles.node.participant_memory import Backoff
+from roles.node.retries import ChangeReporter, Pause
 from roles.ports import EngineError, StoreError
 from tests.support.simulation.network import Log
-from tests.support.simulation.virtual_clock import simulated
 
 
-@simulated
 async def test_results_come_in_the_order_of_the_items_and_few_tasks_run_at_once():
     active, max_active = 0, 0
 
@@ -30,7 +29,6 @@ async def test_results_come_in_the_order_of_the_items_and_few_tasks_run_at_once(
 
 
 @pytest.mark.parametrize("cancel_others", [True, False])
-@simulated
 async def test_after_a_failure_nothing_is_begun_and_others_end_or_are_cancelled(cancel_others: bool):
     starts: list[int] = []
     ends: list[int] = []
@@ -49,7 +47,6 @@ async def test_after_a_failure_nothing_is_begun_and_others_end_or_are_cancelled(
     assert sorted(ends) == ([] if cancel_others else [0, 2])
 
 
-@simulated
 async def test_the_next_items_are_fetched_while_one_is_used():
     starts: list[float] = []
     results: list[int] = []
@@ -72,7 +69,6 @@ async def test_the_next_items_are_fetched_while_one_is_used():
 
 
 @pytest.mark.parametrize("place", ["fetch", "use"])
-@simulated
 async def test_the_first_failure_ends_fetching_and_use_and_is_raised_by_itself(place: str):
     results: list[int] = []
 
@@ -94,7 +90,6 @@ async def test_the_first_failure_ends_fetching_and_use_and_is_raised_by_itself(p
 
 
 @pytest.mark.parametrize("count", [2, 5])
-@simulated
 async def test_the_first_item_that_succeeds_ends_the_search_or_the_first_failure_is_raised(count: int):
     attempts: list[int] = []
 
@@ -121,7 +116,6 @@ async def fail_after(seconds: float, error: Exception) -> None:
 
 
 @pytest.mark.parametrize(("cancel_others", "end"), [(True, 1.0), (False, 10.0)])
-@simulated
 async def test_the_first_of_several_failures_is_raised_by_itself_when_the_others_end(cancel_others: bool, end: float):
     with pytest.raises(StoreError, match="first"):
         async with first_failure(StoreError, cancel_others=cancel_others) as tasks:
@@ -133,7 +127,6 @@ async def test_the_first_of_several_failures_is_raised_by_itself_when_the_others
 
 
 @pytest.mark.parametrize("place", ["task", "block"])
-@simulated
 async def test_a_failure_of_a_task_or_the_block_cancels_the_rest(place: str):
     with pytest.raises(StoreError, match="gone"):
         async with first_failure(StoreError) as tasks:
@@ -145,7 +138,6 @@ async def test_a_failure_of_a_task_or_the_block_cancels_the_rest(place: str):
     assert trio.current_time() == 1.0
 
 
-@simulated
 async def test_an_unexpected_error_leaves_the_block_as_it_leaves_a_nursery():
     with pytest.raises(ExceptionGroup) as error_info:
         async with first_failure(StoreError) as tasks:
@@ -153,7 +145,6 @@ async def test_an_unexpected_error_leaves_the_block_as_it_leaves_a_nursery():
     assert error_info.group_contains(EngineError, match="broken")
 
 
-@simulated
 async def test_the_scope_can_end_the_block_without_a_failure():
     async with first_failure(StoreError) as tasks:
         tasks.cancel_scope.deadline = trio.current_time() + 3.0
@@ -161,7 +152,6 @@ async def test_the_scope_can_end_the_block_without_a_failure():
     assert trio.current_time() == 3.0
 
 
-@simulated
 async def test_a_failure_is_raised_even_if_the_deadline_passes_while_other_tasks_end():
     async def end_slowly() -> None:
         try:
@@ -199,3 +189,36 @@ def test_there_are_no_more_reports_than_the_maximum():
     for number in range(5):
         reporter.failure(StoreError(f"error {number}"))
     assert reported_errors(log) == ["error 0", "error 1"]
+
+
+# Pauses between tries, and participants that are passed over for a while
+
+
+KEY, OTHER = bytes(32), bytes([1]) * 32
+
+
+def test_pauses_grow_from_the_first_to_the_longest() -> None:
+    pause, lengths = Pause(first=0.5, longest=5.0), [0.0]
+    for _ in range(5):
+        lengths.append(pause.after(lengths[-1]))
+    assert lengths[1:] == [0.5, 1.0, 2.0, 4.0, 5.0]
+    assert Pause(first=0.2, longest=30.0, factor=1.5).after(1.0) == 1.5
+
+
+def test_a_key_that_is_refused_again_is_passed_over_for_twice_as_long() -> None:
+    backoff = Backoff()
+    backoff.add_refusal(KEY, now=100.0)
+    assert backoff.is_backing_off(KEY, 109.0)
+    assert not backoff.is_backing_off(KEY, 110.0)
+    assert not backoff.is_backing_off(OTHER, 109.0)
+    backoff.add_refusal(KEY, now=110.0)
+    assert backoff.is_backing_off(KEY, 129.0)
+    assert not backoff.is_backing_off(KEY, 130.0)
+    backoff.forget(KEY)
+    assert not backoff.is_backing_off(KEY, 129.0)
+
+
+def test_a_clock_that_is_set_back_ends_every_pause() -> None:
+    backoff = Backoff()
+    backoff.add_refusal(KEY, now=10_000.0)
+    assert not backoff.is_backing_off(KEY, 1_000.0)

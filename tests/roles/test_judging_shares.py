@@ -1,4 +1,4 @@
-"""How a validator shares a short window among miners, and computes rewards off the event loop."""
+"""How a validator shares a short window among miners and computes rewards, and what a miner promises for its window."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.store.memory import MemoryStore
@@ -19,6 +21,7 @@ from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import GROUP, LedgerRow
 from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import assemble
+from roles.miner.chunk_times import ChunkTimes
 from roles.policy.assignment import Task
 from roles.validator.case_queue import SHARES, CaseQueue, Reputation
 from roles.validator.judging_scheduler import JudgingScheduler
@@ -27,7 +30,6 @@ from roles.validator.window_cases import Case, ServingVersions
 from tests.support.attacked_nodes.trainer import WINDOW
 from tests.support.attacked_nodes.validator import AttackedValidator
 from tests.support.builders import samples
-from tests.support.simulation.virtual_clock import simulated
 
 VERSIONS = ServingVersions(0, 0)
 
@@ -127,13 +129,11 @@ def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
     return result.model_copy(update={"miner": miner})
 
 
-@simulated
 async def test_cases_that_were_begun_are_completed_before_others_are_begun():
     counts, _ = await judged({Reputation.STRANGER: 60}, 10.5, steps=2)
     assert counts[Reputation.STRANGER] == 4  # and of two more, the first step
 
 
-@simulated
 async def test_the_engine_is_free_while_the_rewards_of_one_case_at_a_time_are_computed():
     counts, _ = await judged({Reputation.EARNING: 12}, 11.5, reward_seconds=1.0)
     assert counts[Reputation.EARNING] == 10
@@ -141,7 +141,6 @@ async def test_the_engine_is_free_while_the_rewards_of_one_case_at_a_time_are_co
     assert counts[Reputation.EARNING] == 10
 
 
-@simulated
 async def test_miners_that_fill_the_window_leave_newcomers_their_share():
     counts, event = await judged({Reputation.EARNING: 60, Reputation.KNOWN: 60, Reputation.STRANGER: 60}, 50.5)
     assert counts[Reputation.EARNING] >= 0.6 * 50
@@ -152,7 +151,6 @@ async def test_miners_that_fill_the_window_leave_newcomers_their_share():
 
 
 @pytest.mark.parametrize("crowd", [Reputation.KNOWN, Reputation.STRANGER, Reputation.REJECTED])
-@simulated
 async def test_a_crowd_takes_no_more_than_its_share_from_miners_that_earn(crowd: Reputation) -> None:
     counts, event = await judged({Reputation.EARNING: 20, crowd: 500}, 40.5)
     assert counts[Reputation.EARNING] == 20
@@ -163,7 +161,6 @@ async def test_a_crowd_takes_no_more_than_its_share_from_miners_that_earn(crowd:
     assert counts[Reputation.EARNING] == 20
 
 
-@simulated
 async def test_time_that_nobody_else_uses_is_the_newcomers():
     counts, event = await judged({Reputation.EARNING: 1, Reputation.STRANGER: 30}, 31.5)
     assert counts == {Reputation.EARNING: 1, Reputation.STRANGER: 30}
@@ -236,3 +233,49 @@ def test_without_completions_there_are_no_rewards(at_once: int) -> None:
 def test_a_broken_sandbox_is_an_error_and_no_reward(at_once: int) -> None:
     with pytest.raises(SandboxError, match="did not start"):
         trio.run(task(BrokenAddition(), at_once).rewards, PROBLEM, [(3,), (4,)])
+
+
+# What a miner promises by the times of its chunks
+
+
+SIZE, MOST, BUDGET = 4, 16, 20.0
+
+
+def promise(times: ChunkTimes) -> int:
+    return times.affordable(BUDGET, SIZE, MOST)
+
+
+def test_a_miner_that_measured_nothing_promises_all():
+    assert promise(ChunkTimes()) == MOST
+
+
+@pytest.mark.parametrize("slow", [30.0, 100.0])
+def test_a_machine_for_which_one_group_takes_as_long_as_a_chunk_soon_promises_whole_chunks_again(slow: float):
+    times = ChunkTimes()
+    times.add(SIZE, slow)  # other programs took the processor
+    promises = []
+    for _ in range(8):
+        promises.append(promise(times))
+        times.add(min(promises[-1], SIZE), 9.0 + 0.1 * promises[-1])
+    assert promises[0] < SIZE
+    assert promises[-1] == 2 * SIZE
+
+
+@given(st.floats(0.0, 10.0), st.floats(0.1, 10.0), st.lists(st.integers(1, SIZE), max_size=8))
+def test_what_is_promised_fits_on_a_machine_that_stays_as_fast(begin: float, group: float, sizes: list[int]):
+    times = ChunkTimes()
+    for size in (SIZE, *sizes):
+        times.add(size, begin + group * size)
+    groups = promise(times)
+    chunks, rest = divmod(groups, SIZE)
+    needed = chunks * (begin + group * SIZE) + (begin + group * rest if rest else 0.0)
+    assert groups == 1 or needed <= BUDGET
+
+
+def test_a_machine_that_has_become_slower_forgets_how_fast_it_was():
+    times = ChunkTimes()
+    times.add(SIZE, 8.0)
+    assert promise(times) == 2 * SIZE
+    times.add(1, 15.0)
+    assert times.of(SIZE) == 15.0
+    assert promise(times) == SIZE

@@ -28,10 +28,8 @@ from tests.support.measuring import store_listing
 from tests.support.measuring.store_listing import copy_objects, names_below
 from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.network import Log
-from tests.support.simulation.virtual_clock import simulated
 
 
-@simulated
 async def test_a_new_key_takes_over_the_chain():
     testbed = await published(6)
     node, follower = await testbed.follower()
@@ -52,7 +50,6 @@ async def test_a_new_key_takes_over_the_chain():
         await testbed.assert_followed(6, follower=who)
 
 
-@simulated
 async def test_a_migration_without_the_old_space_says_what_is_missing():
     testbed = await published(2)
     await testbed.revise(trainers=(SUCCESSOR.public,))
@@ -63,7 +60,6 @@ async def test_a_migration_without_the_old_space_says_what_is_missing():
 
 
 @pytest.mark.parametrize(("delay", "seconds"), [(0.0, 4000.0), (0.5, 60.0), (3.0, 60.0)])
-@simulated
 async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: float, seconds: float):
     testbed = await published(3)
     states = [testbed.state, await copy_objects(testbed.state, MemoryStore())]
@@ -89,7 +85,6 @@ async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: flo
     await testbed.assert_followed(4)
 
 
-@simulated
 async def test_a_state_that_is_older_than_the_published_chain_is_refused():
     testbed = await published(2)
     backup = await copy_objects(testbed.state, MemoryStore())
@@ -99,7 +94,6 @@ async def test_a_state_that_is_older_than_the_published_chain_is_refused():
     assert (await testbed.head()).version == 2
 
 
-@simulated
 async def test_a_state_that_differs_from_the_published_chain_is_refused():
     testbed = await published(2)
     other = PublisherTestbed()
@@ -110,7 +104,6 @@ async def test_a_state_that_differs_from_the_published_chain_is_refused():
         await testbed.publish(state=other.state)
 
 
-@simulated
 async def test_the_head_is_renewed_at_once_when_a_trainer_restarts():
     testbed = await published(1)
     _, follower = await testbed.follower()
@@ -129,7 +122,6 @@ async def test_the_head_is_renewed_at_once_when_a_trainer_restarts():
         (9, replace(SETTINGS, anchor_interval=4, keep_patches=100, keep_anchors=1)),  # version 1 has no patch or anchor
     ],
 )
-@simulated
 async def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_verifies(
     newest_version: int, settings: PublisherSettings
 ):
@@ -146,7 +138,6 @@ async def test_a_version_whose_patch_storage_loses_has_an_anchor_and_the_chain_v
     assert (await verify_chain(node, lambda line: None)).digest == digest_weights(testbed.weights[newest_version])
 
 
-@simulated
 async def test_a_version_has_an_anchor_as_soon_as_the_patches_since_the_last_one_are_larger():
     testbed = PublisherTestbed()
     testbed.weights = [small_weights(version) for version in range(12)]  # every element changes
@@ -168,7 +159,6 @@ async def test_a_version_has_an_anchor_as_soon_as_the_patches_since_the_last_one
     assert [version for version, manifest in enumerate(manifests) if manifest.anchor] == [0, *expected]
 
 
-@simulated
 async def test_an_anchor_that_storage_lost_does_not_count_when_the_next_one_is_due():
     testbed = PublisherTestbed()
     settings = replace(SETTINGS, anchor_interval=100, keep_patches=100, keep_anchors=10)
@@ -181,7 +171,6 @@ async def test_an_anchor_that_storage_lost_does_not_count_when_the_next_one_is_d
 
 
 @pytest.mark.parametrize("profile", patch.PROFILES)
-@simulated
 async def test_patches_have_the_profile_that_is_set(profile: str):
     testbed = PublisherTestbed()
     await testbed.publish(0, 1, 2, settings=replace(SETTINGS, profile=profile, part_bytes=1 << 20))
@@ -285,7 +274,6 @@ class RotatedKeyTestbed(PublisherTestbed):
 
 
 @pytest.mark.parametrize("after", few_daily([False, True], 2))
-@simulated
 async def test_a_migration_that_is_killed_at_any_operation_goes_on(after: bool):
     before = RotatedKeyTestbed()
     await before.prepare()

@@ -2,6 +2,7 @@
 the digest and the size that were named, or they are refused.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -59,19 +60,25 @@ async def test_a_record_that_is_missing_is_not_found(record: PublishedRecord) ->
         await fetch(record, None)
 
 
-@every_kind
-async def test_a_record_signed_by_somebody_else_is_refused(record: PublishedRecord) -> None:
-    with pytest.raises(SignatureError):
-        await fetch(record, sign(record, OTHER))
-    with pytest.raises(SignatureError):
-        await fetch(record, sign(record, writer(record), OTHER))
+def of_another_run(record: PublishedRecord) -> bytes:
+    return sign(record.model_copy(update={"run": samples.digest("another run")}), writer(record))
+
+
+FALSE_BYTES: dict[str, tuple[Callable[[PublishedRecord], bytes], type[Exception], str | None]] = {
+    "signed by somebody else": (lambda record: sign(record, OTHER), SignatureError, None),
+    "signed by somebody else too": (lambda record: sign(record, writer(record), OTHER), SignatureError, None),
+    "of another run": (of_another_run, MalformedError, "is of another run"),
+    "too large": (lambda record: bytes(type(record).max_signed_bytes() + 1), TooLargeError, None),
+}
 
 
 @every_kind
-async def test_a_record_of_another_run_is_refused(record: PublishedRecord) -> None:
-    other = record.model_copy(update={"run": samples.digest("another run")})
-    with pytest.raises(MalformedError, match="is of another run"):
-        await fetch(record, sign(other, writer(record)))
+@pytest.mark.parametrize(("false_bytes", "error", "words"), FALSE_BYTES.values(), ids=FALSE_BYTES)
+async def test_false_bytes_at_the_path_of_a_record_are_refused(
+    record: PublishedRecord, false_bytes: Callable[[PublishedRecord], bytes], error: type[Exception], words: str | None
+) -> None:
+    with pytest.raises(error, match=words):
+        await fetch(record, false_bytes(record))
 
 
 @every_kind
@@ -101,12 +108,9 @@ async def test_the_path_of_another_participant_is_refused(record: PublishedRecor
 
 
 @every_kind
-async def test_more_bytes_than_the_type_allows_are_not_read(record: PublishedRecord) -> None:
-    endless = bytes(type(record).max_signed_bytes() + 1)
-    with pytest.raises(TooLargeError):
-        await fetch(record, endless)
+async def test_more_bytes_than_the_type_allows_are_not_opened(record: PublishedRecord) -> None:
     with pytest.raises(MalformedError, match="too many"):
-        open_record(node(MemoryStore()), type(record), record.path, endless)
+        open_record(node(MemoryStore()), type(record), record.path, bytes(type(record).max_signed_bytes() + 1))
 
 
 async def test_a_lower_ceiling_of_the_run_holds_too() -> None:

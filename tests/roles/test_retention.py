@@ -28,7 +28,7 @@ from tests.support.builders.snapshots import put_snapshot
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.virtual_clock import running, simulate, simulated
+from tests.support.simulation.virtual_clock import running, simulate
 
 HEAD_TTL = 20  # seconds
 SETTINGS = PublisherSettings(takeover_seconds=0.1, poll_seconds=1.0, part_bytes=1)
@@ -172,7 +172,6 @@ def test_settings_for_more_versions_than_a_head_can_list_are_refused(
 @pytest.mark.parametrize(
     ("interval", "patches", "anchors"), few_daily([(3, 10, 2), (2, 7, 1), (1, 5, 2), (5, 4, 1), (1, 12, 3)], 3)
 )
-@simulated
 async def test_everything_that_a_head_names_is_in_storage_until_it_expires(
     interval: int, patches: int, anchors: int
 ) -> None:
@@ -232,7 +231,6 @@ def large_weights(seed: int) -> dict[str, torch.Tensor]:
     return {"a": torch.randn(512, 512, generator=torch.Generator().manual_seed(seed)).bfloat16()}
 
 
-@simulated
 async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it() -> None:
     """An anchor takes 4 s at 1 Mbit/s. Every second a version with an anchor is published, and one anchor is kept."""
     testbed = LongRunTestbed(2)
@@ -265,7 +263,6 @@ async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it
     assert testbed.store.violations == []
 
 
-@simulated
 async def test_an_anchor_that_storage_lost_is_retired_at_the_next_start() -> None:
     testbed = LongRunTestbed(8)
     settings = replace(SETTINGS, anchor_interval=2, keep_patches=4, keep_anchors=2)
@@ -278,7 +275,6 @@ async def test_an_anchor_that_storage_lost_is_retired_at_the_next_start() -> Non
     assert testbed.store.violations == []
 
 
-@simulated
 async def test_the_only_anchor_is_named_even_if_storage_does_not_show_it() -> None:
     testbed = LongRunTestbed(3)
     settings = replace(SETTINGS, anchor_interval=10)

@@ -16,7 +16,6 @@ from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.support.faults.faulty_store import Fault, FaultyStore, Link
 from tests.support.measuring.store_listing import paths
 from tests.support.measuring.store_tally import Tally, TallyMeter
-from tests.support.simulation.virtual_clock import simulated
 
 
 @pytest.fixture
@@ -196,14 +195,12 @@ async def filled(count: int) -> MemoryStore:
 
 
 @pytest.mark.parametrize("fault", [Fault.LIST_TWICE, Fault.LIST_SHUFFLED])
-@simulated
 async def test_duplicates_are_removed_and_nothing_is_lost(fault: Fault):
     faulty = FaultyStore(await filled(50), random.Random(1))
     faulty.plan("list", fault)
     assert sorted(await paths(BoundedStore(faulty), "a/")) == [f"a/{number:03d}" for number in range(50)]
 
 
-@simulated
 async def test_an_endless_listing_ends_in_an_error_of_one_line():
     faulty = FaultyStore(await filled(5), random.Random(1))
     faulty.plan("list", Fault.LIST_ENDLESS)
@@ -212,7 +209,6 @@ async def test_an_endless_listing_ends_in_an_error_of_one_line():
     assert len(await paths(BoundedStore(faulty, 5), "a/")) == 5
 
 
-@simulated
 async def test_foreign_paths_are_left_out():
     class UnfilteredStore(MemoryStore):
         async def list(self, prefix: str, *, after: str = ""):

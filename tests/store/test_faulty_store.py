@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import trio
@@ -35,17 +36,24 @@ async def read(store: ObjectStore, path: str) -> bytes | None:
         (Fault.LOST_ANSWER, True, b"x"),
         (Fault.LOST_WRITE, False, None),
         (Fault.DELAY, False, b"x"),
+        (Link.NO_REQUESTS, True, None),
+        (Link.NO_ANSWERS, True, b"x"),
     ],
 )
-async def test_faults_of_puts(memory, faulty, fault, raises, expected, autojump_clock):
-    faulty.plan("put", fault)
-    if raises:
-        with pytest.raises(StoreError):
-            await faulty.put("a", b"x")
+async def test_faults_of_puts_and_cut_links(memory, faulty, fault, raises, expected, autojump_clock):
+    if isinstance(fault, Link):
+        faulty.link = fault
     else:
+        faulty.plan("put", fault)
+    with pytest.raises(StoreError) if raises else nullcontext():
         await faulty.put("a", b"x")
     assert await read(memory, "a") == expected
-    assert (trio.current_time() > 0) == (fault is Fault.DELAY)
+    assert (trio.current_time() > 0) == (fault is Fault.DELAY or isinstance(fault, Link))
+    if isinstance(fault, Link):
+        with pytest.raises(StoreError):
+            await faulty.get("a", 1)
+        faulty.link = Link.OPEN
+        assert await read(faulty, "a") == expected
 
 
 async def test_a_repeated_put_may_replace_a_newer_one():
@@ -115,20 +123,6 @@ async def test_faults_of_listings(memory, faulty):
         if count > 1000:
             break
     assert count > 1000
-
-
-async def test_a_cut_link_loses_requests_or_responses(memory, faulty, autojump_clock):
-    faulty.link = Link.NO_REQUESTS
-    with pytest.raises(StoreError):
-        await faulty.put("a", b"x")
-    assert await read(memory, "a") is None
-    faulty.link = Link.NO_ANSWERS
-    with pytest.raises(StoreError):
-        await faulty.put("a", b"x")
-    with pytest.raises(StoreError):
-        await faulty.get("a", 1)
-    faulty.link = Link.OPEN
-    assert await read(faulty, "a") == b"x"
 
 
 def test_a_fault_that_cannot_affect_an_operation_is_refused(faulty):

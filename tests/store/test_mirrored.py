@@ -1,7 +1,9 @@
 """Reads through mirrors: what they show is checked, the fastest is asked first, and the origin is asked at last."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
@@ -9,7 +11,6 @@ import trio
 from grailnode.store.decorators.mirrored import MirroredStore
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from protocol.chain.manifest import Head
 from protocol.encoding import content_digest
 from protocol.identity.authority import Revisions
 from protocol.identity.signing import Envelope, Signature, SigningKey, sign
@@ -17,7 +18,7 @@ from roles.ports import NotFoundError, ObjectStore, StoreError
 from tests.support.builders import samples
 from tests.support.builders.samples import RUN_ID, TRAINER, authority, digest, manifest
 from tests.support.simulation.network import BEGIN, Log
-from tests.support.simulation.virtual_clock import TrioClock, simulate, simulated
+from tests.support.simulation.virtual_clock import TrioClock, simulated
 
 OWN = SigningKey(b"o" * 32)
 URLS = ("https://a.example", "https://b.example")
@@ -69,15 +70,11 @@ class Setting:
     def reads(self) -> int:
         return sum(mirror.reads for mirror in self.mirrors.values())
 
-    def head(self, version: int, lifetime: float) -> bytes:
+    def head(self, version: int, lifetime: float, signer: SigningKey = TRAINER, **changes: Any) -> bytes:
         """Return a signed head that expires so many seconds from now."""
-        return sign(head(version, self.clock.now() + lifetime), TRAINER)
-
-
-def head(version: int, expires: float) -> Head:
-    """Return a head that expires at a time in seconds since the Unix epoch."""
-    digests = tuple(digest(f"manifest {number}") for number in range(version + 1))
-    return samples.head(manifests=digests, expires_ms=int(expires * 1000))
+        digests = tuple(digest(f"manifest {number}") for number in range(version + 1))
+        expires_ms = int((self.clock.now() + lifetime) * 1000)
+        return sign(samples.head(manifests=digests, expires_ms=expires_ms, **changes), signer)
 
 
 @simulated
@@ -131,30 +128,26 @@ async def test_a_mirror_that_hangs_costs_three_seconds() -> None:
     assert 5.9 <= trio.current_time() - began <= 6.1
 
 
-@pytest.mark.parametrize(
-    ("version", "lifetime", "words"),
-    [(4, 25.0, "its trainer would have renewed"), (2, 58.0, "an older head than one that was seen")],
-)
-def test_an_old_head_is_not_believed(version: int, lifetime: float, words: str) -> None:
-    async def scenario() -> None:
-        setting = Setting()
-        await setting.put(HEAD, setting.head(3, 55))
-        await setting.store.get(HEAD, 1 << 20)
-        newest = setting.head(3, 57)
-        await setting.put(HEAD, newest, in_mirrors=setting.head(version, lifetime))
-        assert await setting.store.get(HEAD, 1 << 20) == newest
-        assert words in setting.log.named("mirror-refused")[0]["error"]
-
-    simulate(scenario)
+FALSE_HEADS: dict[str, tuple[Callable[[Setting], bytes], str]] = {
+    "not renewed": (lambda setting: setting.head(4, 25), "its trainer would have renewed"),
+    "older than one that was seen": (lambda setting: setting.head(2, 58), "an older head than one that was seen"),
+    "signed by another key": (lambda setting: setting.head(9, 58, signer=OWN), "signed by"),
+    "of another run": (lambda setting: setting.head(9, 58, run=bytes(32)), "another run"),
+}
 
 
+@pytest.mark.parametrize(("false_head", "words"), FALSE_HEADS.values(), ids=FALSE_HEADS)
 @simulated
-async def test_a_head_that_another_key_signed_is_not_believed() -> None:
+async def test_an_old_or_false_head_is_not_believed(false_head: Callable[[Setting], bytes], words: str) -> None:
     setting = Setting()
-    data = setting.head(3, 55)
-    await setting.put(HEAD, data, in_mirrors=sign(head(9, setting.clock.now() + 55), OWN))
-    assert [await setting.store.get(HEAD, 1 << 20) for _ in range(2)] == [data, data]
-    assert {report["mirror"] for report in setting.log.named("mirror-refused")} == set(URLS)
+    await setting.put(HEAD, setting.head(3, 55))
+    await setting.store.get(HEAD, 1 << 20)
+    newest = setting.head(3, 57)
+    await setting.put(HEAD, newest, in_mirrors=false_head(setting))
+    assert [await setting.store.get(HEAD, 1 << 20) for _ in range(2)] == [newest, newest]
+    refusals = setting.log.named("mirror-refused")
+    assert {report["mirror"] for report in refusals} == set(URLS)
+    assert all(words in report["error"] for report in refusals)
 
 
 @simulated
@@ -188,56 +181,35 @@ async def test_a_head_comes_from_a_mirror_while_the_origin_is_down_and_after_it_
     assert (setting.origin.reads, setting.reads) == (2, 3)
 
 
-@simulated
-async def test_a_head_of_another_run_is_not_believed() -> None:
-    setting = Setting()
-    data, other = setting.head(3, 55), head(9, setting.clock.now() + 58).model_copy(update={"run": bytes(32)})
-    await setting.put(HEAD, data, in_mirrors=sign(other, TRAINER))
-    assert [await setting.store.get(HEAD, 1 << 20) for _ in range(2)] == [data, data]
-    assert "another run" in setting.log.named("mirror-refused")[0]["error"]
+RECORD = manifest(3, bytes(32))
+FORGED = Envelope(
+    body=RECORD.to_bytes(), of=RECORD.kind, signatures=(Signature(key=TRAINER.public, value=bytes(64)),)
+).to_bytes()
 
 
+@pytest.mark.parametrize(
+    "false_manifest", [sign(manifest(4, bytes(32)), TRAINER), FORGED], ids=["another", "without a valid signature"]
+)
 @simulated
-async def test_another_manifest_is_not_believed() -> None:
-    setting = Setting()
-    record = manifest(3, bytes(32))
-    path = paths.manifest(TRAINER.public, 3, content_digest(record.to_bytes()))
-    await setting.put(path, sign(record, TRAINER), in_mirrors=sign(manifest(4, bytes(32)), TRAINER))
-    assert await setting.store.get(path, 1 << 20) == sign(record, TRAINER)
-    await setting.put(path, sign(record, TRAINER))
+async def test_a_false_manifest_is_not_believed(false_manifest: bytes) -> None:
+    setting, data = Setting(), sign(RECORD, TRAINER)
+    path = paths.manifest(TRAINER.public, 3, content_digest(RECORD.to_bytes()))
+    await setting.put(path, data, in_mirrors=false_manifest)
+    assert await setting.store.get(path, 1 << 20) == data
+    assert {report["mirror"] for report in setting.log.named("mirror-refused")} == set(URLS)
+    await setting.put(path, data)
     await trio.sleep(31)
-    assert await setting.store.get(path, 1 << 20) == sign(record, TRAINER)
+    assert await setting.store.get(path, 1 << 20) == data
     assert setting.origin.reads == 1
 
 
+@pytest.mark.parametrize("fast", [URLS[1], ""], ids=["a mirror", "the origin"])
 @simulated
-async def test_a_manifest_whose_signature_does_not_hold_is_asked_of_the_origin() -> None:
-    setting = Setting()
-    record = manifest(3, bytes(32))
-    path, data = paths.manifest(TRAINER.public, 3, content_digest(record.to_bytes())), sign(record, TRAINER)
-    signature = Signature(key=TRAINER.public, value=bytes(64))
-    forged = Envelope(body=record.to_bytes(), of=record.kind, signatures=(signature,)).to_bytes()
-    await setting.put(path, data, in_mirrors=forged)
-    assert await setting.store.get(path, 1 << 20) == data
-    assert {report["mirror"] for report in setting.log.named("mirror-refused")} == set(URLS)
-
-
-@simulated
-async def test_the_fastest_mirror_serves_most_reads() -> None:
-    setting = Setting(Slow(delay=0.1), mirrors={URLS[0]: Slow(delay=2.0), URLS[1]: Slow(delay=0.1)})
+async def test_the_fastest_place_serves_most_reads(fast: str) -> None:
+    setting = Setting(Slow(delay=0.1), mirrors={url: Slow(delay=0.1 if url == fast else 2.0) for url in URLS})
     await setting.put(PATCH, DATA)
     for _ in range(50):
         await setting.store.get(PATCH, len(DATA))
-    slow, fast = (setting.mirrors[url].reads for url in URLS)
-    assert slow <= 6
-    assert fast >= 44
-
-
-@simulated
-async def test_mirrors_that_are_slower_than_the_origin_are_seldom_asked() -> None:
-    setting = Setting(Slow(delay=0.1), mirrors={url: Slow(delay=2.0) for url in URLS})
-    await setting.put(PATCH, DATA)
-    for _ in range(50):
-        await setting.store.get(PATCH, len(DATA))
-    assert setting.origin.reads >= 44
+    assert (setting.mirrors[fast] if fast else setting.origin).reads >= 44
+    assert setting.mirrors[URLS[0]].reads <= 6
     assert setting.log.events == []

@@ -17,7 +17,7 @@ from grailnode.store.s3 import s3_session
 from grailnode.store.s3.s3_session import S3Credentials
 from grailnode.store.s3.s3_store import PART_BYTES, S3Store
 from protocol.limits import MIB
-from roles.ports import NotFoundError, StoreError, TooLargeError
+from roles.ports import StoreError, TooLargeError
 from tests.store.s3_buckets import listing_page
 from tests.support.measuring.store_listing import paths
 from tests.support.servers.loopback import UNSAID, HttpRequest, Reply, serve
@@ -126,11 +126,6 @@ async def test_errors_of_the_service_are_reported_in_one_line(store, service, st
     await fails(store.delete("a"), match)
     await fails(paths(store, "a"), match)
     assert all(len(request.target) < 200 for request in service.requests)
-
-
-async def test_a_missing_object(store, service):
-    service.reply = refusal(404, "NoSuchKey")
-    await fails(store.get("a", 1), "no such object", NotFoundError)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import trio
 from grailnode.config import Config, load
 from grailnode.node import tracking
 from grailnode.node.role_processes import process_kinds
+from grailnode.observe.node_logs import LogFollower
 from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.run import workspace
-from grailnode.track.tracker import Sample, TrackerError, check_tracker, open_tracker
-from grailnode.track.training_log import LogFollower, curves
+from grailnode.track.tracker import Sample, TrackerError, check_tracker, curves, open_tracker
 from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import running

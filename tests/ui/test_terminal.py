@@ -10,9 +10,10 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from grailnode.observe.state import MinerRow, NetworkState, StratumRow, WindowRow
-from grailnode.ui.terminal import LiveView, PlainView, open_view, render_status, render_summary
+from grailnode.ui.terminal import open_view
 from grailnode.ui.terminal.glyphs import AsciiFallback
-from grailnode.ui.terminal.pages import RunPage
+from grailnode.ui.terminal.pages import LiveView, RunPage, render_status, render_summary
+from grailnode.ui.terminal.plain import PlainView
 from tests.ui import runs
 
 STATES = {

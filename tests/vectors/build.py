@@ -96,26 +96,21 @@ def signing() -> list[Case]:
     envelope = unpack(data)
     body = unpack(envelope["body"])
     both = unpack(sign(samples.head(), TRAINER, ROOT))
-    identity = b"\1" + bytes(31)
+    signed, identity = both["signatures"], b"\1" + bytes(31)
+    everything = identity + bytes(32)
 
     def forgery(key: bytes, value: bytes) -> bytes:
         record = samples.announcement(key=key)
-        return Envelope(
-            body=record.to_bytes(), of=record.kind, signatures=(Signature(key=key, value=value),)
-        ).to_bytes()
+        signatures = (Signature(key=key, value=value),)
+        return Envelope(body=record.to_bytes(), of=record.kind, signatures=signatures).to_bytes()
 
     return [
         {"name": "keys", **{name: [secret.hex(), pair.public.hex()] for name, secret, pair in _keys()}},
         good("announcement by its key", "signed", data, digest=content_digest(envelope["body"]).hex()),
         good("head by two keys", "two of two", pack(both)),
         bad("head by one key of two", "two of two", sign(samples.head(), TRAINER), SIGNATURE),
-        bad(
-            "signatures in another order",
-            "two of two",
-            pack(both | {"signatures": both["signatures"][::-1]}),
-            MALFORMED,
-        ),
-        bad("a signature twice", "two of two", pack(both | {"signatures": both["signatures"][:1] * 2}), MALFORMED),
+        bad("signatures in another order", "two of two", pack(both | {"signatures": signed[::-1]}), MALFORMED),
+        bad("a signature twice", "two of two", pack(both | {"signatures": signed[:1] * 2}), MALFORMED),
         bad("by another key", "signed", sign(samples.announcement(), VALIDATOR), SIGNATURE),
         bad("additionally by another key", "signed", sign(samples.announcement(), MINER, VALIDATOR), SIGNATURE),
         bad("of another kind", "signed", sign(samples.head(), MINER), MALFORMED),
@@ -131,10 +126,8 @@ def signing() -> list[Case]:
                 "credential": b"x",
             }.items()
         ),
-        bad(
-            "a key of order 1, which signs everything", "announced", forgery(identity, identity + bytes(32)), SIGNATURE
-        ),
-        bad("the same key, not canonical", "announced", forgery(_little(2**255 - 18), identity + bytes(32)), SIGNATURE),
+        bad("a key of order 1, which signs everything", "announced", forgery(identity, everything), SIGNATURE),
+        bad("the same key, not canonical", "announced", forgery(_little(2**255 - 18), everything), SIGNATURE),
         bad("a key of order 2", "announced", forgery(_little(2**255 - 20), bytes(64)), SIGNATURE),
         bad("a key of order 4", "announced", forgery(bytes(32), bytes(64)), SIGNATURE),
         bad("cut off", "signed", data[:-1], MALFORMED),
@@ -155,87 +148,43 @@ def window() -> list[Case]:
     plan, randomness, miner = samples.schedule(), samples.digest("randomness"), MINER.public
     seed = challenge.group_seed(RUN_ID, 7, randomness, miner, 3)
     inputs = {"run": RUN_ID.hex(), "window": 7, "randomness": randomness.hex(), "miner": miner.hex()}
-    return [
-        {"name": "schedule", **plan.model_dump()},
-        *(
-            {
-                "name": f"window {number}",
-                "window": number,
-                "rounds": [
-                    plan.opening(number),
-                    plan.deadline(number),
-                    plan.audit(number),
-                    plan.seal(number),
-                    plan.verdict(number),
-                ],
-            }
-            for number in (0, 1, 7, (1 << 33) - 1)
-        ),
-        {
-            "name": "windows of rounds",
-            "windows": [[number, plan.window_at(number)] for number in (1, 99, 100, 109, 110)],
-        },
+    own = RUN_ID, 7, randomness, miner
+    moments = plan.opening, plan.deadline, plan.audit, plan.seal, plan.verdict
+    validators = sorted(samples.key(f"validator {number}").public for number in range(5))
+    rollouts = [challenge.rollout_seed(seed, i).hex() for i in range(3)]
+    episodes = [challenge.episode_seed(seed, i).hex() for i in range(3)]
+    cases: list[Case] = [{"name": "schedule", **plan.model_dump()}]
+    for number in (0, 1, 7, (1 << 33) - 1):
+        rounds = [moment(number) for moment in moments]
+        cases.append({"name": f"window {number}", "window": number, "rounds": rounds})
+    windows = [[number, plan.window_at(number)] for number in (1, 99, 100, 109, 110)]
+    cases += [
+        {"name": "windows of rounds", "windows": windows},
         {"name": "group seed", **inputs, "group": 3, "seed": seed.hex()},
-        {
-            "name": "rollout seeds",
-            "group_seed": seed.hex(),
-            "seeds": [challenge.rollout_seed(seed, i).hex() for i in range(3)],
-        },
-        {
-            "name": "episode seeds",
-            "group_seed": seed.hex(),
-            "seeds": [challenge.episode_seed(seed, i).hex() for i in range(3)],
-        },
+        {"name": "rollout seeds", "group_seed": seed.hex(), "seeds": rollouts},
+        {"name": "episode seeds", "group_seed": seed.hex(), "seeds": episodes},
         {"name": "sketch seed", **inputs, "seed": challenge.sketch_seed(RUN_ID, 7, randomness).hex()},
-        *(
-            {"name": context, "seed": randomness.hex(), "stream": challenge.stream(randomness, context, 40).hex()}
-            for context in ("projection", "topk")
-        ),
-        *(
-            {
-                "name": f"audit of {groups} at {share}",
-                **inputs,
-                "groups": groups,
-                "share_ppm": share,
-                "audit": list(challenge.audit_indices(RUN_ID, 7, randomness, miner, groups=groups, share_ppm=share)),
-            }
-            for groups, share in ((0, 1), (1, 1), (10, 250_000), (10, 1_000_000), (4096, 2_000))
-        ),
-        {
-            "name": "audit of 10 at 300000, of which some are dealt",
-            **inputs,
-            "groups": 10,
-            "share_ppm": 300_000,
-            "dealt": [1, 4, 5, 7],
-            "audit": list(
-                challenge.audit_indices(RUN_ID, 7, randomness, miner, groups=10, share_ppm=300_000, dealt=(1, 4, 5, 7))
-            ),
-        },
-        *(
-            {
-                "name": f"rollouts of {tokens} tokens that are continued",
-                **inputs,
-                "group": 5,
-                "size": 8,
-                "max_tokens": tokens,
-                "continued": list(
-                    challenge.continued_rollouts(RUN_ID, 7, randomness, miner, 5, size=8, max_tokens=tokens)
-                ),
-            }
-            for tokens in (1024, 1025, 4096, 1 << 14)
-        ),
-        *(
-            {
-                "name": f"deal of group {group}",
-                **inputs,
-                "group": group,
-                "validators": [key.hex() for key in validators],
-                "order": [key.hex() for key in challenge.deal_order(RUN_ID, 7, randomness, miner, group, validators)],
-            }
-            for validators in (sorted(samples.key(f"validator {number}").public for number in range(5)),)
-            for group in (0, 1, 4095)
-        ),
     ]
+    for context in ("projection", "topk"):
+        stream = challenge.stream(randomness, context, 40).hex()
+        cases.append({"name": context, "seed": randomness.hex(), "stream": stream})
+    for groups, share in ((0, 1), (1, 1), (10, 250_000), (10, 1_000_000), (4096, 2_000)):
+        fields: dict[str, Any] = {"groups": groups, "share_ppm": share}
+        audit = list(challenge.audit_indices(*own, **fields))
+        cases.append({"name": f"audit of {groups} at {share}", **inputs, **fields, "audit": audit})
+    some: dict[str, Any] = {"groups": 10, "share_ppm": 300_000, "dealt": [1, 4, 5, 7]}
+    audit = list(challenge.audit_indices(*own, **some))
+    cases.append({"name": "audit of 10 at 300000, of which some are dealt", **inputs, **some, "audit": audit})
+    for tokens in (1024, 1025, 4096, 1 << 14):
+        fields = {"size": 8, "max_tokens": tokens}
+        continued = list(challenge.continued_rollouts(*own, 5, **fields))
+        name = f"rollouts of {tokens} tokens that are continued"
+        cases.append({"name": name, **inputs, "group": 5, **fields, "continued": continued})
+    for group in (0, 1, 4095):
+        order = [key.hex() for key in challenge.deal_order(*own, group, validators)]
+        keys = [key.hex() for key in validators]
+        cases.append({"name": f"deal of group {group}", **inputs, "group": group, "validators": keys, "order": order})
+    return cases
 
 
 def chain() -> list[Case]:
@@ -265,7 +214,7 @@ def chain() -> list[Case]:
         ("by another key", sign(samples.head(), MINER).hex(), SIGNATURE),
     ]
     tables = [samples.weights(), {"zeros": torch.tensor([0.0, -0.0])}]
-    head_fields = unpack(samples.head().to_bytes())
+    head_fields, manifest = unpack(samples.head().to_bytes()), unpack(manifests[0].to_bytes())
     return [
         {
             "name": "chain",
@@ -279,16 +228,7 @@ def chain() -> list[Case]:
         *(
             {
                 "name": f"weights {place}",
-                "tensors": [
-                    [
-                        name,
-                        type_name(tensor.dtype),
-                        list(tensor.shape),
-                        raw_bytes(tensor).hex(),
-                        tensor_digest(tensor).hex(),
-                    ]
-                    for name, tensor in weights.items()
-                ],
+                "tensors": [_tensor(name, tensor) for name, tensor in weights.items()],
                 "digest": digest_weights(weights).hex(),
             }
             for place, weights in enumerate(tables)
@@ -296,33 +236,27 @@ def chain() -> list[Case]:
         bad("anchors not ascending", Head.kind, pack(head_fields | {"anchors": (1, 0)}), MALFORMED),
         bad("an anchor before the base", Head.kind, pack(head_fields | {"base": 1}), MALFORMED),
         bad("a patch newer than the newest version", Head.kind, pack(head_fields | {"oldest_patch": 3}), MALFORMED),
-        bad(
-            "tensors not ascending",
-            Manifest.kind,
-            pack(unpack(manifests[0].to_bytes()) | {"tensors": samples.TABLE[::-1]}),
-            MALFORMED,
-        ),
+        bad("tensors not ascending", Manifest.kind, pack(manifest | {"tensors": samples.TABLE[::-1]}), MALFORMED),
     ]
+
+
+def _tensor(name: str, tensor: torch.Tensor) -> list[Any]:
+    form = type_name(tensor.dtype), list(tensor.shape)
+    return [name, *form, raw_bytes(tensor).hex(), tensor_digest(tensor).hex()]
 
 
 def verdict() -> list[Case]:
     record = samples.verdict(samples.judgement(0), samples.rejected(3))
     fields = unpack(record.to_bytes())
     first, second = fields["judgements"]
-    counts, missed = first["counts"], {"replay": {"trials": 1, "steps": (1,)}}
+    counts, untried = first["counts"], {"trials": 0, "steps": (1,)}
+    replayed = counts | {"replay": {"trials": 1, "steps": (1,)}}
     return [
         good("verdict", "verdict", record.to_bytes()),
         good("a rollout that ends early", "judgement", samples.judgement(ends=(0, 2)).to_bytes()),
         good("a group that was not reproduced", "verdict", samples.verdict(samples.unreproduced()).to_bytes()),
-        bad(
-            "a replay that was not tried", "counts", pack(counts | {"replay": {"trials": 0, "steps": (1,)}}), MALFORMED
-        ),
-        bad(
-            "an accepted group that was not reproduced",
-            "judgement",
-            pack(first | {"counts": counts | missed}),
-            MALFORMED,
-        ),
+        bad("a replay that was not tried", "counts", pack(counts | {"replay": untried}), MALFORMED),
+        bad("an accepted group that was not reproduced", "judgement", pack(first | {"counts": replayed}), MALFORMED),
         bad("a replay of nil", "counts", pack(counts | {"replay": None}), MALFORMED),
         bad("a group judged twice", "verdict", pack(fields | {"judgements": (first, first)}), MALFORMED),
         bad("judgements not ascending", "verdict", pack(fields | {"judgements": (second, first)}), MALFORMED),
@@ -410,6 +344,7 @@ def ledger() -> list[Case]:
         samples.summary(*rows[0], window=7, scores=()),
         samples.summary(*rows[1], window=9, scores=(), amendments=(amendment,)),
     ]
+    accounts, earlier = Accounts.of(entries, scoring, proof), entries[1].model_copy(update={"window": 6})
     record = samples.summary(samples.row())
     seal = Seal(run=RUN_ID, window=7, validator=VALIDATOR.public, summary=content_digest(record.to_bytes()))
     witness = Witness(run=RUN_ID, window=7, validator=TRAINER.public, seals=(sign(seal, VALIDATOR),))
@@ -421,12 +356,7 @@ def ledger() -> list[Case]:
         good("witness", "witness", witness.to_bytes()),
         bad("a seal too long", "witness", pack(unpack(witness.to_bytes()) | {"seals": (bytes(513),)}), MALFORMED),
         bad("a miner twice", "summary", pack(fields | {"rows": (row, row)}), MALFORMED),
-        bad(
-            "an amendment of a later window",
-            "summary",
-            entries[1].model_copy(update={"window": 6}).to_bytes(),
-            MALFORMED,
-        ),
+        bad("an amendment of a later window", "summary", earlier.to_bytes(), MALFORMED),
         bad("more accepted than audited", "ledger-row", pack(row | {"accepted": 5}), MALFORMED),
         bad("more submitted than pledged", "ledger-row", pack(row | {"pledged": 15}), MALFORMED),
         {
@@ -434,16 +364,10 @@ def ledger() -> list[Case]:
             "scoring": scoring.model_dump(),
             "proof": proof.model_dump(),
             "ledger": [entry.to_bytes().hex() for entry in entries],
-            "balances": [
-                [miner.hex(), value] for miner, value in sorted(Accounts.of(entries, scoring, proof).balances().items())
-            ],
-            "scores": [[miner.hex(), share] for miner, share in Accounts.of(entries, scoring, proof).scores()],
+            "balances": [[miner.hex(), value] for miner, value in sorted(accounts.balances().items())],
+            "scores": [[miner.hex(), share] for miner, share in accounts.scores()],
             "evidence": [
-                [
-                    pair.public.hex(),
-                    arithmetic,
-                    Accounts.of(entries, scoring, proof).evidence_of(pair.public, arithmetic),
-                ]
+                [pair.public.hex(), arithmetic, accounts.evidence_of(pair.public, arithmetic)]
                 for pair in miners
                 for arithmetic in proof.miners
             ],

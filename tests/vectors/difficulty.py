@@ -36,12 +36,8 @@ def page() -> list[Case]:
             for count in range(4)
         ),
         *(
-            {
-                "name": f"counts {windows} windows later",
-                "before": COUNTS[0],
-                "after": RULE.count(COUNTS[0], windows, ()),
-            }
-            for windows in (1, 3, 1 << 33)
+            {"name": f"counts {later} windows later", "before": COUNTS[0], "after": RULE.count(COUNTS[0], later, ())}
+            for later in (1, 3, 1 << 33)
         ),
         {
             "name": "draws",

@@ -24,6 +24,9 @@ def page() -> list[dict[str, Any]]:
         return {"name": title, "number": number, "previous": previous, "revision": data.hex(), "error": error}
 
     twin = first.model_copy(update={"note": "another"})
+    other_link = second.model_copy(update={"previous": RUN_ID})
+    other_run = first.model_copy(update={"run": samples.digest("other")})
+    without = ProofOfWorkSolution(expires_ms=99, nonce=0)
     work = do_work(RUN_ID, MINER.public, 8, 99)
     return [
         {"name": "initial authority", "run_id": RUN_ID.hex(), "authority": samples.authority(**OLD).to_bytes().hex()},
@@ -38,18 +41,8 @@ def page() -> list[dict[str, Any]]:
         case("a number too low", bytes.fromhex(one), "RollbackError", 2, one),
         case("the same again", bytes.fromhex(one), None, 1, one),
         case("another of the same number", sign(twin, ROOT, SECOND), "ForkError", 1, one),
-        case(
-            "that continues another",
-            sign(second.model_copy(update={"previous": RUN_ID}), ROOT, SECOND, THIRD),
-            "ForkError",
-            2,
-            one,
-        ),
-        case(
-            "of another run",
-            sign(first.model_copy(update={"run": samples.digest("other")}), ROOT, SECOND),
-            "ChainError",
-        ),
+        case("that continues another", sign(other_link, ROOT, SECOND, THIRD), "ForkError", 2, one),
+        case("of another run", sign(other_run, ROOT, SECOND), "ChainError"),
         {
             "name": "work",
             "run": RUN_ID.hex(),
@@ -57,8 +50,6 @@ def page() -> list[dict[str, Any]]:
             "work": work.to_bytes().hex(),
             "digest": work_digest(RUN_ID, MINER.public, work).hex(),
             "bits": leading_zero_bits(work_digest(RUN_ID, MINER.public, work)),
-            "bits without": leading_zero_bits(
-                work_digest(RUN_ID, MINER.public, ProofOfWorkSolution(expires_ms=99, nonce=0))
-            ),
+            "bits without": leading_zero_bits(work_digest(RUN_ID, MINER.public, without)),
         },
     ]

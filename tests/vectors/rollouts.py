@@ -7,10 +7,8 @@ import torch
 
 from protocol.encoding import content_digest, pack, unpack
 from protocol.rollout import sampling, sketch
-from protocol.rollout.batch import Commitment
 from protocol.rollout.episode import EpisodeRule, Turn
 from tests.support.builders import samples
-from tests.support.builders.samples import MINER, RUN_ID
 from tests.vectors.cases import LIMIT, MALFORMED, Case, bad, good, uncompressed_frame
 
 
@@ -28,31 +26,16 @@ def sampling_page() -> list[Case]:
     for name, seed in (("zeros", bytes(16)), ("ascending", bytes(range(16))), ("ones", b"\xff" * 16)):
         for position in (0, 1, 131_071):
             words_of_tokens = sampling.hash_words(sampling.seed_words([seed])[0], torch.tensor(position), tokens)
-            cases.append(
-                {
-                    "name": f"seed of {name}, token {position}",
-                    "seed": seed.hex(),
-                    "position": position,
-                    "tokens": tokens.tolist(),
-                    "words": words_of_tokens.tolist(),
-                    "units": units(sampling.gumbel(words_of_tokens)),
-                }
-            )
+            case: Case = {"name": f"seed of {name}, token {position}", "seed": seed.hex(), "position": position}
+            drawn = {"words": words_of_tokens.tolist(), "units": units(sampling.gumbel(words_of_tokens))}
+            cases.append(case | {"tokens": tokens.tolist()} | drawn)
     seed = bytes(range(16))
     logits = [[float((token * 7 + t * 3) % 11) / 4 for token in range(12)] for t in range(6)]
     for temperature in (0.5, 1.0, 2.0):
-        sampled_tokens = sampling.choose(
-            torch.tensor(logits), sampling.seed_words([seed]).expand(6, 4), torch.arange(6), temperature
-        )
-        cases.append(
-            {
-                "name": f"tokens at temperature {temperature}",
-                "seed": seed.hex(),
-                "logits": logits,
-                "temperature": temperature,
-                "tokens": sampled_tokens.tolist(),
-            }
-        )
+        words_of_seed = sampling.seed_words([seed]).expand(6, 4)
+        chosen = sampling.choose(torch.tensor(logits), words_of_seed, torch.arange(6), temperature).tolist()
+        case = {"name": f"tokens at temperature {temperature}", "seed": seed.hex(), "logits": logits}
+        cases.append(case | {"temperature": temperature, "tokens": chosen})
     return cases
 
 
@@ -67,25 +50,13 @@ def sketch_page() -> list[Case]:
         for name in ("first", "second"):
             seed = samples.digest(f"{name} {kind} sketch")
             data = sketch.commit(kind, torch.tensor(states, dtype=torch.float32), seed)
-            cases.append(
-                {
-                    "name": f"{kind}, {name} seed",
-                    "kind": kind,
-                    "seed": seed.hex(),
-                    "hidden": states,
-                    "sketch": data.hex(),
-                }
-            )
+            case: Case = {"name": f"{kind}, {name} seed", "kind": kind, "seed": seed.hex()}
+            cases.append(case | {"hidden": states, "sketch": data.hex()})
     pairs = ((bytes(8), bytes([0, 2, 254, 0, 0, 0, 0, 3])), (bytes([127] * 4), bytes([129] * 4)), (b"", b""))
     for place, (other, recomputed) in enumerate(pairs):
-        cases.append(
-            {
-                "name": f"distances {place}",
-                "other": other.hex(),
-                "recomputed": recomputed.hex(),
-                "distances": sketch.distances(other, recomputed).tolist(),
-            }
-        )
+        distances = sketch.distances(other, recomputed).tolist()
+        case = {"name": f"distances {place}", "other": other.hex(), "recomputed": recomputed.hex()}
+        cases.append(case | {"distances": distances})
     return cases
 
 
@@ -96,15 +67,8 @@ def rollout() -> list[Case]:
     groups = [samples.group(0), samples.group(1)]
     frames = [uncompressed_frame(group.to_bytes()) for group in groups]
     batch = b"".join(frames)
-    commitment = Commitment(
-        run=RUN_ID,
-        window=7,
-        version=3,
-        miner=MINER.public,
-        arithmetic="torch-float32",
-        batch=content_digest(batch),
-        groups=tuple((content_digest(frame), len(frame)) for frame in frames),
-    )
+    committed = tuple((content_digest(frame), len(frame)) for frame in frames)
+    commitment = samples.commitment(committed, batch=content_digest(batch))
     data = groups[0].to_bytes()
     fields = unpack(data)
     altered_rollouts = [fields["rollouts"][0] | {"sketch": bytes(8)}, *fields["rollouts"][1:]]
@@ -160,13 +124,8 @@ def _forms() -> list[Case]:
         "a turn behind the last policy token": (False, [5, 6, 7] * 2 + [5, 1], [(3, ()), (3, ()), (2, ())]),
         "a turn behind the last token": (False, [5, 6, 7, 5, 6, 7, 1], [(3, (9,) * 4), (3, (9,) * 4), (1, ())]),
     }
+    form = {"rule": dataclasses.asdict(rule)}
     return [
-        {
-            "name": f"form: {name}",
-            "rule": dataclasses.asdict(rule),
-            "tokens": tokens,
-            "turns": turns,
-            "complete": complete,
-        }
+        {"name": f"form: {name}", **form, "tokens": tokens, "turns": turns, "complete": complete}
         for name, (complete, tokens, turns) in cases.items()
     ]

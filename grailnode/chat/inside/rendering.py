@@ -55,11 +55,7 @@ def refuse(message: object) -> None:
 
 
 def render(template: str, variables: dict[str, str], conversations: list[Any]) -> list[str]:
-    """Return the text of each conversation, up to where the assistant's next message begins.
-
-    Raises:
-        TemplateError: the template is invalid, or refuses a conversation.
-    """
+    """Return the text of each conversation up to the assistant's next message; TemplateError if one is refused."""
     compiled = environment().from_string(template)
     texts: list[str] = []
     for messages in conversations:

@@ -31,7 +31,7 @@ from grailnode.run import requirements
 from grailnode.run.base_files import start_lora
 from grailnode.run.files import write_whole
 from grailnode.run.rules import Rules
-from grailnode.ui.terminal import pairs_table, threshold_lines
+from grailnode.ui.terminal.verb_tables import pairs_table, threshold_lines
 from protocol.environments import Environment
 from protocol.environments.record import MixtureSpec
 from protocol.lora import LoraSpec
@@ -64,7 +64,6 @@ class Options:
 
     @property
     def uses_vllm(self) -> bool:
-        """Whether miners or validators compute with vLLM."""
         return any(name.startswith("vllm") for name in (self.miner, self.validator))
 
 
@@ -132,7 +131,6 @@ class _Progress:
         self._bars.stop()
 
     def show_rollouts(self, what: str, done: int, total: int) -> None:
-        """Show how many rollouts of a pair are done."""
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
         self._bars.update(self._tasks[what], completed=done)
@@ -140,20 +138,12 @@ class _Progress:
             click.echo(f"{what}: {total} rollouts", err=True)
 
     def show_pairs(self, rows: Sequence[PairRow]) -> None:
-        """Print the honest distribution."""
         self._bars.stop()
         Console().print(pairs_table(rows))
 
 
 def make_job(options: Options, directory: Path) -> CalibrationJob:
-    """Return the calibration that the options describe.
-
-    Args:
-        directory: for the files of servers of vLLM.
-
-    Raises:
-        CalibrationError, PolicyError, RequirementError, ChatTemplateError: an option cannot be used.
-    """
+    """Return the calibration that the options describe; the directory is for files of servers of vLLM."""
     policy = Policy.load(options.policy or PACKAGED_POLICY)
     rules = options.rules
     prompt, chat, environment, members = _prompts(options, policy)

@@ -14,7 +14,7 @@ from grailnode.demo.smollm2 import checkpoint
 from grailnode.engine.vllm.installation import environment_of, find_python
 from grailnode.node.supervisor import run_until_interrupted
 from grailnode.run.workspace import WorkspaceError
-from grailnode.ui.terminal import render_summary
+from grailnode.ui.terminal.pages import render_summary
 
 _WINDOWS: Final = 72
 _SMOLLM2_WINDOWS: Final = 22

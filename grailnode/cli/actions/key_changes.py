@@ -151,6 +151,5 @@ def _print_revision(draft: Draft) -> None:
 
 
 def _publish(node: Node, draft: Draft) -> None:
-    """Publish a draft, and print its number."""
     number = authority_drafts.publish(node, draft)
     click.echo(f"revision {number} is published; every node obeys it within two minutes")

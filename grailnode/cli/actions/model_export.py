@@ -51,19 +51,11 @@ def export(directory: Path, version: int | None, merged: bool, **run_options: Un
 async def export_version(
     node: Node, directory: Path, version: int | None = None, merge: bool = False
 ) -> VerifiedWeights:
-    """Write a version's weights, the run's model files and a model card into a directory, and return the weights.
+    """Write a version's weights, the newest by default, with the run's model files and a model card into a directory
+    that is missing or empty, and return the weights; ExportError if there is no such version, or nothing to merge.
 
     Those of a LoRA run are written as PEFT's files, which need the base, or added to the base. Quantized ones are
-    written as the BF16 weights that their codes stand for.
-
-    The directory appears when everything in it is complete.
-
-    Args:
-        directory: missing or empty.
-        version: None for the newest.
-
-    Raises:
-        ExportError: the run has no such version, or nothing to merge; OSError: the directory cannot be written.
+    written as the BF16 weights that their codes stand for. The directory appears when everything in it is complete.
     """
     if merge and node.run.lora is None:
         raise ExportError("--merged is for LoRA runs; this run's versions are whole models")

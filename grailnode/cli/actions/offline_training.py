@@ -73,11 +73,7 @@ def make_learner(config: Config, run: RunManifest, directory: Path, settings: Le
 
 
 def take_steps(learner: Learner, groups: Sequence[VerifiedGroup], groups_per_step: int) -> Iterator[StepReport]:
-    """Take steps with the groups in order, and yield a report of each.
-
-    Raises:
-        OfflineTrainingError: there are fewer groups than one step needs, or a step is refused.
-    """
+    """Take steps with the groups in order, and yield a report of each; OfflineTrainingError if one cannot be taken."""
     if len(groups) < groups_per_step:
         raise OfflineTrainingError(
             f"{len(groups)} groups, and a step needs {groups_per_step}; read more windows (--first), or --set "

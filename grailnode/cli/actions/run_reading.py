@@ -27,7 +27,8 @@ from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summariz
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
 from grailnode.run import requirements
 from grailnode.run.joining import open_config_to_read
-from grailnode.ui.terminal import patch_table, recheck_table, render_status
+from grailnode.ui.terminal.pages import render_status
+from grailnode.ui.terminal.verb_tables import patch_table, recheck_table
 from protocol import limits, paths
 from protocol.chain import safetensors
 from protocol.errors import ProtocolError, error_context

@@ -24,7 +24,6 @@ class TurnWriter:
         self._context = policy.tokenizer.encode(prompt)
 
     def turn(self) -> str:
-        """Return the next turn."""
         (tokens,) = trio.run(self._engine.greedy, [self._context], self._params)
         self._context += tokens
         return self._tokenizer.decode(self._params.without_stop(tokens))

@@ -75,7 +75,6 @@ class EngineWeights:
 
     @property
     def version(self) -> int | None:
-        """The version that is served; None before the first commit."""
         serving = self._checkpoints.serving
         return None if serving is None else serving.version
 
@@ -256,7 +255,6 @@ class EngineWeights:
     async def _new_step(
         self, kind: Literal["weights", "patch"], version: int, digest: bytes, write: Callable[[], Path]
     ) -> RecoveryStep:
-        """Write a version's file."""
         try:
             return RecoveryStep(kind, version, digest, await self._run_sync(write))
         except OSError as error:
@@ -264,7 +262,6 @@ class EngineWeights:
 
 
 async def _stage(client: VllmClient, step: RecoveryStep) -> None:
-    """Stage a version from its file."""
     try:
         shared = await client.share(step.path)
     except OSError as error:

@@ -13,6 +13,7 @@ call goes on waiting for the same server).
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
@@ -34,33 +35,25 @@ INVARIANT_CAPABILITY: Final = (8, 0)  # of GPUs with vLLM's batch-invariant mode
 _SIGN_OF_LIFE_SECONDS: Final = 2.0
 
 
+@dataclass(eq=False)
 class ServerSupervisor:
     """The server of one engine.
 
-    Args:
+    Attributes:
         shapes: of the policy's tensors, by name.
         dtype: in which the server must compute.
         restore: brings the served version into a server without weights, verified, and returns it, if there is one.
         report: gets an event when a server was replaced, or draws tokens without Triton on a GPU.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        shapes: Mapping[str, tuple[int, ...]],
-        dtype: torch.dtype,
-        limits: EngineLimits,
-        restore: Callable[[VllmClient], Awaitable[int | None]],
-        report: EventReport,
-    ) -> None:
-        self._server = server
-        self._shapes = {name: list(shape) for name, shape in shapes.items()}
-        self._dtype = dtype
-        self._limits = limits
-        self._restore = restore
-        self._report = report
-        self._client: VllmClient | None = None
-        self._connecting = trio.Lock()
+    server: Server
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+    limits: EngineLimits
+    restore: Callable[[VllmClient], Awaitable[int | None]]
+    report: EventReport
+    _client: VllmClient | None = field(default=None, init=False)
+    _connecting: trio.Lock = field(default_factory=trio.Lock, init=False)
 
     async def connected(self) -> VllmClient:
         """Return the client of a server that runs and has our weights; start it if there is none."""
@@ -86,37 +79,37 @@ class ServerSupervisor:
         async with self._connecting:
             if failing_client is not self._client:
                 return
-            self._report("engine-restarted", error=str(cause).splitlines()[0][:300])
+            self.report("engine-restarted", error=str(cause).splitlines()[0][:300])
             start = trio.current_time()
             # Stopping comes before connecting: two servers would share the GPU's memory.
             await self._disconnect()
             version = await self._connect()
-            self._report("engine-ready", version=version or 0, seconds=round(trio.current_time() - start, 3))
+            self.report("engine-ready", version=version or 0, seconds=round(trio.current_time() - start, 3))
 
     async def watch(self, client: VllmClient) -> None:
         """Ask the worker for a sign of life for ever; it may hang while the HTTP server answers health checks."""
         while True:
             await trio.sleep(_SIGN_OF_LIFE_SECONDS)
-            await client.call("ping", self._limits.hang)
+            await client.call("ping", self.limits.hang)
 
     async def close(self) -> None:
         """End the server, if it is a child, and what it was started with."""
         await self._disconnect()
-        self._server.close()
+        self.server.close()
 
     async def _connect(self) -> int | None:
         """Have a client of a server that is ready; return the version that was brought into it, if it is a new one."""
         if self._client is not None:
             return None
-        await self._server.start()
-        client = VllmClient(self._server, control_seconds=self._limits.control, connections=self._limits.connections)
+        await self.server.start()
+        client = VllmClient(self.server, control_seconds=self.limits.control, connections=self.limits.connections)
         # A server that cannot be made ready is stopped, so that the next attempt starts a fresh one.
         async with AsyncExitStack() as until_ready:
             until_ready.push_async_callback(client.aclose)
             try:
                 version = await self._make_ready(client)
             except BrokenEngineError:
-                await self._server.stop()
+                await self.server.stop()
                 raise
             until_ready.pop_all()
         self._client = client
@@ -132,15 +125,15 @@ class ServerSupervisor:
                 "prints: without our code it cannot draw the tokens that a run's seeds require"
             ) from error
         for description in descriptions:
-            check_description(description, self._dtype)
+            check_description(description, self.dtype)
         if fault := descriptions[0]["triton_fault"]:
-            self._report("triton-unusable", error=fault)
-        await client.call("map", shapes=self._shapes)
-        return await self._restore(client)
+            self.report("triton-unusable", error=fault)
+        await client.call("map", shapes={name: list(shape) for name, shape in self.shapes.items()})
+        return await self.restore(client)
 
     async def _disconnect(self) -> None:
         client, self._client = self._client, None
-        await self._server.stop()  # first, so that calls under way end with its connections
+        await self.server.stop()  # first, so that calls under way end with its connections
         if client is not None:
             await client.aclose()
 

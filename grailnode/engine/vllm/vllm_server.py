@@ -103,7 +103,6 @@ class ChildServer:
 
     @property
     def process_id(self) -> int | None:
-        """That of ServerLauncher.server_id."""
         return self._launcher.server_id
 
     async def start(self) -> None:
@@ -259,7 +258,6 @@ def server_flags(settings: VllmSettings, model: Path) -> list[str]:
 
 
 def _lora_flags(lora: LoraSpec | None) -> list[str]:
-    """Return the flags of a server that serves adapters."""
     if lora is None:
         return []
     # vLLM compares the last part of a module's name; layers without an adapter keep one of zeros.

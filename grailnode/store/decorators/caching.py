@@ -43,7 +43,6 @@ class CachedStore:
     Args:
         cache: shared by all nodes of this machine.
         progress: called after each piece of a download that has several.
-        piece_bytes: bytes of a piece.
         inline: access files on the event loop instead of in worker threads, for tests on trio's MockClock.
     """
 

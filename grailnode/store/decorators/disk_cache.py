@@ -12,11 +12,12 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from grailnode.store.disk import locked
 from protocol.encoding import content_digest
 
 _MARKS_SUFFIX: Final = ".marks"
@@ -42,14 +43,12 @@ class PartialDownload:
         return _marks_of(self.path)
 
     def arrived_pieces(self) -> set[int]:
-        """Return the numbers of the pieces that have arrived."""
         try:
             return {number for number, mark in enumerate(self._marks.read_bytes()) if mark}
         except FileNotFoundError:
             return set()
 
     def put(self, number: int, data: bytes) -> None:
-        """Write a piece."""
         os.pwrite(self.descriptor, data, number * self.piece_bytes)
         marks = os.open(self._marks, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -58,7 +57,6 @@ class PartialDownload:
             os.close(marks)
 
     def read(self, size: int) -> bytes:
-        """Return the first `size` bytes."""
         pieces, place = [], 0
         while place < size and (data := os.pread(self.descriptor, size - place, place)):
             pieces.append(data)
@@ -66,14 +64,8 @@ class PartialDownload:
         return b"".join(pieces)
 
     def discard(self) -> None:
-        """Remove the download from the disk."""
         for path in (self._marks, self.path):
             path.unlink(missing_ok=True)
-
-    def complete(self, target: Path) -> None:
-        """Move the pieces, which are a whole object now, to a path."""
-        self.path.rename(target)
-        self._marks.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Unlock the download, so that others can resume it. An empty one is removed."""
@@ -90,9 +82,6 @@ class DiskCache:
     Args:
         root: the folder, readable by its owner only; created when it is missing.
         max_bytes: of all files in it.
-
-    Raises:
-        OSError: the folder cannot be created.
     """
 
     def __init__(self, root: Path, max_bytes: int) -> None:
@@ -128,14 +117,11 @@ class DiskCache:
 
     def finish(self, digest: bytes, partial: PartialDownload) -> None:
         """Turn a download, whose digest the caller has checked, into a cached object."""
-        partial.complete(self._objects / digest.hex())
+        partial.path.rename(self._objects / digest.hex())
+        _marks_of(partial.path).unlink(missing_ok=True)
 
     def claim(self, digest: bytes, piece_bytes: int) -> PartialDownload | None:
-        """Lock an object's download and return it, with the pieces that have arrived.
-
-        Returns:
-            None while another task or process has locked it.
-        """
+        """Lock a download and return it, with the pieces that have arrived; None while another task has it."""
         path = self._partial / f"{digest.hex()}-{piece_bytes}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -158,7 +144,7 @@ class DiskCache:
         self._unchecked_bytes -= added_bytes
         if self._unchecked_bytes >= 0:
             return
-        with self._locked():
+        with locked(self._lock):
             entries = sorted(self._entries())
             total = sum(size for _, size, _ in entries)
             target = self.max_bytes if total <= self.max_bytes else self.max_bytes * 9 // 10
@@ -180,15 +166,6 @@ class DiskCache:
                 with suppress(FileNotFoundError):
                     status = path.stat()
                     yield status.st_mtime, min(status.st_blocks * _BLOCK_BYTES, status.st_size), path
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def _marks_of(path: Path) -> Path:

@@ -186,11 +186,7 @@ def _outcome(error: StoreError) -> str:
 class PrefixedStore:
     """Implements ObjectStore with the objects below `prefix`, which it adds to every path.
 
-    Args:
-        prefix: ends with '/'.
-
-    Raises:
-        ValueError: `prefix` is not a prefix of object paths, or does not end with '/'.
+    ValueError if that is not a prefix of object paths that ends with '/'.
     """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:

@@ -1,7 +1,7 @@
 """Routes each path to the store of its only writer, whom the first part of the path names (docs/spec/spaces.md)."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from grailnode.store.checks import PermanentError, check_path, check_prefix, check_range, slice_object
 from grailnode.store.decorators.space_directory import SpaceDirectory
@@ -42,21 +42,15 @@ class _Space:
     store: ObjectStore
 
 
+@dataclass(eq=False)
 class RoutedStore:
     """Implements ObjectStore over the spaces of all participants; `open_space` gets the URL and the owner's key."""
 
-    def __init__(
-        self,
-        stores: KnownStores,
-        directory: SpaceDirectory,
-        clock: Clock,
-        open_space: Callable[[str, bytes], ObjectStore],
-    ) -> None:
-        self._stores = stores
-        self._directory = directory
-        self._clock = clock
-        self._open_space = open_space
-        self._spaces: dict[bytes, _Space] = {}
+    stores: KnownStores
+    directory: SpaceDirectory
+    clock: Clock
+    open_space: Callable[[str, bytes], ObjectStore]
+    _spaces: dict[bytes, _Space] = field(default_factory=dict, init=False)
 
     async def put(self, path: str, data: bytes) -> None:
         await self._writable(path).put(path, data)
@@ -72,10 +66,8 @@ class RoutedStore:
         return await (await self._readable(path)).get(path, max_bytes, offset=offset, size=size)
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Implements ObjectStore.list.
-
-        Raises:
-            PermanentError: the prefix does not name a writer; all stores cannot be listed as one.
+        """Implements ObjectStore.list; PermanentError for a prefix without a writer: many stores cannot be listed as
+        one.
         """
         check_prefix(prefix)
         if "/" not in prefix:
@@ -83,7 +75,7 @@ class RoutedStore:
                 f"{prefix!r}: many stores cannot be listed as one; a prefix begins with the key of a writer"
             )
         if prefix.startswith(_ANNOUNCEMENTS):
-            listing = self._directory.list(prefix, after)
+            listing = self.directory.list(prefix, after)
         else:
             listing = (await self._readable(prefix)).list(prefix, after=after)
         async for info in listing:
@@ -91,12 +83,12 @@ class RoutedStore:
 
     async def _announcement(self, path: str) -> bytes:
         try:
-            return await self._directory.read(path)
+            return await self.directory.read(path)
         except ProtocolError as error:
             raise NotFoundError(f"{path}: not the path of a participant's announcement") from error
 
     def _writable(self, path: str) -> ObjectStore:
-        stores, first = self._stores, check_path(path).partition("/")[0]
+        stores, first = self.stores, check_path(path).partition("/")[0]
         if first == stores.key.hex():
             return stores.own
         if first in {"runs", "revisions", stores.beacon} or path == paths.participant(stores.key):
@@ -104,7 +96,7 @@ class RoutedStore:
         raise PermanentError(f"{path}: belongs to another participant; this node does not write there")
 
     async def _readable(self, path: str) -> ObjectStore:
-        stores, first = self._stores, path.partition("/")[0]
+        stores, first = self.stores, path.partition("/")[0]
         if first == stores.key.hex():
             return stores.own
         try:
@@ -117,15 +109,15 @@ class RoutedStore:
 
     async def _space(self, key: bytes) -> ObjectStore:
         """Return the store of a key's announced space, or the meeting point when it announced no space."""
-        now, space = self._clock.now(), self._spaces.get(key)
+        now, space = self.clock.now(), self._spaces.get(key)
         is_fresh = space is not None and space.lookup_time <= now < space.lookup_time + space.valid_seconds
         # a fresh space is not looked up, but another reader of the directory may have seen a newer announcement
-        announcement = await (self._directory.recall(key) if is_fresh else self._directory.announcement(key))
+        announcement = await (self.directory.recall(key) if is_fresh else self.directory.announcement(key))
         url = announcement.space if announcement is not None else ""
         if space is not None and space.url == url:
             store = space.store
         else:
-            store = self._open_space(url, key) if url else self._stores.meeting
+            store = self.open_space(url, key) if url else self.stores.meeting
         if space is None or space.store is not store or not is_fresh:
             is_announced = announcement is not None
             seconds = SECONDS_BETWEEN_LOOKUPS if is_announced else SECONDS_BETWEEN_LOOKUPS_UNTIL_ANNOUNCED

@@ -75,11 +75,9 @@ class HttpsStore:
         self._deadline, self._min_rate, self._grace = deadline, min_rate, grace
 
     async def put(self, path: str, data: bytes) -> None:
-        """Always raises PermanentError: HTTPS is for reading only."""
         raise PermanentError(f"{self._base}{check_path(path)}: not stored, HTTPS is for reading only")
 
     async def delete(self, path: str) -> None:
-        """Always raises PermanentError: HTTPS is for reading only."""
         raise PermanentError(f"{self._base}{check_path(path)}: not deleted, HTTPS is for reading only")
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:

@@ -92,13 +92,8 @@ def read_page(data: bytes) -> Page:
 
 
 async def list_bucket(client: httpx.AsyncClient, base: str, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
-    """Yield the objects below a prefix whose paths sort after `after`, page by page.
-
-    Args:
-        base: the bucket's root URL, with '/' at its end.
-
-    Raises:
-        StoreError: there is no response, or the listing is out of order or does not end.
+    """Yield the objects below a prefix whose paths sort after `after`, page by page, from a bucket's root URL with '/'
+    at its end; StoreError if there is no response, or the listing is out of order or does not end.
     """
     where = base + prefix
     query = {"list-type": "2", "prefix": prefix} | ({"start-after": after} if after else {})

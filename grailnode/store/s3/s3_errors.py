@@ -50,12 +50,7 @@ class RangeBeyondEndError(StoreError):
 
 @contextmanager
 def s3_errors(where: str) -> Iterator[None]:
-    """Turn what botocore raises in the block into a StoreError.
-
-    Raises:
-        NotFoundError: there is no such object.
-        StoreError: any other error of the network or the service.
-    """
+    """Turn what botocore raises in the block into NotFoundError for a missing object, else into StoreError."""
     try:
         yield
     except ClientError as error:

@@ -1,4 +1,5 @@
-"""A boto3 S3 client that reads nothing from the environment, and bounds the size and the time of every response.
+"""A boto3 S3 client that reads nothing from the environment, and bounds the size and the time of every response; and
+the credentials of a node, from the environment or a file that only its owner can read, never from run.toml.
 
 botocore reads a response that is not an object (a listing, an error) into memory, whatever its size. Its timeouts apply
 to single packets, so that a response of one byte every few seconds never ends. Its `before-send` hook lets a client
@@ -6,11 +7,14 @@ send requests itself. Here the hook uses botocore's own HTTP session and wraps t
 a maximum size and a deadline.
 """
 
+import configparser
 import os
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import boto3.session
@@ -23,6 +27,7 @@ from botocore.handlers import add_expect_header
 from botocore.httpsession import URLLib3Session
 from botocore.loaders import Loader, create_loader
 
+from grailnode import UserError
 from grailnode.store.place import PlaceSection
 from protocol.limits import MIB
 
@@ -33,15 +38,58 @@ MAX_RESPONSE_BYTES: Final = 8 * MIB
 """A listing page of 1,000 keys has at most some 3 MiB of XML."""
 
 _CHUNK_BYTES: Final = 256 * 1024
+_ACCESS, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 
 
 @dataclass(frozen=True)
 class S3Credentials:
-    """Signs requests; see grailnode/store/credentials.py."""
+    """Signs requests."""
 
     access_key: str
     secret_key: str = field(repr=False)
     session_token: str | None = field(default=None, repr=False)
+
+
+class CredentialsError(UserError):
+    """Storage credentials cannot be used. The message says which, why, and what to do."""
+
+
+def read_credentials(path: Path | None, environment: Mapping[str, str] = os.environ) -> S3Credentials | None:
+    """Return the credentials in a file in the format of AWS's credentials file (section `default`), or in the
+    environment, None if that has none; CredentialsError if the file is missing, readable by others, or has none, or the
+    environment has only one of the two keys.
+    """
+    if path is None:
+        access, secret = environment.get(_ACCESS.upper(), ""), environment.get(_SECRET.upper(), "")
+        if not access and not secret:
+            return None
+        if not access or not secret:
+            present, absent = (_ACCESS, _SECRET) if access else (_SECRET, _ACCESS)
+            raise CredentialsError(
+                f"{absent.upper()} is not set in the environment, but {present.upper()} is; set both"
+            )
+        return S3Credentials(access, secret, environment.get(_TOKEN.upper()) or None)
+    return _read_file(path)
+
+
+def _read_file(path: Path) -> S3Credentials:
+    try:
+        with path.open(encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise CredentialsError(f"{path}: others may read these credentials; run `chmod 600 {path}`")
+            parser = configparser.ConfigParser(interpolation=None)
+            parser.read_string(file.read())
+    except FileNotFoundError:
+        raise CredentialsError(f"{path}: no such file; write {_ACCESS} and {_SECRET} under [default] into it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CredentialsError(f"{path}: cannot be read ({type(error).__name__})") from None
+    except configparser.Error:
+        raise CredentialsError(f"{path}: not a credentials file; it begins with the line [default]") from None
+    section = parser["default"] if parser.has_section("default") else {}
+    access, secret = section.get(_ACCESS, ""), section.get(_SECRET, "")
+    if not access or not secret:
+        raise CredentialsError(f"{path}: {_ACCESS} and {_SECRET} are missing; write both under [default]")
+    return S3Credentials(access, secret, section.get(_TOKEN) or None)
 
 
 class _BoundedBody:

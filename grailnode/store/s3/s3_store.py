@@ -92,12 +92,9 @@ class S3Store:
         await self._run(path, 0, lambda: self._client.delete_object(Bucket=self._bucket, Key=path))
 
     async def abort_uploads(self, prefix: str, before: float) -> int:
-        """Abort the multipart uploads below `prefix` that began before a moment, and return their number.
-
-        The writer of the prefix calls this when it starts, because parts of unfinished uploads are stored and billed.
-
-        Args:
-            before: the moment, in seconds since the Unix epoch by the service's clock.
+        """Abort the multipart uploads below a prefix that began before a moment, by the service's clock in seconds
+        since the Unix epoch, and return their number. The writer of the prefix calls this when it starts: their parts
+        are stored and billed.
         """
         return await self._uploads.abort_older(check_prefix(prefix), before)
 

@@ -55,7 +55,6 @@ class Uploads:
         self._unfinished: dict[str, _Upload] = {}
 
     async def put(self, path: str, data: bytes) -> None:
-        """Upload an object in parts, and complete the upload."""
         size = _part_size(len(data), self._part_bytes)
         parts = {number + 1: (start, size) for number, start in enumerate(range(0, len(data), size))}
         upload = await self._open(path, data, parts)

@@ -52,28 +52,14 @@ class Envelope:
     digest: bytes
 
     def check_place(self, path: str, run: bytes) -> None:
-        """Compare the envelope with the place where its file is.
-
-        Args:
-            path: of the object that the file should hold; run: id of the run that it should be of.
-
-        Raises:
-            EnvelopeError: it holds another object; ForeignError: one of another run.
-        """
+        """Raise EnvelopeError if a file holds another object than that of its path, ForeignError if of another run."""
         if self.path != path:
             raise EnvelopeError(f"holds another object, {self.path}")
         if self.run != run:
             raise ForeignError(f"is of another run, {self.run.hex()}")
 
-    def check_data(self, data: bytes) -> None:
-        self.check_digest(data_digest(data))
-
     def check_digest(self, digest: bytes) -> None:
-        """Compare the BLAKE3 of data with the envelope.
-
-        Raises:
-            EnvelopeError: they are not those that were written.
-        """
+        """Raise EnvelopeError if data with this BLAKE3 are not those that were written."""
         if digest != self.digest:
             raise EnvelopeError("damaged: its content does not have the digest that was written with it")
 
@@ -96,15 +82,10 @@ def encode(path: str, run: bytes, data: bytes) -> bytes:
 
 
 def decode(head: bytes, file_size: int) -> Envelope:
-    """Return what the envelope of a file says, checked against itself and the size of the file.
+    """Return what the envelope of a file of so many bytes says, checked against itself and that size.
 
-    Args:
-        head: the beginning of the file: all of its envelope, or all of the file if it is shorter.
-        file_size: bytes of the file.
-
-    Raises:
-        EnvelopeError: the file does not hold an object whole.
-        ForeignError: another version of this program wrote it.
+    `head` is the beginning of the file: all of its envelope, or all of the file if it is shorter. EnvelopeError if the
+    file does not hold an object whole, ForeignError if another version of this program wrote it.
     """
     if not file_size:
         raise EnvelopeError("empty")

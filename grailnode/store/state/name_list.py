@@ -7,7 +7,6 @@ in the list, which does no harm; an object that is in the list and not there is 
 """
 
 import errno
-import fcntl
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator
@@ -17,7 +16,7 @@ from typing import Final
 
 from blake3 import blake3
 
-from grailnode.store.disk import sync_folder, write_through
+from grailnode.store.disk import locked, sync_folder, write_through
 from grailnode.store.state.envelope import FORM
 
 NAME: Final = ".names"
@@ -48,7 +47,7 @@ class NameList:
 
     def open(self, is_new: Callable[[], bool]) -> None:
         """Read the list. A new state gets one, and it is written anew when most lines are about deleted objects."""
-        with self._locked():
+        with locked(self._lock):
             if not os.path.lexists(self._path) and is_new():
                 self._write(())
             self._refresh()
@@ -57,18 +56,17 @@ class NameList:
                 self._write(names)
 
     def rewrite(self, names: Collection[str]) -> None:
-        with self._locked():
+        with locked(self._lock):
             self._write(names)
 
     def names(self, prefix: str = "") -> set[str]:
-        """Return the names in the list that begin with a prefix."""
-        with self._locked():
+        with locked(self._lock):
             self._refresh()
             folders = [folder for folder in self._names if folder.startswith(prefix) or prefix.startswith(folder)]
             return {name for folder in folders for name in self._names[folder] if name.startswith(prefix)}
 
     def contains(self, name: str) -> bool:
-        with self._locked():
+        with locked(self._lock):
             self._refresh()
             return name in self._names.get(_folder(name), ())
 
@@ -77,7 +75,7 @@ class NameList:
 
         The line is not flushed: after a power failure it may be lost.
         """
-        with self._locked():
+        with locked(self._lock):
             if name not in self._names.get(_folder(name), ()) and (self._root / name).is_file():
                 self._append("+", name)
 
@@ -86,7 +84,7 @@ class NameList:
         """Remove the name of an object that the block deletes. The list is locked until the end of the block, so that
         no other process adds the name meanwhile. It is removed on the disk when the block begins.
         """
-        with self._locked():
+        with locked(self._lock):
             self._refresh()
             if name in self._names.get(_folder(name), ()):
                 self._append("-", name, flush=True)
@@ -140,19 +138,6 @@ class NameList:
     def _write(self, names: Collection[str]) -> None:
         write(self._path, self._title, names)
         self._refresh()
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep the other threads and processes of the node away from the list."""
-        try:
-            descriptor = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)  # a read-only disk can be read
-        except FileNotFoundError:
-            descriptor = os.open(self._lock, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def title(run_id: bytes) -> str:

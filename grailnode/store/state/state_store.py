@@ -209,7 +209,7 @@ class StateStore(LocalStore):
             data = file.readall()
         if len(data) != contents.length:
             raise EnvelopeError(f"cut off: {len(data)} bytes of data instead of {contents.length}")
-        contents.check_data(data)
+        contents.check_digest(envelope.data_digest(data))
         return data
 
     def _missing(self, prefix: str, paths: set[str]) -> Sequence[str]:

@@ -19,9 +19,7 @@ _MOST_POINTS: Final = 400  # more are averaged: no screen shows them apart
 
 
 class Curve(NamedTuple):
-    """A curve: the class that gives its colour, its name, its figure in words, and its values, None where nothing was
-    measured.
-    """
+    """A curve: the class of its colour, its name, its figure in words, and its values, None for no measurement."""
 
     css: str
     name: str
@@ -67,9 +65,7 @@ def _versions(state: NetworkState) -> tuple[str, list[int]]:
 
 
 def _curves(title: str, words: str, x: tuple[str, Sequence[int]], *curves: Curve, unit: str = "share") -> Markup:
-    """Return curves over windows or versions, with their data as JSON for charts.js; only words if nothing was
-    measured.
-    """
+    """Return curves over windows or versions, with data as JSON for charts.js; only words without measurements."""
     (axis, places), size = x, max(1, -(-len(x[1]) // _MOST_POINTS))
     spans = [slice(begin, begin + size) for begin in range(0, len(places), size)]
     data = {

@@ -55,7 +55,6 @@ class Choice:
         )
 
     def select(self, published: Sequence[PublishedRollout], names: dict[str, str]) -> list[PublishedRollout]:
-        """Return the rollouts to show."""
         chosen = [rollout for rollout in published if self._fits(rollout, names.get(rollout.miner.hex(), ""))]
         if self.order != "newest":
             chosen.sort(key=lambda rollout: rollout.reward, reverse=self.order == "best")
@@ -72,7 +71,6 @@ class Choice:
 def dashboard(
     run_name: str, sections: dict[str, str], rollout_list: str, choice: Choice, revision: int, rollout_revision: int
 ) -> str:
-    """Return the whole page."""
     return render(
         "dashboard.html",
         name=run_title(run_name),
@@ -123,11 +121,7 @@ def _tiles(state: NetworkState, findings: Findings) -> list[Tile]:
 
 
 def rollout_list(published: Sequence[PublishedRollout], names: dict[str, str], choice: Choice) -> Markup:
-    """Return the rollouts of a choice, each with its whole episode folded.
-
-    Args:
-        names: of miners, by key in hex.
-    """
+    """Return the rollouts of a choice, each with its whole episode folded; names of miners are by key in hex."""
     chosen = choice.select(published, names)
     windows = sorted({rollout.window for rollout in published})
     place = f" of window {windows[-1]}" if windows else ""

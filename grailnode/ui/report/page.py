@@ -43,12 +43,10 @@ def _policy_source(script: str) -> Markup:
 
 
 def figures(state: NetworkState, findings: Findings) -> Markup:
-    """Return the plots of a run."""
     return Markup("\n").join(plot(state, findings) for plot in (learning, patches, sparsity, groups))
 
 
 def run_title(run_name: str) -> str:
-    """Return the name of a run as a title."""
     return clean(run_name, 60) or "unnamed run"
 
 
@@ -91,7 +89,6 @@ def _tiles(state: NetworkState, findings: Findings) -> list[Tile]:
 
 
 def change_tile(name: str, change: Change | None, note: str) -> Tile:
-    """Return the tile of a figure that changes over the run."""
     if change is None:
         return name, "-", "not measured"
     return name, change.ends_text, f"{change.gain:+.2f}, {note}"

@@ -25,9 +25,7 @@ _STRIP: Final = 16  # height of the bars of windows
 
 
 def number(value: float) -> str:
-    """Write a coordinate: two decimals at most, no trailing zeros, never '-0', so that the same data gives the same
-    bytes.
-    """
+    """Write a coordinate: two decimals at most, no trailing zeros, never '-0': the same data gives the same bytes."""
     return f"{round(value, 2) + 0.0:.2f}".rstrip("0").rstrip(".")
 
 
@@ -98,7 +96,6 @@ def load() -> None:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a whole page."""
     return _environment().get_template(template).render(values)
 
 

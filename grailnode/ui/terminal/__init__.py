@@ -4,23 +4,8 @@
 
 from rich.console import Console
 
-from grailnode.ui.terminal.pages import LiveView, render_status, render_summary
+from grailnode.ui.terminal.pages import LiveView
 from grailnode.ui.terminal.plain import PlainView
-from grailnode.ui.terminal.verb_tables import pairs_table, patch_table, recheck_table, threshold_lines
-
-__all__ = [
-    "LiveView",
-    "PlainView",
-    "View",
-    "open_view",
-    "pairs_table",
-    "patch_table",
-    "recheck_table",
-    "render_status",
-    "render_summary",
-    "threshold_lines",
-]
-
 
 View = LiveView | PlainView
 """A view of a run, open during its `with` block; an update is cheap enough for ten calls a second."""

@@ -21,12 +21,10 @@ _PLAIN: Final = str.maketrans(
 
 
 def sparkline(values: Sequence[float | None], width: int, planned: int = 0) -> str:
-    """Draw a chart of one line of `width` cells, scaled from the smallest value to the largest.
+    """Draw a chart of one line of `width` cells, scaled from the smallest value to the largest. It fills up as values
+    come, if it is known how many are planned.
 
     Gaps are closed: only what was measured is drawn. Longer series are averaged into `width` columns.
-
-    Args:
-        planned: how many values there will be in the end; the chart fills up as they come. 0: it is always full.
     """
     measurements = without_gaps(values)
     if not measurements or width <= 0:

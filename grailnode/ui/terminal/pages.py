@@ -113,7 +113,6 @@ class LiveView:
             self._console.print(self._last)
 
     def update(self, state: NetworkState) -> None:
-        """Draw a newer state."""
         page = RunPage(self._title, state, is_live=True)
         self._last = AsciiFallback(page)
         self._live.update(AsciiFallback(replace(page, most_rows=self._console.height)), refresh=True)

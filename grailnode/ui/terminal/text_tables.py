@@ -97,9 +97,7 @@ def nodes(rows: Sequence[NodeRow], width: int) -> Table:
 
 
 def fitted(columns: Sequence[Column | None], rows: Sequence[Sequence[Text]]) -> Table:
-    """Return a table without the columns that are None, and without their cells. Long text wraps in columns that do,
-    and is cut with an ellipsis in others.
-    """
+    """Return a table without columns that are None; long text wraps in columns that do, and is cut in others."""
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, collapse_padding=True, header_style="dim")
     places = [place for place, column in enumerate(columns) if column is not None]
     for column in columns:

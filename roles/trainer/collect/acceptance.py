@@ -11,8 +11,8 @@ from protocol.errors import LimitError, ProtocolError
 from protocol.identity.signing import Signed
 from protocol.rollout.batch import Commitment, open_group
 from roles.node.identity import Node
-from roles.ports import LineReporter, NotFoundError, ObjectStore, StoreError, TooLargeError
-from roles.records import fetch_record
+from roles.ports import LineReporter, NotFoundError, ObjectStore, StoreError
+from roles.records import FOREIGN, fetch_record
 from roles.trainer.collect.logprob_bias import LOGPROB_BIAS
 from roles.trainer.collect.quorum import Decision
 from roles.trainer.collect.validator_monitor import DISTRUSTED
@@ -43,10 +43,7 @@ def object_name(window: int, miner: bytes) -> str:
 
 
 class OutcomeLog:
-    """The outcome log of one trainer.
-
-    Memory holds the entries of windows for which verdicts may still come; of other windows only the miners.
-    """
+    """A trainer's outcome log. Of windows for which no verdicts may come any more, memory holds the miners only."""
 
     def __init__(self, state: ObjectStore) -> None:
         self._state = state
@@ -215,7 +212,7 @@ class Acceptance:
         path = paths.commitment(miner, window)
         try:
             return await fetch_record(self._node, Commitment, path)
-        except (NotFoundError, TooLargeError, ProtocolError) as error:
+        except FOREIGN as error:
             self._node.telemetry.event("commitment-refused", path=path, error=str(error))
             return None
 

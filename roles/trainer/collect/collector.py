@@ -143,10 +143,8 @@ class Collector:
             await trio.sleep(self._pause)
 
     async def _read_validators(self, windows: Mapping[int, bool], tasks: trio.Nursery) -> None:
-        """Read the validators of all windows; reads that take longer than a poll go on without being waited for.
-
-        Args:
-            windows: by window, whether its deadline has passed.
+        """Read the validators of all windows, by whether their deadline has passed. Longer reads than a poll go on
+        alone.
         """
         all_read = trio.Event()
 
@@ -162,7 +160,6 @@ class Collector:
 
     def _windows(self, oldest: int) -> list[int]:
         """Return the windows to collect: the oldest unfinished ones, and all that are still open however late they are.
-
         The clock may be ahead; a window that the beacon has not reached is not open.
         """
         node = self._node
@@ -197,9 +194,7 @@ class Collector:
         return -(-schedule.verdict_rounds // schedule.rounds)
 
     async def _deadline_has_passed(self, window: int) -> bool:
-        """Whether the deadline for a window's verdicts has passed, proven by the beacon: a clock may be wrong, and what
-        comes later is never logged.
-        """
+        """Whether the deadline for a window's verdicts has passed by the beacon: what comes later is never logged."""
         return await self._node.time.has_come(self._node.run.schedule.verdict(window))
 
     async def _collect(self, window: int, after_deadline: bool, tasks: trio.Nursery) -> bool:

@@ -47,19 +47,14 @@ GroupSums = Mapping[bytes, tuple[str, int, int]]
 
 
 class BiasEvidence(Record):
-    """The evidence against the pairs of N nodes.
-
-    Attributes:
-        values: int32 little-endian [N, N, bets], in micro-decades: that the first of two gives the larger values.
-        biased: bytes [N, N]: 1 for a pair whose evidence has exceeded the threshold.
-    """
+    """The evidence against the pairs of N nodes."""
 
     kind: ClassVar[str] = "bias-evidence"
     max_bytes: ClassVar[int] = 64 * limits.MIB
     next_window: Window
     nodes: Annotated[tuple[Key, ...], Field(max_length=2 * limits.MAX_KEYS)]
-    values: bytes
-    biased: bytes
+    values: bytes  # int32 little-endian [N, N, bets], in micro-decades: that the first of two gives the larger values
+    biased: bytes  # bytes [N, N]: 1 for a pair whose evidence has exceeded the threshold
 
     @model_validator(mode="after")
     def _complete(self) -> "BiasEvidence":

@@ -128,9 +128,8 @@ def decide(
 
 
 def split_by_logprobs(accepting: Sequence[Opinion], rule: LogprobRule) -> tuple[list[Opinion], list[Opinion]]:
-    """Return the largest set of opinions found whose log-probabilities agree with each other, and the others.
-
-    An opinion whose values cannot be log-probabilities agrees with none.
+    """Return the largest set of opinions found whose log-probabilities agree with each other, and the others. An
+    opinion whose values cannot be log-probabilities agrees with none.
     """
     suspects = frozenset[bytes]().union(*rule.biased_pairs)
     numbers_by_values: dict[tuple[bytes, str, bytes], list[int]] = {}  # equal values are compared once

@@ -215,10 +215,8 @@ def _validators(opinions: Sequence[Opinion]) -> list[bytes]:
 
 
 def _sums(computed: Mapping[bytes, tuple[str, bytes]]) -> dict[bytes, tuple[str, int, int]]:
-    """Return the sums of a group's log-probabilities by node, without those that cannot be right.
-
-    Args:
-        computed: by node, how it computed them, and what they are.
+    """Return the sums of a group's log-probabilities by node (how it computed, what), without those that cannot be
+    right.
     """
     whole = {logprobs: whole_logprobs(logprobs) for logprobs in {item[1] for item in computed.values()}}
     sums = {logprobs: int(values.sum()) for logprobs, values in whole.items() if values is not None}

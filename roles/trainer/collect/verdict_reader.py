@@ -34,13 +34,9 @@ _HANG_SECONDS: Final = 600.0  # a read of a validator's storage that takes longe
 
 
 class VerdictReader:
-    """Reads the validators of one window.
-
-    Args:
-        start_time: when this node began to read, seconds since the Unix epoch. If the deadline for seals was before, a
-            seal counts whenever it was put, because this node cannot tell when that was.
-        absences: of all windows.
-        canaries: miners whose verdicts are read even if only one summary lists them.
+    """Reads the validators of one window; verdicts on canaries even if only one summary lists them. If this node began
+    to read (seconds since the Unix epoch) after the deadline for seals, a seal counts whenever it was put, because this
+    node cannot tell when that was.
     """
 
     def __init__(

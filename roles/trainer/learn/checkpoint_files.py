@@ -70,11 +70,7 @@ def checkpoint_folder(step: int, nonce: int) -> str:
 
 
 async def newest_checkpoint(state: ObjectStore) -> CheckpointNote | None:
-    """Return the note of the checkpoint of the newest version; None if there is none.
-
-    Raises:
-        StateError: a note has another format.
-    """
+    """Return the note of the checkpoint of the newest version; None if there is none. StateError for another format."""
     notes = []
     for path in [item.path async for item in state.list(NOTES)]:
         try:
@@ -85,9 +81,8 @@ async def newest_checkpoint(state: ObjectStore) -> CheckpointNote | None:
 
 
 async def put_checkpoint(state: ObjectStore, moment: tuple[int, int], save: Save, replay: bytes) -> None:
-    """Write a checkpoint of a version and an optimizer step, then delete the older ones.
-
-    Masters and moments do not change before this returns.
+    """Write a checkpoint of a version and an optimizer step, then delete the older ones. Masters and moments do not
+    change before this returns.
     """
     version, step = moment
     previous, nonce = await newest_checkpoint(state), secrets.randbits(53)

@@ -213,11 +213,8 @@ class Learner:
         return [self._backward(weights, reference, *one) for one in passes]
 
     def update(self, gradients: Gradients) -> StepReport:
-        """Change masters and moments by gradients of the present masters, which are dropped: to give their memory back
-        takes long, so it is done here and not on an event loop.
-
-        Raises:
-            ValueError: a gradient is not finite; nothing has changed.
+        """Change masters and moments by gradients of the present masters; ValueError if one is not finite, and nothing
+        has changed. The gradients are dropped here, since to give their memory back takes long on an event loop.
         """
         try:
             norm = self._optimizer.step(gradients.tensors)
@@ -236,11 +233,8 @@ class Learner:
         samples: Sequence[_Sample],
         token_weights: Sequence[float],
     ) -> PassSums:
-        """Add a batch's part of the gradient.
-
-        Args:
-            reference: the weights of the reference policy; empty for none.
-            token_weights: the weight of each token in the loss, for each sample.
+        """Add a batch's part of the gradient, by the weight in the loss of each sample's tokens; `reference` may be
+        empty.
         """
         batch = pad(
             [s.prompt for s in samples], [s.sequence for s in samples], self._device, [s.drawn for s in samples]
@@ -318,16 +312,10 @@ class Learner:
     async def save(
         self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str
     ) -> tuple[list[int], int]:
-        """Write masters and moments below a folder: each rank its own rows, into the state of its host.
-
-        Args:
-            previous: the folder that was saved before, which ranks on other hosts keep until the next call.
-
-        Returns:
-            How many files each rank has written, and how many ranks, the first ones, share this state.
-
-        Raises:
-            ValueError: a weight can have no scale; nothing is written, since no version can be made from it.
+        """Write masters and moments below a folder: each rank its own rows, into the state of its host, where the
+        folder before stays until the next call. Return how many files each rank has written, and how many ranks, the
+        first ones, share this state. ValueError: a weight can have no scale, so no version can be made; nothing is
+        written.
         """
         await run_sync(self._check_scales)
         return [await self.state_rows().save(state, folder, run_sync, shard_bytes)], 1
@@ -336,18 +324,12 @@ class Learner:
         self._scales()
 
     def _scales(self) -> dict[str, Tensor]:
-        """Return the scales of the quantized matrices that this process has rows of; raise ValueError if a weight can
-        have none.
-        """
+        """Return the scales of this process's rows of quantized matrices; ValueError if a weight can have none."""
         masters = self._optimizer.masters.items() if self._precision != "bf16" else ()
         return {name: row_scales(rows, self._precision) for name, rows in masters if is_matrix(name, rows.shape)}
 
     async def load(self, state: ObjectStore, saved: SavedRows, run_sync: RunSync) -> None:
-        """Go on from what any number of ranks has saved.
-
-        Raises:
-            StateError: it is that of another model or optimizer, or a part of it is on no host.
-        """
+        """Go on from what any number of ranks has saved; StateError for another model's, or if a part is on no host."""
         await self.state_rows().load(state, saved, run_sync, self._peers)
         self._optimizer.set_steps(saved.steps)
 

@@ -31,11 +31,8 @@ _BLOCK: Final = 1 << 20
 
 
 class MasterOptimizer:
-    """FP32 masters with the optimizer's state, or the part of them that one of several ranks has.
-
-    Args:
-        masters: float32, contiguous; `step` changes them in place.
-        add_over_ranks: returns the exact sum of numbers of all ranks, when each has called it with its own.
+    """FP32 masters, contiguous, which `step` changes in place, with the optimizer's state, or the part of them that one
+    of several ranks has; `add_over_ranks` returns the exact sum of the numbers of all ranks.
     """
 
     def __init__(
@@ -71,13 +68,8 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor]) -> float:
-        """Update the masters with gradients by name, and return the gradients' L2 norm before clipping.
-
-        Args:
-            gradients: float32, which are clipped in place, or of a lower precision.
-
-        Raises:
-            ValueError: a gradient is missing, or the norm is not finite; nothing has changed.
+        """Update the masters with gradients by name, and return the gradients' L2 norm before clipping. Gradients in
+        float32 are clipped in place. ValueError if one is missing, or the norm is not finite; nothing has changed.
         """
         if gradients.keys() != self.masters.keys():
             raise ValueError(f"gradients do not match the weights: {sorted(gradients.keys() ^ self.masters.keys())}")
@@ -128,11 +120,7 @@ class MasterOptimizer:
         return copies | {STEPS: torch.tensor(self.steps, dtype=torch.int64)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a saved state; training goes on bit for bit.
-
-        Raises:
-            ValueError: it is not one of these weights; nothing has changed.
-        """
+        """Take over a saved state, bit for bit; ValueError if it is none of these weights: nothing has changed."""
         tensors = self.tensors
         check_state(state, {name: (own.shape, own.dtype) for name, own in tensors.items()})
         for name, own in tensors.items():

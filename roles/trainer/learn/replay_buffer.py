@@ -54,11 +54,7 @@ class ReplayBuffer:
         return len(self._entries)
 
     def advance(self, version: int) -> None:
-        """Set the newest policy version; groups that are now too stale leave.
-
-        Raises:
-            ValueError: the version is lower than the one before.
-        """
+        """Set the newest policy version, none lower than before (ValueError); groups that are now too stale leave."""
         if version < self._newest_version:
             raise ValueError(f"version {version} after {self._newest_version}")
         self._newest_version = version
@@ -67,9 +63,8 @@ class ReplayBuffer:
         self._past_versions = {d: v for d, v in self._past_versions.items() if not self._too_stale(v)}
 
     def add(self, group: VerifiedGroup) -> bool:
-        """Store a group unless it was offered before, is too stale, or has nothing to teach; return whether it was.
-
-        The oldest groups leave if the buffer is full.
+        """Store a group unless it was offered before, is too stale, or has nothing to teach; return whether it was. The
+        oldest groups leave if the buffer is full.
         """
         if group.digest in self._entries or group.digest in self._past_versions:
             return False
@@ -113,11 +108,7 @@ class ReplayBuffer:
         ).to_bytes()
 
     def restore(self, data: bytes) -> None:
-        """Go on from a saved state of our own (never a peer's).
-
-        Raises:
-            ValueError: it is no such state; nothing has changed.
-        """
+        """Go on from a saved state of our own (never a peer's); ValueError if it is none, and nothing has changed."""
         random_state = random.Random()  # noqa: S311 - as above
         try:
             state = ReplayState.from_bytes(data)

@@ -21,11 +21,8 @@ _ROWS: Final = 4096
 
 
 class RoundedWeights(TableWeights):
-    """Masters that are rounded each time they are read, so that there is never a rounded copy of all of them.
-
-    Args:
-        masters: float32; gradients add up in their `grad`.
-        precision: in which they are published; tables are BF16 in any.
+    """Masters, float32, that are rounded to a precision each time they are read, so that there is never a rounded copy
+    of all of them. Gradients add up in their `grad`. Tables are BF16 in any precision.
     """
 
     def __init__(self, masters: Mapping[str, Tensor], precision: Precision = "bf16", *, in_place: bool = False) -> None:

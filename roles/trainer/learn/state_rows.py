@@ -64,11 +64,7 @@ class Peers(Protocol):
 
 
 class StateRows:
-    """The rows of masters and moments that this process has.
-
-    Args:
-        tensors: by name; shapes: of the whole ones.
-    """
+    """The rows of masters and moments that this process has, of whole tensors with these shapes, by name."""
 
     def __init__(self, tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], share: Share) -> None:
         self._tensors = tensors
@@ -86,10 +82,8 @@ class StateRows:
         return await put_shards(state, part_folder(folder, self._share.rank), self.source(), run_sync, shard_bytes)
 
     async def load(self, state: ObjectStore, saved: SavedRows, run_sync: RunSync, peers: Peers | None = None) -> None:
-        """Take over the rows of a saved state; with peers, all of them load it at the same time.
-
-        Raises:
-            StateError: it is that of another model or optimizer, or a part of it is on no host.
+        """Take over the rows of a saved state; with peers, all of them load it at the same time. StateError if it is
+        that of another model or optimizer, or a part of it is on no host.
         """
         rank, parts = self._share.rank, range(len(saved.parts))
         own = [await is_whole(state, saved, part) for part in parts]
@@ -112,10 +106,8 @@ class StateRows:
                 raise StateError(_PLACE, _FOREIGN)
 
     def take(self, tensors: Mapping[str, Tensor], part: Share) -> Counter[str]:
-        """Copy what this rank has of another part; return how many elements of each tensor these are.
-
-        Raises:
-            StateError: they are those of another model or optimizer.
+        """Copy what this rank has of another part; return how many elements of each tensor these are. StateError if
+        they are those of another model or optimizer.
         """
         element_counts: Counter[str] = Counter()
         for name, tensor in tensors.items():

@@ -41,10 +41,8 @@ _POLL_SECONDS: Final = 0.05  # between two looks into the inbox
 
 
 class Training:
-    """The training loop of one trainer.
-
-    Args:
-        genesis: reads the weights of version 0, before they are quantized; called only if there is no checkpoint.
+    """The training loop of one trainer. `genesis` reads the weights of version 0, before they are quantized, if there
+    is no checkpoint.
     """
 
     def __init__(
@@ -155,12 +153,8 @@ class Training:
         )
 
     async def _write(self, name: SnapshotName, replay: Callable[[], bytes] | None, digests: frozenset[bytes]) -> None:
-        """Make a version durable: its checkpoint if one is due, then its snapshot; then delete from the inbox what the
-        checkpoint contains.
-
-        Args:
-            replay: returns the replay buffer of the moment, if a checkpoint is due.
-            digests: of the groups that are in it, or were before.
+        """Make a version durable: its checkpoint if one is due, with what `replay` returns, then its snapshot; then
+        delete from the inbox the groups of the checkpoint.
         """
         node = self._node
         if replay is not None:

@@ -4,10 +4,12 @@ The results of the steps become the payload of a contribution here. Nothing of i
 takes the steps of the present round again, from the shared weights.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
+from torch import Tensor
 
 from protocol import limits
 from protocol.digest import Weights
@@ -16,9 +18,38 @@ from protocol.outer.round_checks import owner, turn_of
 from protocol.outer.round_records import RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.node.identity import Node
-from roles.trainer.outer.local_learner import LocalLearner, StepFigures
 from roles.trainer.spool import Inbox, is_too_stale
 from roles.trainer.verified_batch import VerifiedGroup
+
+
+class StepFigures(Protocol):
+    """The figures of a local step that a site reports: the gradient's L2 norm is that before clipping."""
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def grad_norm(self) -> float: ...
+
+    @property
+    def reward(self) -> float: ...
+
+
+class LocalLearner(Protocol):
+    """What takes the local steps of a site: a state (protocol/outer/local_work.py) and a step, as `Learner` has."""
+
+    def step(self, groups: Sequence[VerifiedGroup]) -> StepFigures:
+        """Take one optimizer step.
+
+        Raises:
+            ValueError: a gradient is not finite; nothing has changed.
+        """
+
+    def state(self) -> dict[str, Tensor]:
+        """Return masters and everything else by name: CPU tensors that nobody else changes."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +65,9 @@ class SiteSettings:
 
 
 class GroupPool:
-    """The verified groups, by digest, that a site has and no manifest has used up; some are dealt to it in a round.
-
-    It is in memory only. What is in it lies in the inbox until it is used up or too stale, so a site that starts again
+    """The verified groups, by digest, that a site has and no manifest has used up; some are dealt to it in a round. It
+    is in memory only. What is in it lies in the inbox until it is used up or too stale, so a site that starts again
     reads it again.
-
-    Args:
-        max_staleness: versions behind the newest one; older groups leave.
-        dynamic_filtering: whether groups whose rewards do not differ are left out.
     """
 
     def __init__(self, inbox: Inbox, run_id: bytes, max_staleness: int, *, dynamic_filtering: bool = True) -> None:
@@ -74,11 +100,8 @@ class GroupPool:
     def dealt(
         self, turns: Collection[int], workers: Sequence[bytes], worker: bytes, without: Collection[bytes] = ()
     ) -> list[bytes]:
-        """Return the digests of the groups that belong to a worker in each of some turns, the newest versions first.
-
-        Args:
-            turns: of the rounds (`protocol.outer.round_checks.turn_of`).
-            without: digests of groups to leave out.
+        """Return the digests of the groups that belong to a worker in each of some turns (`round_checks.turn_of`), the
+        newest versions first, but for those to leave out.
         """
         own = [
             (-group.version, digest)
@@ -139,15 +162,9 @@ class LocalSteps:
             await self._step(opening, turns)
 
     async def go_ahead(self, opening: RoundManifest, start: Weights, used: frozenset[bytes]) -> None:
-        """Take the steps of the round after the present one, from where those of the present one ended.
-
-        Only groups that belong to this site in both rounds are used, so no other site may have used them meanwhile.
-        The task may be cancelled between two steps.
-
-        Args:
-            opening: the manifest that opened the present round.
-            start: FP32 weights; how far the learner goes from them is added to the shared weights of that round.
-            used: the groups of this site's contribution to the present round.
+        """Take the steps of the round after the present one, from where its own ended (FP32 weights). Only groups that
+        belong to this site in both rounds, without those of its contribution, are used, so no other site may have used
+        them meanwhile. The task may be cancelled between two steps.
         """
         self.drop()
         self.number, self._start = opening.number + 2, start
@@ -156,14 +173,9 @@ class LocalSteps:
             await self._step(opening, turns, used, ahead=True)
 
     async def settle(self, manifest: RoundManifest, shared: SharedState) -> None:
-        """Move the steps ahead onto the state after the round before them, or drop them.
-
-        The weights become fl(shared + fl(local - start)). The steps are dropped if there are none, if the manifest's
-        rules have no delay, or if a group that they used belongs to another worker now.
-
-        Args:
-            manifest: counts this site's contribution, and opens the round for which the steps were taken.
-            shared: its state.
+        """Move the steps ahead onto the state after the round before them, or drop them. The weights become fl(shared +
+        fl(local - start)). The steps are dropped if there are none, if the manifest's rules have no delay, or if a
+        group that they used belongs to another worker now.
         """
         node, start = self._node, self._start
         turn, worker = turn_of(self.number, manifest.rules.delay), node.key.public
@@ -187,11 +199,8 @@ class LocalSteps:
     async def _step(
         self, opening: RoundManifest, turns: set[int], used: frozenset[bytes] = frozenset(), *, ahead: bool = False
     ) -> None:
-        """Take a step, if there are groups for one; else wait a little.
-
-        Args:
-            turns: in each of which the groups must belong to this site.
-            used: groups to leave out beside those of these steps.
+        """Take a step with groups that belong to this site in each of some turns, without `used` ones; wait if there
+        are none.
         """
         node, settings = self._node, self._settings
         await self._pool.read_inbox(opening.version)

@@ -152,11 +152,7 @@ async def put_state(node: Node, number: int, shared: SharedState) -> None:
 
 
 async def get_state(node: Node, manifest: RoundManifest, parts: tuple[Part, ...]) -> SharedState:
-    """Read the shared state after a round from this node's own state.
-
-    Raises:
-        NotFoundError: it is not there, or not all of it.
-    """
+    """Read the shared state after a round from this node's own state; NotFoundError if it is not there."""
     prefix = f"{numbered(STATES, manifest.number)}/"
     shard_paths = [item.path async for item in node.state.list(prefix)]
     shards = [await node.state.get(path, _SHARD_BYTES) for path in sorted(shard_paths)]

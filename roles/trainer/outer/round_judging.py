@@ -48,10 +48,8 @@ class Attendance:
             )
 
     async def look(self, node: Node, workers: Sequence[bytes], seconds: float) -> None:
-        """Look at the contribution of some workers once, and remember the first one of each.
-
-        Args:
-            seconds: after which a worker whose space does not answer is left out; it holds up no other.
+        """Look at the contribution of some workers once, and remember the first one of each. A worker whose space has
+        not answered after some seconds is left out; it holds up no other.
         """
         with trio.move_on_after(seconds):
             await gather(partial(self._look_at, node), workers, len(workers))

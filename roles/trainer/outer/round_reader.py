@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.errors import ForkError, ProtocolError
+from protocol.errors import ForkError
 from protocol.identity.signing import Signed
 from protocol.objects import ObjectRef
 from protocol.outer.round_records import (
@@ -24,8 +24,8 @@ from protocol.pseudogradient import Part
 from roles.first_failure import first_failure
 from roles.gather import STORAGE_ERRORS, first_success, gather
 from roles.node.identity import Node
-from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.records import fetch_object, fetch_record
+from roles.ports import NotFoundError, StoreError
+from roles.records import FOREIGN, fetch_object, fetch_record
 from roles.trainer.outer.round_files import DOWNLOAD
 
 _AT_ONCE = 4  # downloads
@@ -94,14 +94,9 @@ async def fetch_payloads(
 async def fetch_state(
     node: Node, parts: tuple[Part, ...], trusted: RoundManifest | None
 ) -> tuple[Signed[RoundManifest], SharedState]:
-    """Fetch the state that the pointer names, with its manifest. Shards that are here already are not fetched again.
-
-    Args:
-        trusted: the manifest that this site trusts; None for a new site.
-
-    Raises:
-        NotFoundError: there is no state, or none that is newer than the trusted one.
-        ForkError: the trainer signed another history in one epoch.
+    """Fetch the state that the pointer names, with its manifest; shards that are here already are not fetched again.
+    NotFoundError: there is none that is newer than the trusted one. ForkError: the trainer signed another history in
+    one epoch.
     """
     pointer = await fetch_pointer(node)
     signed = await fetch_record(node, RoundManifest, paths.round_manifest(pointer.trainer, pointer.state_number))
@@ -126,15 +121,14 @@ async def fetch_state(
 
 
 async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps: int) -> list[Signed[RoundManifest]]:
-    """Return a trusted round manifest and those of so many steps before it, newest first, as far as storage has them.
-
-    They say which groups are used up.
+    """Return a trusted round manifest and those of so many steps before it, newest first, as far as storage has them:
+    they say which groups are used up.
     """
     manifests = [newest]
     while (record := manifests[-1].record).number > 0 and newest.record.state.step - record.state.step <= steps:
         try:
             signed = await fetch_record(node, RoundManifest, paths.round_manifest(record.trainer, record.number - 1))
-        except (NotFoundError, TooLargeError, ProtocolError):
+        except FOREIGN:
             break
         if signed.digest != record.previous:
             break
@@ -161,7 +155,7 @@ async def delete_old_contributions(node: Node, newest: int) -> None:
                 continue
             try:
                 record = (await fetch_record(node, RoundContribution, path)).record
-            except (NotFoundError, TooLargeError, ProtocolError):
+            except FOREIGN:
                 pass  # somebody changed it; its payload is found by nobody
             else:
                 await node.store.delete(paths.payload(key, record.payload.digest))

@@ -9,7 +9,6 @@ fetches the shared state when it starts; its error feedback begins with 0.
 from collections.abc import Set
 
 from protocol import paths
-from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed
 from protocol.outer.comparing import SentRound, SentRounds, compare
 from protocol.outer.robust import PLAIN_MEAN, weigh_round
@@ -18,8 +17,8 @@ from protocol.outer.round_records import RoundManifest, RoundPointer
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import parts_of
 from roles.node.identity import Node
-from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
-from roles.records import fetch_object, fetch_record
+from roles.ports import LineReporter, RepairError
+from roles.records import FOREIGN, fetch_object, fetch_record
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import PROJECTIONS
 from roles.trainer.outer.round_reader import fetch_past_manifests, fetch_payloads
@@ -31,23 +30,14 @@ async def fetch_own_pointer(node: Node) -> Signed[RoundPointer] | None:
     """Return the round pointer that storage shows under a coordinator's own key; None if there is none of this run."""
     try:
         return await fetch_record(node, RoundPointer, paths.newest_round(node.key.public))
-    except (NotFoundError, TooLargeError, ProtocolError):
+    except FOREIGN:
         return None
 
 
 async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, is_rewound: bool = False) -> bool:
-    """Rebuild a coordinator's rounds, if they have lost something or are older than what storage shows.
-
-    The published chain has been rebuilt before.
-
-    Args:
-        is_rewound: whether versions of the chain were taken back, with which the rounds do not agree any more.
-
-    Returns:
-        Whether this trainer closes rounds at all.
-
-    Raises:
-        RepairError: they cannot be rebuilt.
+    """Rebuild a coordinator's rounds, after its chain, if they have lost something or are older than what storage
+    shows; return whether this trainer closes rounds at all. RepairError: they cannot be rebuilt, or do not agree with a
+    chain of which versions were taken back.
     """
     pointer = await fetch_own_pointer(node)
     manifests = await round_files.list_manifests(node.state)
@@ -100,7 +90,7 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
             await _put_version(node, closing.record, shared)
             manifests.append(closing)
             signed = closing
-    except (NotFoundError, TooLargeError, ProtocolError) as error:
+    except FOREIGN as error:
         raise RepairError(f"{round_files.ROUNDS}: cannot be rebuilt from storage: {error}") from error
     if signed.digest != record.digest:
         raise RepairError(f"{round_files.ROUNDS}: storage shows another round {record.newest} than its pointer")

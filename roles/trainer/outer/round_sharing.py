@@ -56,11 +56,8 @@ async def compute_share(
     threads: int,
     poll_seconds: float,
 ) -> None:
-    """Do a site's part of the comparison of a round: its share, and then some parts of its neighbor's.
-
-    Args:
-        shared: with which the round began.
-        fetched: gets the payloads that were fetched, by digest: those that count are applied later.
+    """Do a site's part of the comparison of a round that began with `shared`: its share, and then some parts of its
+    neighbor's. `fetched` gets the payloads by digest, since those that count are applied later.
     """
     key, number, rules = node.key.public, opening.record.number + 1, opening.record.rules
     path = paths.round_plan(opening.record.trainer, number)
@@ -97,12 +94,8 @@ async def collect_products(
     seconds: float,
     poll_seconds: float,
 ) -> tuple[Matrix, tuple[AggregatedShare, ...]]:
-    """Publish a plan, and return the products of all parts and what became of each share. What no site computed in
-    time, or computed wrong, this node computes.
-
-    Args:
-        parts: of the contributions; bounds: of the products (`product_bounds`).
-        seconds: of waiting for the sites.
+    """Publish a plan, and return the products of all parts, within `bounds`, and what became of each share. What no
+    site computed within some seconds, or computed wrong, this node computes.
     """
     data, secret, cases = sign(plan, node.key), node.key.derive(DRAWN), share_cases(plan, parts)
     await node.publish(plan.path, data)

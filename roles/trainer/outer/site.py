@@ -27,8 +27,7 @@ from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
 from roles.records import open_record
 from roles.trainer.outer import round_files
-from roles.trainer.outer.local_learner import LocalLearner
-from roles.trainer.outer.local_steps import GroupPool, LocalSteps, SiteSettings
+from roles.trainer.outer.local_steps import GroupPool, LocalLearner, LocalSteps, SiteSettings
 from roles.trainer.outer.round_files import SiteRecord, UsedGroup, numbered
 from roles.trainer.outer.round_reader import (
     delete_old_contributions,
@@ -46,11 +45,7 @@ _NO_FILE: Final = -1
 
 
 class Site:
-    """One site of a run.
-
-    Args:
-        learner: takes the local steps; its present state is that of a new site.
-    """
+    """One site of a run. `learner` takes the local steps; its present state is that of a new site."""
 
     def __init__(self, node: Node, learner: LocalLearner, settings: SiteSettings) -> None:
         self._node = node
@@ -192,10 +187,7 @@ class Site:
         )
 
     async def _has_signed(self, number: int) -> bool:
-        """Return whether storage has a contribution of this site to a round that its state does not know.
-
-        If the store does not answer, it may have one.
-        """
+        """Return whether storage has, or may have, a contribution of this site that its state does not know."""
         try:
             await self._node.store.get(paths.contribution(self._node.key.public, number), 1, size=1)
         except NotFoundError:
@@ -307,11 +299,8 @@ class Site:
             return False
 
     async def _settle(self, closing: Signed[RoundManifest] | None, shared: SharedState | None) -> None:
-        """Settle the present round, and begin the next one.
-
-        Args:
-            closing: the manifest that closes it; None if a whole state must be fetched instead.
-            shared: the state after it; None if this site computes another one, or cannot compute it any more.
+        """Settle the present round, and begin the next one. A whole state is fetched if there is no closing manifest,
+        or if this site computes another state after the round, or cannot compute it any more (`shared` is None).
         """
         assert self.shared is not None and self._record is not None
         node, opening, record = self._node, self._opening.record, self._record

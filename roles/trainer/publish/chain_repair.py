@@ -73,11 +73,7 @@ class ChainRepair:
         )
 
     async def run(self) -> None:
-        """Rebuild chain and outbox in the node's state.
-
-        Raises:
-            RepairError: storage is behind this state, or shows another history.
-        """
+        """Rebuild chain and outbox in the node's state; RepairError if storage is behind it, or has another history."""
         # The node's state is a draft, which is written after the whole repair, so a crash before that changes nothing.
         # First, storage is compared with what this state has published. Storage decides, because followers trust what
         # it shows; but it must not be behind. To continue an older head would sign a second history of the versions in
@@ -234,10 +230,8 @@ class ChainRepair:
 
 
 async def rebuild_weights(node: Node, version: int) -> int:
-    """Make the weights of the newest version whole from storage; return how many files they have.
-
-    Raises:
-        RepairError: storage shows another version as the newest, or does not lead there.
+    """Make the weights of the newest version whole from storage; return how many files they have. RepairError if
+    storage shows another version as the newest, or does not lead there.
     """
     # This node fetches them as a new follower does, and each byte is checked against signed manifests. A follower takes
     # the newest chain of all trainers, so whose chain that is has to be looked at.

@@ -33,14 +33,9 @@ class Fence:
         self.own_heads: set[bytes] = set()  # digests of the heads that this process wrote, or is about to write
 
     async def begin(self) -> int:
-        """Take an epoch higher than all before, if this node's state knows what the head in storage shows.
-
-        Returns:
-            The newest version of this node that storage shows and the roots have not taken back; -1 for none. A process
-            that was killed after it wrote a head has shown one version more than its state calls published.
-
-        Raises:
-            ChainError: it does not: the chain in storage was published from another state.
+        """Take an epoch higher than all before; ChainError if the chain in storage was published from another state.
+        Return the newest version of this node that storage shows and the roots have not taken back; -1 for none. A
+        process that was killed after it wrote a head has shown one version more than its state calls published.
         """
         # A version that is signed counts here, marked or not: a killed process may have shown it.
         await self.obey_rewind(self._history.promised_version)
@@ -90,11 +85,7 @@ class Fence:
         await history.record_rewind(number)
 
     async def check(self) -> None:
-        """Look for another publisher. The publisher calls it before it writes a head.
-
-        Raises:
-            FencedError: there is another publisher, and it goes on.
-        """
+        """Look for another publisher before a head is written; FencedError if there is one, and it goes on."""
         await self.obey_rewind()
         # A head of this process, or of an earlier epoch, or none: nobody else publishes, or who does has not seen the
         # present epoch yet and will stop when it does.
@@ -135,10 +126,8 @@ def reaches_rewind(history: History, revisions: Revisions) -> bool:
 
 
 async def read_own_head(node: Node) -> Signed[Head] | None:
-    """Return the head that storage shows under a trainer's own key; None if there is none. An object that this key did
-    not sign as a head counts as none and will be written over.
-
-    The head of another run under the same key counts: it must not be written over.
+    """Return the head that storage shows under a trainer's own key, be it of another run: that must not be written
+    over. None if there is none, or an object that this key did not sign as a head, which will be.
     """
     key = node.key.public
     path = paths.head(key)

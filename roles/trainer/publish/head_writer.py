@@ -21,11 +21,8 @@ _CLOCK_SECONDS: Final = 1.0  # between two readings of the clock, which somebody
 def make_head(
     history: History, newest: int, keep_patches: int, keep_anchors: int, run_id: bytes, revision: int, expires_ms: int
 ) -> Head:
-    """Return the head that shows everything up to version `newest`.
-
-    Args:
-        revision: the newest revision of the authority that the publisher knows.
-        expires_ms: when the head expires, milliseconds since the Unix epoch.
+    """Return the head that shows everything up to version `newest`, by the newest revision of the authority that the
+    publisher knows, until a time in milliseconds since the Unix epoch.
     """
     # A newer version's anchor may be complete already; a head of this version cannot name it.
     available = {version for version in history.anchors if version <= newest}
@@ -47,11 +44,8 @@ def make_head(
 
 
 class HeadWriter:
-    """Writes the heads of one publisher, one at a time.
-
-    Args:
-        keep_patches, keep_anchors: how many of them storage keeps (retention.py).
-        expiry_offset_ms: milliseconds by which this start's heads expire earlier.
+    """Writes the heads of one publisher, one at a time. What they name is by retention.py, and this start's expire some
+    milliseconds earlier.
     """
 
     def __init__(

@@ -61,10 +61,8 @@ class History:
 
     @classmethod
     async def open(cls, state: ObjectStore) -> "History":
-        """Read the record as the last run left it. This changes nothing, so any process of the node may do it.
-
-        Raises:
-            StateError, StoreError, ProtocolError: the state is damaged, or cannot be read.
+        """Read the record as the last run left it. This changes nothing, so any process of the node may do it. A
+        damaged state is a StateError, StoreError or ProtocolError.
         """
         history = cls(state)
         history.manifests = await read_manifests(state)
@@ -185,9 +183,8 @@ class History:
         return available
 
     async def retire(self, head: Head) -> None:
-        """Record that what a head of the newest published version leaves out will never be named again.
-
-        It may be deleted in storage once every head that may name it has expired.
+        """Record that what a head of the newest published version leaves out will never be named again. It may be
+        deleted in storage once every head that may name it has expired.
         """
         # Memory changes before the first await: while this task waits for the disk, another one, whose anchor is
         # complete now, may make a head, and that must not name what is retired here.
@@ -212,11 +209,7 @@ class History:
             await self._state.put(f"{ANCHORS}{version:010d}", RETIRED)
 
     def check_available(self, head: Head) -> None:
-        """Refuse a head that names an object which this record does not call available.
-
-        Raises:
-            ChainError: an object that the head names is retired, or was never complete in storage.
-        """
+        """Refuse a head (ChainError) that names an object which is retired, or was never complete in storage."""
         for version in head.anchors:
             if version not in self.anchors:
                 raise ChainError("the head would name an anchor that is not in storage", f"version {version}")

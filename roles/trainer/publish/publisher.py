@@ -64,11 +64,7 @@ class PublisherSettings:
 
 
 class Publisher:
-    """Publishes the snapshots of one trainer.
-
-    Args:
-        others: the other hosts of a trainer on several, in the order of their files.
-    """
+    """Publishes the snapshots of one trainer, which may have other hosts, in the order of their files."""
 
     def __init__(
         self, node: Node, history: History, settings: PublisherSettings, others: Sequence[HostFiles] = ()
@@ -109,9 +105,8 @@ class Publisher:
                 await self._publish(names[0], nursery)
 
     async def _start(self) -> None:
-        """Check what is published against this node's state, begin a new epoch, and write a head of that epoch.
-
-        The second head follows after some seconds, in which another trainer under this key can write its own.
+        """Check what is published against this node's state, begin a new epoch, and write a head of that epoch: twice,
+        so that another trainer under this key can write its own in between.
         """
         # An epoch of one's own comes before everything that others can see: whoever publishes under the same key
         # notices it, and stops or is noticed (fencing.py).
@@ -222,10 +217,8 @@ class Publisher:
     async def _encode(
         self, version: int, files: int, hosts: Sequence[HostFiles], base: Base | None = None
     ) -> VersionBuild:
-        """Return the build of a version to which the hosts have added what they have of its files.
-
-        Raises:
-            PatchError: a host cannot encode its changes from the base.
+        """Return the build of a version with what the hosts have of its files; PatchError if one cannot encode its
+        changes.
         """
         digest = self._history.manifests[base.version].record.weights if base else b""
         build = VersionBuild(

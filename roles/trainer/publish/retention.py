@@ -18,10 +18,8 @@ _MAX_RANGE = MAX_CHAIN // 2  # versions; the other half of what a head can list 
 
 
 def check_retention(anchor_interval: int, keep_patches: int, keep_anchors: int) -> None:
-    """Refuse settings under which a head could come to list more versions than MAX_CHAIN.
-
-    Raises:
-        ValueError: names the setting to lower.
+    """Refuse settings under which a head could come to list more versions than MAX_CHAIN: ValueError says what to
+    lower.
     """
     if anchor_interval * keep_anchors > _MAX_RANGE:
         name = "keep_anchors" if keep_anchors > 1 else "anchor_interval"
@@ -84,12 +82,8 @@ def _stride(keep_patches: int, keep_anchors: int) -> int:
 
 
 class DeletionSchedule:
-    """Decides when objects that no head names any more may be deleted.
-
-    It is not durable: after a restart every object waits anew, which is longer than needed and never shorter.
-
-    Args:
-        head_ttl: seconds for which a head is valid.
+    """Decides when objects that no head names any more may be deleted; a head is valid for `head_ttl` seconds. It is
+    not durable: after a restart every object waits anew, which is longer than needed and never shorter.
     """
 
     def __init__(self, head_ttl: float) -> None:
@@ -97,11 +91,8 @@ class DeletionSchedule:
         self._deletion_times: dict[str, float] = {}
 
     def paths_to_delete(self, unnamed: Iterable[str], now: float) -> list[str]:
-        """Return the paths that may be deleted now, in order.
-
-        Args:
-            unnamed: the paths of all objects in storage that no present head names.
-            now: seconds of a clock that never goes back.
+        """Return which paths of the objects that no present head names may be deleted now (seconds of a clock that
+        never goes back), in order.
         """
         # The dictionary is made anew, so an object that a head names again meanwhile begins its wait again.
         self._deletion_times = {path: self._deletion_times.get(path, now + self._delay) for path in unnamed}

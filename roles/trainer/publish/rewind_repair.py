@@ -29,12 +29,9 @@ obeyed would let the publisher go on with them.
 
 
 async def repair_rewind(node: Node, say: LineReporter) -> bool:
-    """Take back what this node has published after the last valid version; return whether there was anything.
-
-    If its state does not go so far, only the head in storage is changed, and the chain is to be rebuilt from there.
-
-    Raises:
-        RepairError: the last valid version is none of this node's own, or cannot be rebuilt.
+    """Take back what this node has published after the last valid version; return whether there was anything. If its
+    state does not go so far, only the head in storage is changed, and the chain is to be rebuilt from there.
+    RepairError if the last valid version is none of this node's own, or cannot be rebuilt.
     """
     rewind, history = node.revisions.rewind, await History.open(node.state)
     if rewind is None:

@@ -27,12 +27,8 @@ class VersionWeights:
 
 
 class VersionBuild:
-    """The build of one version from the files of its weights, one after the other.
-
-    Args:
-        previous: the version from which to encode a patch; None to compute digests only.
-        profile: of the patch: "compact" or "fast".
-        threads: how many tensors to encode at the same time.
+    """The build of one version from the files of its weights, one after the other, and of the patch from a previous
+    one, "compact" or "fast"; without one it computes digests only. `threads` tensors are encoded at the same time.
     """
 
     def __init__(

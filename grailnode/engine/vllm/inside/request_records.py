@@ -193,7 +193,6 @@ class RequestRecords:
             self._records.pop(request, None)
 
     def clear(self) -> None:
-        """Forget all records."""
         self._records.clear()
         self.sampled_states = None
 

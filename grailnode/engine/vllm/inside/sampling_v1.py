@@ -35,7 +35,6 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Refuse a request that cannot be sampled."""
         validate(sampling_params)
 
     def is_argmax_invariant(self) -> bool:
@@ -43,7 +42,6 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """Follow the changes of vLLM's batch."""
         if process_dict_updates(rows, batch_update, _row):
             self._drawn = None
 

@@ -32,7 +32,6 @@ class SeedBoundSampling(LogitsProcessor):  # type: ignore[misc]
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Refuse a request that cannot be sampled."""
         validate(sampling_params)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:

@@ -89,7 +89,6 @@ class ServedWeights:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this is the only rank."""
         return self._gather is None
 
     def buffer(self) -> Buffer:
@@ -97,15 +96,11 @@ class ServedWeights:
         return np.empty(max(placement.elements for placement in self.placements.values()), np.int16)
 
     def read(self, name: str, buffer: Buffer | None = None) -> Tensor:
-        """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous.
+        """Return a tensor of the checkpoint as it is served: BF16 on the CPU, contiguous; in a buffer, or in new
+        memory, which takes twice the time. ServedWeightsError if an element on this rank is no BF16 number; the other
+        ranks read NaNs.
 
         With tensor parallelism all ranks read the same tensors in the same order.
-
-        Args:
-            buffer: where to read it; None for new memory, which takes twice the time.
-
-        Raises:
-            ServedWeightsError: an element on this rank is no BF16 number; the other ranks read NaNs.
         """
         placement = self.placements[name]
         buffer = np.empty(placement.elements, np.int16) if buffer is None else buffer[: placement.elements]

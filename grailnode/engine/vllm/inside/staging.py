@@ -89,12 +89,10 @@ def stage_patch(
 def stage_weights(
     engine_weights: ServedWeights, version: int, path: Path, digest: bytes, cancelled: Cancelled = lambda: False
 ) -> StagedVersion:
-    """Check a whole checkpoint, a safetensors file that the node wrote.
+    """Check a whole checkpoint, a safetensors file that the node wrote; ServedWeightsError if it has other tensors than
+    the model, or not the weights of this version.
 
     If verified weights serve and few elements differ, only those are staged, so that the commit can be undone.
-
-    Raises:
-        ServedWeightsError: the file has other tensors than the model, or not the weights of this version.
     """
     # The staged digests come from the file alone; what the engine serves decides only how the change is written.
     steps = RankSteps(engine_weights, cancelled)

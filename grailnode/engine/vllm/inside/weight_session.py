@@ -139,7 +139,6 @@ class WeightSession:
         return {}
 
     def ping(self) -> Values:
-        """Give a sign of life."""
         return {}
 
     def state(self) -> Values:
@@ -165,9 +164,7 @@ class WeightSession:
         return {"seconds": perf_counter() - start, "verified": engine_weights.version == version}
 
     def take(self, requests: list[str], abandoned: Sequence[str] = ()) -> Values:
-        """Return the records of finished requests, their numbers but for tokens as base64, and forget them and those
-        of requests that the node abandoned.
-        """
+        """Return the records of finished requests, arrays as base64; forget them and those of abandoned ones."""
         records.forget(abandoned)
         result: Values = {}
         for request in requests:

@@ -51,14 +51,8 @@ _MIN_DEVIATION: Final = 1e-6
 
 
 def advantages(rewards: Tensor, name: AdvantageName = "standardized") -> Tensor:
-    """Compute the advantages of the rollouts of one group (PULSE, equation 25).
-
-    Args:
-        rewards: float32 [R].
-        name: see `AdvantageName`; the standard deviation is the population's.
-
-    Returns:
-        float32 [R]; all zero if the rewards do not differ, but for `reward`.
+    """Compute the advantages of the rollouts of one group, float32 [R] from rewards float32 [R] (PULSE, equation 25).
+    The standard deviation is the population's. All are zero if the rewards do not differ, but for `reward`.
     """
     if name == "reward":
         return rewards
@@ -72,17 +66,11 @@ def advantages(rewards: Tensor, name: AdvantageName = "standardized") -> Tensor:
 
 
 def reference_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """Estimate D_KL(pi_theta || pi_ref) of equation 23 at each token as exp(d) - d - 1, d being the difference
-    log pi_ref - log pi_theta.
+    """Estimate D_KL(pi_theta
 
-    The estimator is never negative, and unbiased for tokens that pi_theta samples (Schulman 2020, "k3").
-
-    Args:
-        log_probs: float32 [N], log pi_theta, with gradient.
-        reference: float32 [N], log pi_ref.
-
-    Returns:
-        float32 [N], nats.
+    pi_ref) of equation 23 at each token, in nats, as exp(d) - d - 1 with d = log pi_ref - log pi_theta: float32 [N] of
+    float32 [N] each. The estimator is never negative, and unbiased for tokens that pi_theta samples (Schulman 2020,
+    "k3").
     """
     difference = (reference - log_probs).clamp(max=LARGEST_LOG_RATIO)
     return difference.exp() - difference - 1
@@ -114,13 +102,8 @@ class PolicyLoss:
 
 
 def policy_loss(tokens: Tokens, weight: Tensor, settings: LossSettings) -> PolicyLoss:
-    """Compute the loss of a batch: -sum_t w_t (correction_t objective_t + alpha H_t - beta KL_t).
-
-    Args:
-        weight: float32 [N], by the loss's `TokenWeights`.
-
-    Raises:
-        ValueError: there is a KL coefficient and no reference.
+    """Compute the loss of a batch: -sum_t w_t (correction_t objective_t + alpha H_t - beta KL_t). The weights are
+    float32 [N], by the loss's `TokenWeights`. ValueError if there is a KL coefficient and no reference.
     """
     objective = surrogate_of(settings)(tokens, settings)
     values, clipped, divergence = objective.values, objective.clipped, 0.0

@@ -17,25 +17,15 @@ from roles.trainer.learn.loss.loss_settings import LARGEST_LOG_RATIO, LossSettin
 
 @dataclass(frozen=True)
 class Tokens:
-    """The drawn tokens of a batch, one completion behind another: float32 [N] each, on one device.
+    """The drawn tokens of a batch, one completion behind another: float32 [N] each, on one device."""
 
-    Attributes:
-        log_probs: log pi_theta, with gradient.
-        behaviour: log pi_old under the policy that sampled the token, as validators computed it.
-        proximal: log pi_theta before this step, constant.
-        advantage: of each token's completion.
-        rows: int64 [N], the completion of each token within the batch.
-        entropy: of the distribution before each token, nats; with gradient if it has a coefficient.
-        reference: log pi_ref under the reference policy; None without one.
-    """
-
-    log_probs: Tensor
-    behaviour: Tensor
-    proximal: Tensor
-    advantage: Tensor
-    rows: Tensor
-    entropy: Tensor
-    reference: Tensor | None = None
+    log_probs: Tensor  # log pi_theta, with gradient
+    behaviour: Tensor  # log pi_old under the policy that sampled the token, as validators computed it
+    proximal: Tensor  # log pi_theta before this step, constant
+    advantage: Tensor  # of each token's completion
+    rows: Tensor  # int64 [N], the completion of each token within the batch
+    entropy: Tensor  # of the distribution before each token, nats; with gradient if it has a coefficient
+    reference: Tensor | None = None  # log pi_ref under the reference policy; None without one
 
     def log_ratio(self, settings: LossSettings) -> Tensor:
         """Return log (pi_theta / pi_old), with gradient; a correction puts the policy before the step for pi_old."""
@@ -43,11 +33,7 @@ class Tokens:
 
     @property
     def teacher(self) -> Tensor:
-        """The log-probabilities of the reference policy.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The log-probabilities of the reference policy; ValueError if there is none."""
         if self.reference is None:
             raise ValueError("this loss needs the log-probabilities of a reference policy")
         return self.reference
@@ -55,15 +41,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Objective:
-    """The objective of each token, to be maximized.
+    """The objective of each token, to be maximized."""
 
-    Attributes:
-        values: float32 [N], with gradient.
-        clipped: bool [N], tokens whose ratio is out of bounds. They give no gradient, or, in `sampled_weight`, one with
-            the weight of the bound.
-    """
-
-    values: Tensor
+    values: Tensor  # float32 [N], with gradient
+    # bool [N], tokens whose ratio is out of bounds. They give no gradient, or, in `sampled_weight`, one with the weight
+    # of the bound
     clipped: Tensor
 
 
@@ -92,9 +74,8 @@ def sequence_ratio(tokens: Tokens, settings: LossSettings) -> Objective:
 
 
 def sampled_weight(tokens: Tokens, settings: LossSettings) -> Objective:
-    """Compute w_t A log pi_theta, with the clipped ratio as a constant weight w_t (CISPO, MiniMax 2025).
-
-    Every token gives a gradient: the clip bounds its weight and does not drop it.
+    """Compute w_t A log pi_theta, with the clipped ratio as a constant weight w_t (CISPO, MiniMax 2025). Every token
+    gives a gradient: the clip bounds its weight and does not drop it.
     """
     ratio = tokens.log_ratio(settings).detach().clamp(max=LARGEST_LOG_RATIO).exp()
     weight = ratio.clamp(*settings.clip_bounds)
@@ -123,11 +104,7 @@ SURROGATES: Final[dict[SurrogateName, Surrogate]] = {
 
 
 def surrogate_of(settings: LossSettings) -> Surrogate:
-    """Return the function of a loss.
-
-    Raises:
-        ValueError: that of one's own cannot be imported.
-    """
+    """Return the function of a loss; ValueError if that of one's own cannot be imported."""
     module, _, name = settings.loss.partition(":")
     if not name:
         return SURROGATES[settings.spec.surrogate]
