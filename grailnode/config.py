@@ -282,7 +282,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     if path.is_dir():
         path = path / "run.toml"
     if not path.exists():
-        raise ConfigError(f"{path}: no such file; `grailnode init DIR` writes one")
+        advice = "a URL begins with https://" if ":/" in str(path) else "`grailnode init DIR` writes one"
+        raise ConfigError(f"{path}: no such file; {advice}")
     if not path.stat().st_size:  # as a full disk leaves it; a node would go on with the default of each key
         raise ConfigError(f"{path}: empty; restore it from a copy")
     return _config(read_toml(path), overrides, str(path), path.absolute().parent)

@@ -7,16 +7,17 @@ store.
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:  # these import torch, which takes a second, and who needs a store or an error does without
+    from torch import Tensor
 
-from protocol.chain.manifest import Manifest
-from protocol.digest import Weights
-from protocol.proof import Arithmetic
-from protocol.rollout.checking import Check, CheckRules, DrawnTokens
-from protocol.rollout.sampling import SamplingParams
-from protocol.rollout.sketch import SketchKey
+    from protocol.chain.manifest import Manifest
+    from protocol.digest import Weights
+    from protocol.proof import Arithmetic
+    from protocol.rollout.checking import Check, CheckRules
+    from protocol.rollout.sampling import SamplingParams
+    from protocol.rollout.sketch import SketchKey
 
 LineReporter = Callable[[str], None]
 """Takes a line for the operator."""
@@ -104,7 +105,7 @@ class Request:
 
     prompt: tuple[int, ...]
     seed: bytes
-    sketch: SketchKey | None = None
+    sketch: "SketchKey | None" = None
     offset: int = 0
 
 
@@ -121,7 +122,7 @@ class Generation:
     """
 
     tokens: tuple[int, ...]
-    hidden: Tensor
+    hidden: "Tensor"
     logprobs: tuple[float, ...]
     sketch: bytes = b""
 
@@ -141,14 +142,13 @@ class CheckRequest:
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
     seed: bytes
-    sketch: SketchKey
+    sketch: "SketchKey"
     drawn: tuple[bool, ...] | None = None
 
     @property
-    def drawn_tokens(self) -> DrawnTokens:
+    def drawn_tokens(self) -> tuple[int, ...]:
         """The tokens that are checked."""
-        tokens = self.completion if self.drawn is None else tuple(compress(self.completion, self.drawn))
-        return DrawnTokens(tokens, self.seed, self.sketch)
+        return self.completion if self.drawn is None else tuple(compress(self.completion, self.drawn))
 
 
 class EngineError(Exception):
@@ -173,16 +173,16 @@ class Engine(Protocol):
         """
 
     @property
-    def arithmetic(self) -> Arithmetic:
+    def arithmetic(self) -> "Arithmetic":
         """How the engine computes the completions that it samples, and those that it checks."""
 
-    async def stage(self, version: int, weights: Weights) -> None:
+    async def stage(self, version: int, weights: "Weights") -> None:
         """Prepare a policy while the current one goes on serving. Replaces a policy that was staged before.
 
         The tensors never change afterwards. If they do not fit the model (EngineError), the current one still serves.
         """
 
-    async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
+    async def stage_patch(self, version: int, patch: bytes, manifest: "Manifest") -> None:
         """Prepare the version that a patch leads to from the served one, while that goes on serving.
 
         Args:
@@ -200,13 +200,13 @@ class Engine(Protocol):
             EngineError: no policy is staged, or the swap failed and the old policy still serves.
         """
 
-    async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
+    async def generate(self, requests: Sequence[Request], params: "SamplingParams") -> list[Generation]:
         """Sample one completion for each request, in order, by seed-bound sampling."""
 
-    async def greedy(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> list[tuple[int, ...]]:
+    async def greedy(self, prompts: Sequence[tuple[int, ...]], params: "SamplingParams") -> list[tuple[int, ...]]:
         """Return the most likely completion of each prompt (no noise): token ids, in order."""
 
-    async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
+    async def check(self, requests: Sequence[CheckRequest], rules: "CheckRules") -> "list[Check]":
         """Check completions by one prefill over each; return the results of the tokens that are checked, in order.
 
         The states and logits stay where they are computed, so that a policy on several GPUs can be judged.

@@ -260,7 +260,7 @@ def _compare(submission: Submission, check: Check) -> GroupMeasurement:
     # A log-probability moves by (1 - p) times what the token's score moves relative to the average other token's.
     rivals = np.maximum(1.0 - np.exp(checked), np.float32(_LEAST_RIVAL))
     return GroupMeasurement(
-        lengths=tuple(len(request.drawn_tokens.tokens) for request in requests),
+        lengths=tuple(len(request.drawn_tokens) for request in requests),
         distances=sketch.distances(sketch.rounded(submission.sketch), sketch.rounded(check.sketch)),
         sketch_errors=(submission.sketch - check.sketch).abs().amax(dim=1).numpy(),
         repeats=repeated_positions([request.completion for request in requests])[drawn],

@@ -14,7 +14,7 @@ def keys() -> None:
     """
 
 
-@verb("key_changes.new", keys)
+@verb("key_creation.new", keys)
 @click.argument("file", type=FILE)
 def _new() -> None:
     """Write a new secret key to FILE (mode 0600) and print its public key."""

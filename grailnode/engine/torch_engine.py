@@ -24,7 +24,7 @@ from protocol.errors import MalformedError, PatchError, ProtocolError
 from protocol.patch import apply_with_digests
 from protocol.proof import Arithmetic, arithmetic_of
 from protocol.quantization import dequantize, is_code, is_scale
-from protocol.rollout.checking import Check, CheckRules, check_completions
+from protocol.rollout.checking import Check, CheckRules, DrawnTokens, check_completions
 from protocol.rollout.sampling import SamplingParams, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
 from roles.policy.causal_model import CausalModel
@@ -224,7 +224,7 @@ class TorchEngine:
         if any(item.drawn is not None for item in requests):
             drawn = [flag for item in requests for flag in item.drawn or [True] * len(item.completion)]
             states = states[torch.tensor(drawn, dtype=torch.bool)]
-        items = [item.drawn_tokens for item in requests]
+        items = [DrawnTokens(item.drawn_tokens, item.seed, item.sketch) for item in requests]
         check = check_completions(states, partial(self._project, policy), items, rules, self._model.vocabulary)
         return check.split([len(item.tokens) for item in items])
 

@@ -18,7 +18,7 @@ from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.observe.state import NetworkState
 from grailnode.ui.report import templates
 from grailnode.ui.report.dashboard_sections import Choice, dashboard, rollout_list, sections_of
-from grailnode.ui.report.templates import ASSETS, asset
+from grailnode.ui.report.templates import asset, asset_urls
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _STREAM_SECONDS: Final = 600.0  # then a browser asks again
@@ -29,6 +29,7 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+_KEPT_HEADERS: Final = {**_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
 _HTML: Final = "text/html; charset=utf-8"
 _ASSET_TYPES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 
@@ -60,8 +61,7 @@ class Dashboard:
         streams: int = 400,
     ) -> None:
         templates.load()
-        for name in ASSETS:
-            asset(name)  # later this process may have no free file descriptor
+        asset_urls()  # later this process may have no free file descriptor
         self._run_name = run_name
         self._read = read
         self._pace = pace
@@ -107,8 +107,8 @@ class Dashboard:
             return _text(page, _HTML, packed)
         if request.path == "/rollouts":
             return _text(self._list(Choice.of(request.query)), _HTML, packed)
-        if (name := request.path[1:]) in ASSETS:
-            return _text(asset(name), _ASSET_TYPES[name.rpartition(".")[2]], packed)
+        if name := asset_urls().get(f"{request.path[1:]}?{request.query}"):
+            return _text(asset(name), _ASSET_TYPES[name.rpartition(".")[2]], packed, _KEPT_HEADERS)
         if request.path == "/events":
             since = request.headers.get("last-event-id") or request.query.removeprefix("since=")
             number = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else 0
@@ -144,10 +144,10 @@ class Dashboard:
         return self._encoded[names]
 
 
-def _text(words: str, content_type: str, packed: bool) -> Answer:
+def _text(words: str, content_type: str, packed: bool, headers: Mapping[str, str] = _HEADERS) -> Answer:
     if not packed:
-        return Answer(words.encode(), content_type, headers=_HEADERS)
-    return Answer(_compressed(words), content_type, headers={**_HEADERS, "Content-Encoding": "gzip"})
+        return Answer(words.encode(), content_type, headers=headers)
+    return Answer(_compressed(words), content_type, headers={**headers, "Content-Encoding": "gzip"})
 
 
 @lru_cache(maxsize=16)

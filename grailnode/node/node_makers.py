@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -64,6 +65,12 @@ def open_trainer_state(config: Config, name: str, canary: Node) -> ObjectStore:
 def make_spectator(config: Config) -> Node:
     """Return a node that only reads: its key is random and its state is in memory."""
     return _stateless_node(config, "spectator", writes=False)
+
+
+def make_other_host(config: Config, name: str) -> Node:
+    """Return a host of a trainer other than host 0, to repair its state: it has no key."""
+    spectator, directory = make_spectator(config), state_directory(config, name) / "objects"
+    return replace(spectator, state=_open_state(directory, spectator.run_id, repairing=True))
 
 
 def make_auditor(config: Config, telemetry: NodeTelemetry | None = None) -> Node:

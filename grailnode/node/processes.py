@@ -25,7 +25,7 @@ from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans
 from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, run_process
 from grailnode.node.telemetry import LONG_STEP_SECONDS, LoopWatch, NodeTelemetry, StepReporter
-from grailnode.node.user_errors import explain, fault_name, is_transient, with_repair_command
+from grailnode.node.user_errors import explain, fault_in, is_transient, with_repair_command
 from grailnode.observe.node_logs import equal_failures, recent_starts
 
 _ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "coordinator", "site", "miner", "validator")
@@ -122,7 +122,7 @@ async def _report_failure(
         await body()
     except Exception as error:
         line = explain(error)
-        text = f"{fault_name(error)}, a fault of this program" if line is None else line
+        text = f"{type(fault_in(error)).__name__}, a fault of this program" if line is None else line
         text = with_repair_command(text, launch.config, launch.name)
         place = newest_saved(launch.config, launch.name) if line is None and launch.kind in _TRAINERS else ""
         if place and equal_failures(_log(launch, process), text, place) == _MAX_EQUAL_FAULTS - 1:

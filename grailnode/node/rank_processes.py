@@ -3,7 +3,8 @@
 The ranks of one host meet through a file, and talk over the loopback interface alone: torch.distributed knows no
 passwords. Ranks on several hosts meet at an address of rank 0's host, and need a network that nobody else is on. Only
 rank 0 has the key and the run's state, so that a rank that is lost, or joins twice, can publish nothing. When one is
-lost, the ranks of all hosts end, meet again, and go on from the checkpoint.
+lost, the ranks of all hosts end, meet again, and go on from the checkpoint. One that ends by a fault of its own notes
+the cause where they have met, and the others name it.
 """
 
 import json
@@ -12,6 +13,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -22,6 +24,7 @@ from grailnode import UserError
 from grailnode.engine.compute import Compute
 from grailnode.node.process_launch import LostRankError, Seat
 from grailnode.node.supervisor import EXIT_TRANSIENT
+from grailnode.node.user_errors import explain, fault_in
 from grailnode.ranks.rank_group import RankGroup
 from grailnode.ranks.sharded_learner import ShardedLearner
 from protocol.digest import Weights
@@ -33,6 +36,8 @@ _JOIN: Final = timedelta(minutes=5)
 _BEAT_SECONDS: Final = 2.0
 _SILENCE_SECONDS: Final = 30.0
 """After which a rank of another host counts as lost: a link that is cut closes no connection."""
+_NOTE_SECONDS: Final = 5.0
+"""In which a rank that ends notes the cause, and one that goes on counts a beat."""
 
 
 class OtherTermsError(UserError):
@@ -112,17 +117,47 @@ class Meeting:
             return await work()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, telemetry)
+            cause: BaseException | None = None
             try:
                 await work()
-            except* RuntimeError as errors:
-                lost, mistakes = errors.split(_is_of_ranks)
-                if mistakes is not None:
-                    raise mistakes from None
-                error: BaseException | None = lost
-                while isinstance(error, BaseExceptionGroup):
-                    error = error.exceptions[0]
-                raise LostRankError(f"a rank has ended: {error}") from errors
-            raise LostRankError("rank 0 has ended")
+            except Exception as error:
+                cause, faults = ExceptionGroup("", [error]).split(_is_of_ranks)
+                if faults is not None:
+                    line = explain(faults)
+                    await self._note(repr(fault_in(faults)) if line is None else line)
+                    raise
+            await self._note("")
+            raise LostRankError(f"trainer.hosts: {await self._ended_rank()}") from cause
+
+    async def _note(self, cause: str) -> None:
+        """Note that this rank ends, and the cause; none if another one has ended."""
+        with trio.move_on_after(_NOTE_SECONDS), suppress(RuntimeError, AttributeError):  # of a store that is gone
+            note = partial(self._store.set, f"end/{self._seat.rank}", cause)
+            await trio.to_thread.run_sync(note, abandon_on_cancel=True)
+
+    async def _ended_rank(self) -> str:
+        """Say which rank has ended first, and by which cause: what it has noted, or that it has not and is silent."""
+        notes, beats = dict[int, str](), list[dict[int, int]]()
+        with trio.move_on_after(_NOTE_SECONDS), suppress(RuntimeError):
+            while True:
+                notes, counts = await trio.to_thread.run_sync(self._ends, abandon_on_cancel=True)
+                beats.append(counts)
+                for rank, cause in notes.items():
+                    if cause:
+                        return f"{self._title(rank)} has ended: {cause}"
+                await trio.sleep(_BEAT_SECONDS / 10)
+        silent = [rank for rank, count in beats[0].items() if count == beats[-1][rank]] if beats else [0]
+        ended = ", ".join(self._title(rank) for rank in silent if rank not in notes) or "a rank"
+        return f"{ended} has ended: its process or its host was killed, or its link is cut; its host's log may say more"
+
+    def _ends(self) -> tuple[dict[int, str], dict[int, int]]:
+        """Return what ranks that end have noted, and how many beats each rank has counted."""
+        store, ranks = self._store, range(self._seat.count)
+        notes = {rank: store.get(f"end/{rank}").decode() for rank in ranks if store.check([f"end/{rank}"])}
+        return notes, {rank: store.add(f"beat/{rank}", 0) for rank in ranks}
+
+    def _title(self, rank: int) -> str:
+        return f"rank {rank} on host {rank // self._seat.local}"
 
     async def _watch(self, telemetry: Telemetry) -> None:
         """Count this rank's beats in the store of rank 0, which also compares those of the others. End this process
@@ -139,7 +174,8 @@ class Meeting:
                 heard = [trio.current_time() if new else then for new, then in zip(changed, heard, strict=True)]
             silent = [rank for rank, moment in enumerate(heard) if moment < trio.current_time() - _SILENCE_SECONDS]
             if silent:
-                error = f"no answer from another host for {_SILENCE_SECONDS:.0f} s (of rank {silent[0]}, or to it)"
+                title = self._title(silent[0])
+                error = f"no answer from another host for {_SILENCE_SECONDS:.0f} s (of {title}, or to it)"
                 telemetry.event("failed", error=error)
                 os._exit(EXIT_TRANSIENT)
             await trio.sleep(_BEAT_SECONDS)

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,14 @@ from blake3 import blake3
 
 from grailnode import UserError
 from grailnode.config import Config
-from grailnode.node.node_makers import canary_state_name, make_canary, make_node, run_id_of, state_directory
+from grailnode.node.node_makers import (
+    canary_state_name,
+    make_canary,
+    make_node,
+    make_other_host,
+    run_id_of,
+    state_directory,
+)
 from grailnode.node.state_locks import lock_whole_state
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import with_repair_command
@@ -40,10 +48,11 @@ from roles.policy.follower import TRUST_PATH, Follower
 from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
 from roles.records import fetch_record
 from roles.trainer.collect.acceptance import repair_collector
-from roles.trainer.learn.checkpoint_files import repair_checkpoint
+from roles.trainer.learn.checkpoint_files import CHECKPOINTS, NOTES, repair_checkpoint, whole_checkpoint
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from roles.trainer.publish.chain_repair import ChainRepair
 from roles.trainer.publish.rewind_repair import LAST_CHANGES, repair_rewind
+from roles.trainer.spool import WEIGHTS
 from roles.validator.ledger_repair import LedgerRepair
 from roles.validator.ledger_state import Ledger
 
@@ -161,13 +170,37 @@ _NAMED: Final = 4  # paths in the last line
 def repair_node(config: Config, name: str, say: LineReporter) -> None:
     """Rebuild the state of a stopped node, and that of its canary."""
     with lock_whole_state(state_directory(config, name)):
-        trio.run(repair_state, make_node(config, name, NodeTelemetry(name), repairing=True), say)
+        if config.trainer.host:
+            trio.run(repair_other_host, make_other_host(config, name), say)
+            return
+        node, hosts = make_node(config, name, NodeTelemetry(name), repairing=True), config.trainer.hosts
+        trio.run(partial(repair_state, node, say, hosts=hosts.count if hosts else 1))
         if config.trainer.canaries and state_directory(config, canary_state_name(config, name)).is_dir():
             trio.run(repair_state, make_canary(config, name, NodeTelemetry(name), repairing=True), say)
 
 
-async def repair_state(node: Node, say: LineReporter) -> None:
-    """Rebuild what the state of a node has lost: its state is a draft, which is written at the end."""
+async def repair_other_host(node: Node, say: LineReporter) -> None:
+    """Forget what the state of a host of a trainer other than host 0 has lost; say what to do on host 0."""
+    draft = node.state
+    assert isinstance(draft, StateDraft)
+    damages = await draft.scan()
+    for path, what in damages.items():
+        say(f"{path}: {what}")
+    await draft.commit()
+    if any(path.startswith(CHECKPOINTS) for path in damages):
+        say(f"{CHECKPOINTS}: lost; remove {NOTES} from the state of host 0, and run `grailnode repair` there")
+    elif damages:
+        say(f"{WEIGHTS}: start this host again; if host 0 needs what is lost, its next line says so")
+    else:
+        say("the state of this host is whole")
+
+
+async def repair_state(node: Node, say: LineReporter, hosts: int = 1) -> None:
+    """Rebuild what the state of a node has lost: its state is a draft, which is written at the end.
+
+    Args:
+        hosts: of a trainer on several; the state is that of host 0.
+    """
     draft = node.state
     assert isinstance(draft, StateDraft)
     damages = await draft.scan()
@@ -176,13 +209,16 @@ async def repair_state(node: Node, say: LineReporter) -> None:
         say(f"{path}: {what}")
     await _repair_authority(node, set(damages), say)
     if node.key.public in node.authority.trainers:
-        chain = ChainRepair(node, damages.keys(), say)
+        is_shared = hosts > 1 and await whole_checkpoint(draft) is not None
+        chain = ChainRepair(node, damages.keys(), say, is_shared=is_shared)
         is_rewound = not damages and await repair_rewind(node, say)
         chain_is_rebuilt = await chain.is_needed()
         if chain_is_rebuilt:
             await chain.run()
         if not await repair_rounds(node, damages.keys(), say, is_rewound=is_rewound):
-            await repair_checkpoint(draft, say, chain_is_rebuilt=chain_is_rebuilt, is_rewound=is_rewound)
+            # Weights of which other hosts have files cannot be read here; they are never newer than this state.
+            is_older = chain_is_rebuilt and not chain.is_shared
+            await repair_checkpoint(draft, say, chain_is_rebuilt=is_older, is_rewound=is_rewound)
         await repair_collector(draft, damages.keys(), say)
         if is_rewound and not chain_is_rebuilt:
             last_changes = LAST_CHANGES

@@ -3,18 +3,23 @@
 Each other host keeps two connections to host 0, at the port above that of the meeting: an anchor's upload must not
 delay a version. A message has two lengths, a canonical msgpack value, and bytes. A host that works on an answer sends
 empty messages meanwhile, so that one that hangs is noticed. What is asked can be asked again, so a connection that
-breaks only delays it. There are no passwords, as in torch.distributed (docs/guide/train.md).
+breaks only delays it. Of two processes with one host's number, the one that started later is asked, and the other ends.
+There are no passwords, as in torch.distributed (docs/guide/train.md).
 """
 
 import math
+import secrets
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import trio
+from blake3 import blake3
 
+from grailnode import UserError
 from grailnode.node.process_launch import LostRankError
 from protocol import limits
 from protocol.encoding import pack, unpack
@@ -26,6 +31,7 @@ from roles.first_failure import first_failure
 from roles.node.identity import Node
 from roles.node.retries import ChangeReporter, WaitReporter
 from roles.trainer.publish.host_files import Base, EncodedFiles, HostFiles
+from roles.trainer.tensor_shards import RunSync
 
 _LANES: Final = 2  # connections of a host; the second one is for anchors
 _LENGTHS: Final = struct.Struct(">IQ")
@@ -38,6 +44,12 @@ _HUNG_SECONDS: Final = 120  # without a byte, after which a host that should sen
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError)
 
 Message = tuple[Any, bytes]
+Start = tuple[int, bytes]
+"""When an upload process started, in milliseconds since 1970, and random bytes: two of them are never equal."""
+
+
+class ReplacedHostError(UserError):
+    """Another upload process that started later does the work of this one."""
 
 
 async def _send(stream: trio.abc.SendStream, value: Any, data: bytes = b"") -> None:
@@ -76,12 +88,18 @@ def pack_encoded(encoded: EncodedFiles) -> Message:
     no_digest = bytes(_DIGEST_BYTES)
     patch = write_container("fast", no_digest, no_digest, [t.row for t in tensors], [t.frame for t in tensors])
     digests = b"".join(tensor.before + tensor.after for tensor in tensors)
-    return (encoded.files, encoded.encode_seconds, encoded.apply_seconds, digests), patch
+    return (encoded.files, encoded.encode_seconds, encoded.apply_seconds, digests, blake3(patch).digest()), patch
 
 
 def unpack_encoded(message: Message) -> EncodedFiles:
-    """Return the encoded files of a message."""
-    (files, encode_seconds, apply_seconds, digests), patch = message
+    """Return the encoded files of a message.
+
+    Raises:
+        PatchError: its bytes are not those that were packed.
+    """
+    (files, encode_seconds, apply_seconds, digests, digest), patch = message
+    if blake3(patch).digest() != digest:
+        raise PatchError("the answer of another host has changed on its way", "frames")
     header, tensors, size = read_header(patch), dict[str, EncodedTensor](), 2 * _DIGEST_BYTES
     pairs = (digests[begin : begin + size] for begin in range(0, len(digests), size))
     for row, frame, pair in zip(header.rows, split_frames(patch, header), pairs, strict=True):
@@ -97,11 +115,14 @@ class OtherHost(HostFiles):
         self._name = f"host {number}"
         self._streams: list[trio.abc.Stream | None] = [None] * _LANES
         self._locks = [trio.Lock() for _ in range(_LANES)]
+        self._start: Start = 0, b""  # of the process that is asked
         self.refusals = ChangeReporter(node.telemetry, "host-refused", max_reports=100)  # of who connects
 
     async def encode(self, version: int, base: Base | None) -> EncodedFiles:
         own = base and (base.version, base.files, _pack(base.anchor), tuple(base.needed_versions))
-        return unpack_encoded(await self._ask("encode", version, own))
+        answer = await self._ask("encode", version, own)
+        encoded: EncodedFiles = await self._node.run_sync(unpack_encoded, answer)
+        return encoded
 
     async def put_part(self, offset: int, ref: ObjectRef) -> bool:
         return bool((await self._ask("put_part", offset, _pack([ref])))[0])
@@ -139,12 +160,18 @@ class OtherHost(HostFiles):
                         raise PatchError(value, self._name)
                     return value, data
 
-    async def ask_by(self, lane: int, stream: trio.abc.Stream) -> None:
-        """Ask by this connection until it breaks or is replaced."""
+    async def ask_by(self, lane: int, stream: trio.abc.Stream, start: Start) -> None:
+        """Ask by this connection until it breaks or is replaced; refuse it if a process that started later has one."""
+        if start < self._start and any(self._streams):
+            await _send(stream, self._start[0])
+            return
         await _send(stream, (self._key, self._profile))
-        if (old := self._streams[lane]) is not None:
-            await trio.aclose_forcefully(old)
+        replaced = [self._streams[lane]]
+        if start != self._start:  # of another process, which does not answer any more
+            replaced, self._streams, self._start = self._streams, [None] * _LANES, start
         self._streams[lane] = stream
+        for old in filter(None, replaced):
+            await trio.aclose_forcefully(old)
         while self._streams[lane] is stream:
             await trio.sleep(_POLL_SECONDS)
 
@@ -153,11 +180,11 @@ async def accept_host(node: Node, others: Sequence[OtherHost], stream: trio.abc.
     """Take over a connection of another host until it breaks; one of another run, or of no host, is closed."""
     with suppress(*_BROKEN, TypeError, ValueError):  # whoever connects may send anything
         async with stream:
-            (run_id, number, lane), _ = await _receive(stream, _GREETING_BYTES)
+            (run_id, number, lane, started_ms, nonce), _ = await _receive(stream, _GREETING_BYTES)
             if run_id != node.run_id or not (0 < number <= len(others) and 0 <= lane < _LANES):
                 others[0].refusals.failure(MalformedError("of another run, or with a wrong number", f"host {number}"))
                 return
-            await others[number - 1].ask_by(lane, stream)
+            await others[number - 1].ask_by(lane, stream, (int(started_ms), bytes(nonce)))
 
 
 async def listen_for_hosts(node: Node, others: Sequence[OtherHost], meeting: str) -> None:
@@ -175,14 +202,19 @@ async def listen_for_hosts(node: Node, others: Sequence[OtherHost], meeting: str
 
 
 async def follow_host_0(node: Node, number: int, meeting: str, threads: int) -> None:
-    """Do for ever what host 0 asks of this host's upload process."""
+    """Do for ever what host 0 asks of this host's upload process.
+
+    Raises:
+        ReplacedHostError: host 0 asks a process that started later.
+    """
+    start = int(node.clock.now() * 1000), secrets.token_bytes(8)
 
     async def keep_connected(lane: int) -> None:
         with WaitReporter(node.telemetry, "host-missing") as reporter:
             while True:
                 try:
                     stream = _watched(await trio.open_tcp_stream(*_place(meeting)))
-                    await answer_host_0(stream, node, number, lane, threads, reporter.over)
+                    await answer_host_0(stream, node, number, lane, threads, start, reporter.over)
                 except (OSError, *_BROKEN) as error:
                     reporter.waiting("host 0", error, "its upload process runs and can be reached")
                 await trio.sleep(_POLL_SECONDS)
@@ -198,19 +230,25 @@ async def answer_host_0(
     number: int,
     lane: int,
     threads: int,
+    start: Start = (0, b""),
     accepted: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer host 0 until the connection breaks; call `accepted` when host 0 has accepted it."""
     async with stream:
-        await _send(stream, (node.run_id, number, lane))
-        (key, profile), _ = await _receive(stream)
+        await _send(stream, (node.run_id, number, lane, *start))
+        greeting, _ = await _receive(stream)
+        if isinstance(greeting, int):
+            moment = f"{datetime.fromtimestamp(greeting / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            text = f"another upload process with the number {number} has started later, at {moment}"
+            raise ReplacedHostError(f"trainer.hosts: {text}; end it, or give each host a number of its own")
+        key, profile = greeting
         accepted()
         files = HostFiles(node, key, profile, threads)
         while True:
             call, _ = await _receive(stream, seconds=math.inf)
             async with first_failure(*_BROKEN) as tasks:
                 tasks.start_soon(_beat, stream)
-                answer = await _answer(files, *call)
+                answer = await _answer(node.run_sync, files, *call)
                 tasks.cancel_scope.cancel()
             if call[0].startswith("put"):
                 node.telemetry.event("uploaded", call=call[0], answer=str(answer[0]))
@@ -225,12 +263,13 @@ async def _beat(stream: trio.abc.SendStream) -> None:
             await _send(stream, None)
 
 
-async def _answer(files: HostFiles, *call: Any) -> Message:
+async def _answer(run_sync: RunSync, files: HostFiles, *call: Any) -> Message:
     match call:
         case "encode", version, base:
             try:
                 own = Base(base[0], base[1], _unpack(base[2]), base[3]) if base else None
-                return pack_encoded(await files.encode(version, own))
+                packed: Message = await run_sync(pack_encoded, await files.encode(version, own))
+                return packed
             except PatchError as error:
                 return str(error), b""
         case "put_part", offset, refs:

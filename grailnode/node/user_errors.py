@@ -54,8 +54,8 @@ def explain(error: BaseException) -> str | None:
     return None
 
 
-def fault_name(error: BaseException) -> str:
-    """Return the type of an error for which `explain` has no line; of a group, that of the first such error in it."""
+def fault_in(error: BaseException) -> BaseException:
+    """Return the error itself for which `explain` has no line; of a group, the first such error in it."""
     while isinstance(error, BaseExceptionGroup):
         error = next(inner for inner in error.exceptions if explain(inner) is None)
-    return type(error).__name__
+    return error

@@ -39,7 +39,7 @@ from roles.trainer.learn.learner import (
 )
 from roles.trainer.learn.optimizer import STEPS, MasterOptimizer, check_state
 from roles.trainer.learn.state_rows import SavedRows, Share, StateRows
-from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, delete_below, shard_path
+from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, WeightsHash, WrittenWeights, delete_below, shard_path
 from roles.trainer.verified_batch import VerifiedGroup
 
 Call = tuple[Literal["gradients", "update", "restore", "load", "read", "publish", "save"], Any]
@@ -100,8 +100,8 @@ class ShardedLearner(Learner):
         """Return this rank's rows of masters and moments."""
         return self._rows(self._optimizer.tensors)
 
-    async def put_version(self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str) -> int:
-        group = self._group
+    async def put_version(self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str) -> WrittenWeights:
+        group, own = self._group, WeightsHash()
         if group.rank == 0:
             await run_sync(group.broadcast, group.reads, ("publish", (shard_bytes, folder)))
         sizes = self.view_source().sizes
@@ -115,12 +115,14 @@ class ShardedLearner(Learner):
             done += sum(sizes[name] for name in names)
             tensors = [await run_sync(partial(self._gather, names, view=True, target=host * self._local_ranks))]
             if tensors[0]:
-                file = [await run_sync(safetensors.write, dict(zip(names, tensors[0], strict=True)))]
+                weights = await run_sync(own.add, dict(zip(names, tensors[0], strict=True)))
+                file = [await run_sync(safetensors.write, weights)]
+                del weights
                 await state.put(shard_path(folder, number), file[0])
                 await run_sync(file.clear)
             await run_sync(tensors.clear)
-        await run_sync(group.exchange, None, group.reads)  # all files are on the disks
-        return len(shards)
+        digests = await run_sync(group.exchange, own.digest(), group.reads)  # all files are on the disks
+        return WrittenWeights(len(shards), tuple(digests[:: self._local_ranks]))
 
     async def save(
         self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str

@@ -32,7 +32,7 @@ def create(path: Path, secret: bytes | None = None) -> bytes:
         finally:
             os.close(descriptor)
     except FileExistsError:
-        raise KeyFileError(f"{path}: there is a key already; move it away first") from None
+        raise KeyFileError(f"{path}: there is a file already; move it away first") from None
     except OSError as error:
         raise KeyFileError(f"{path}: cannot be written ({error.strerror})") from error
     return secret

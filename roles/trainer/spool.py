@@ -1,7 +1,8 @@
 """The objects that the trainer's three processes hand to each other, durable in the node's own state.
 
     weights/{version}/{number}  the tensors of a version (tensor_shards.py), written by the learner
-    outbox/{version}-{step}     how many files these are: a snapshot, from the learner to the publisher
+    outbox/{version}-{step}     how many files these are, and the digest of what each host has written: a snapshot, from
+                                the learner to the publisher
     inbox/{window}-{miner}      verified groups, from the collector to the learner; a later batch of the same window and
                                 miner has "-{n}" at its end, where n outcomes had been logged before it
     intents/{window}-{miner}    the collector's write-ahead log: what it has decided, until inbox and outcomes have it
@@ -29,7 +30,7 @@ from protocol.quantization import quantize
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.ports import ObjectStore
-from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, TensorSource, delete_below, put_shards
+from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, TensorSource, WrittenWeights, delete_below, put_weights
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 
 CHAIN = "chain/"
@@ -43,6 +44,7 @@ DIFFICULTY = "difficulty"
 COLLECTOR_PROGRESS = "collector-progress"
 ACKNOWLEDGED = "acknowledged"
 PUBLISHED_WEIGHTS = "chain/weights/"
+_NOTE_BYTES = 1 << 16
 
 
 def pack_canary_note(arithmetic: str, logprobs: bytes) -> bytes:
@@ -96,18 +98,24 @@ async def put_snapshot(
 ) -> None:
     """Put a snapshot into the outbox."""
     await note_snapshot(
-        state, name, await put_shards(state, weights_folder(name.version), source, run_sync, shard_bytes)
+        state, name, await put_weights(state, weights_folder(name.version), source, run_sync, shard_bytes)
     )
 
 
-async def note_snapshot(state: ObjectStore, name: SnapshotName, files: int) -> None:
-    """Note in the outbox that a snapshot's files are complete, and how many they are, on all hosts."""
-    await state.put(name.path, str(files).encode())
+async def note_snapshot(state: ObjectStore, name: SnapshotName, written: WrittenWeights) -> None:
+    """Note in the outbox that a snapshot's files are complete, and what they are, on all hosts."""
+    await state.put(name.path, " ".join([str(written.files), *map(bytes.hex, written.digests)]).encode())
+
+
+async def read_note(state: ObjectStore, path: str) -> WrittenWeights:
+    """Return what a note in outbox/ or chain/weights/ says of a version's files; the latter has no digests."""
+    files, *digests = (await state.get(path, _NOTE_BYTES)).split()
+    return WrittenWeights(int(files), tuple(bytes.fromhex(digest.decode()) for digest in digests))
 
 
 async def count_shards(state: ObjectStore, path: str) -> int:
     """Return how many files a version's weights have, as a note in outbox/ or chain/weights/ says."""
-    return int(await state.get(path, 32))
+    return (await read_note(state, path)).files
 
 
 async def stored_versions(state: ObjectStore) -> set[int]:

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Collection, Container, Mapping,
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from protocol.chain import safetensors
-from protocol.digest import Weights
+from protocol.digest import Weights, outline, tensor_digest, weights_digest
 from protocol.limits import MAX_SHARD_BYTES
 from roles.ports import ObjectStore
 
@@ -39,6 +40,40 @@ class TensorSource:
     def file(self, names: Sequence[str]) -> bytes:
         """Return some of the tensors as a safetensors file."""
         return safetensors.write(self.read(names))
+
+
+@dataclass(frozen=True)
+class WrittenWeights:
+    """Weights that are on the disk: how many files they have, and the digest of what each host has written."""
+
+    files: int  # on all hosts
+    digests: tuple[bytes, ...]
+
+
+class WeightsHash:
+    """The digest of weights, of which some tensors come at a time."""
+
+    def __init__(self) -> None:
+        self._outline: dict[str, tuple[torch.dtype, torch.Size]] = {}
+        self._digests: dict[str, bytes] = {}
+
+    def add(self, tensors: Weights) -> Weights:
+        """Add tensors, and return them."""
+        self._outline |= {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+        self._digests |= {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+        return tensors
+
+    def digest(self) -> bytes:
+        return weights_digest(self._digests, outline(self._outline))
+
+
+async def put_weights(
+    state: ObjectStore, folder: str, source: TensorSource, run_sync: RunSync, shard_bytes: int = SHARD_BYTES
+) -> WrittenWeights:
+    """Write weights into a folder; their digest is computed from the tensors that the files are made of."""
+    own = WeightsHash()
+    read = TensorSource(source.sizes, lambda names: own.add(source.read(names)))
+    return WrittenWeights(await put_shards(state, folder, read, run_sync, shard_bytes), (own.digest(),))
 
 
 async def put_shards(

@@ -47,15 +47,17 @@ class TestDraftEngine(EngineContract):
         return lambda: DraftEngine(model, run_sync=inline)
 
 
-@pytest.fixture
-def bad_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the copy of a policy be another policy."""
+@pytest.fixture(params=[True, False], ids=["good draft", "bad draft"])
+def has_good_draft(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Return whether the copy of a policy drafts for it, or another policy does."""
 
     def other(weights: Weights) -> Weights:
         generator = torch.Generator().manual_seed(9)
         return {name: tensor[torch.randperm(len(tensor), generator=generator)] for name, tensor in weights.items()}
 
-    monkeypatch.setattr(draft_engine, "int8_copy", other)
+    if not request.param:
+        monkeypatch.setattr(draft_engine, "int8_copy", other)
+    return bool(request.param)
 
 
 class PolicyPasses:
@@ -96,33 +98,18 @@ async def check(model: CausalModel, weights: dict[str, Tensor], params: Sampling
         torch.testing.assert_close(torch.tensor(generation.logprobs), likely, rtol=0, atol=NOISE)
 
 
+@pytest.mark.usefixtures("has_good_draft")
 @pytest.mark.parametrize("way", WAYS)
 async def test_every_token_is_the_policys_choice(model: CausalModel, way: str) -> None:
     await check(model, random_weights(model), WAYS[way])
 
 
-@pytest.mark.usefixtures("bad_copies")
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_bad_draft_changes_no_token(model: CausalModel, way: str) -> None:
-    await check(model, random_weights(model), WAYS[way])
-
-
-async def passes(model: CausalModel) -> tuple[int, int]:
-    """Return how many passes the policy needed for a batch, and the length of its longest completion."""
+async def test_a_good_draft_saves_most_passes_of_the_policy_and_a_bad_one_few(
+    model: CausalModel, has_good_draft: bool
+) -> None:
     counting: Any = PolicyPasses(model)
-    generations = await drafted(counting, random_weights(model))
-    return counting.count, max(len(g.tokens) for g in generations)
-
-
-async def test_a_good_draft_saves_most_passes_of_the_policy(model: CausalModel) -> None:
-    count, longest = await passes(model)
-    assert count < longest / 2
-
-
-@pytest.mark.usefixtures("bad_copies")
-async def test_a_bad_draft_saves_few(model: CausalModel) -> None:
-    count, longest = await passes(model)
-    assert longest / 2 < count <= longest
+    longest = max(len(item.tokens) for item in await drafted(counting, random_weights(model)))
+    assert counting.count < longest / 2 if has_good_draft else longest / 2 < counting.count <= longest
 
 
 async def test_a_new_version_is_drafted_by_its_own_copy(model: CausalModel) -> None:

@@ -2,19 +2,26 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.models import build, check_model
 from grailnode.engine.policy import Policy, PolicyError, load_weights
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
+from grailnode.engine.torch_engine import TorchEngine
+from grailnode.engine.vllm.layout_check import PARAMS, check_layout, probes
+from protocol.digest import Weights
 from protocol.quantization import is_matrix
+from roles.policy.causal_model import CausalModel
+from roles.ports import EngineError
 from tests.support.builders import genesis
 from tests.support.builders.families import FAMILIES, Family, difference, write_family
 from tests.support.builders.policies import RECIPE, random_weights, write_policy
@@ -223,13 +230,6 @@ def test_other_configs_are_not_covered(change: dict[str, object]) -> None:
     assert Qwen3Config.of(RECIPE.config() | change) is None
 
 
-def test_another_architecture_is_computed_by_transformers(tmp_path: Path) -> None:
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    model = build(write_policy(tmp_path, **config))
-    assert isinstance(model, TransformersModel)
-    assert "model.layers.0.self_attn.q_proj.weight" in model.shapes
-
-
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
 
 
@@ -246,3 +246,47 @@ def test_models_on_which_nodes_would_disagree_are_refused(config: dict[str, Any]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(PolicyError, match=reason):
         TransformersModel(tmp_path)
+
+
+# The check of what vLLM computes from a checkpoint, beside engines of torch that compute right or wrong
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
+    return write_family(tmp_path, request.param)
+
+
+async def check(model: CausalModel, weights: Weights, served: Weights, dtype: torch.dtype, directory: Path) -> None:
+    """Check an engine that computes with `served` in place of the weights of a checkpoint."""
+    engine = TorchEngine(model, dtype=dtype)
+    await engine.stage(0, served)
+    await engine.commit()
+    requests = probes(model.vocabulary)
+    results = await engine.generate(requests, PARAMS)
+    save_file(dict(weights), directory / "weights")
+    check_layout(model, directory / "weights", [request.prompt for request in requests], results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+async def test_right_computations_pass(family: Family, dtype: torch.dtype, tmp_path: Path) -> None:
+    weights = random_weights(family.model)
+    await check(family.model, weights, weights, dtype, tmp_path)
+
+
+FAULTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "heads": ("q_proj.weight", lambda rows: rows.flip(0)),
+    "input of the feed-forward": ("up_proj.weight", lambda rows: rows.roll(1, dims=1)),
+    "output of the feed-forward": ("down_proj.weight", lambda rows: rows.roll(1, dims=0)),
+    "output projection": ("lm_head.weight", lambda rows: rows.roll(1, dims=0)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", ["qwen3_moe", "mistral", "olmoe"])
+async def test_weights_that_are_read_in_another_order_are_refused(name: str, fault: str, tmp_path: Path) -> None:
+    family, (part, change) = write_family(tmp_path, name), FAULTS[fault]
+    weights = random_weights(family.model)
+    served = {name: change(tensor) if name.endswith(part) else tensor for name, tensor in weights.items()}
+    what = "log-probabilities" if fault == "output projection" else "hidden states"
+    with pytest.raises(EngineError, match=rf"its {what}.* in another layout"):
+        await check(family.model, weights, served, torch.bfloat16, tmp_path)

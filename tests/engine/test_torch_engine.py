@@ -110,9 +110,6 @@ async def test_an_error_of_torch_becomes_an_engine_error(model: CausalModel) -> 
         await engine.stage(0, random_weights(model))
 
 
-# An engine that samples with one engine and computes hidden states with torch, here with torch for both
-
-
 async def test_a_gpu_on_which_triton_cannot_compile_is_reported(
     model: CausalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""A validator whose engine is vLLM judges honest and cheating miners right, with the real vLLM."""
+"""With the real vLLM, a validator judges miners right, a pair is calibrated, and the miners of a demo are believed."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -6,22 +6,30 @@ from pathlib import Path
 
 import pytest
 
+from grailnode.calibration.pairs import CalibrationTask
+from grailnode.calibration.variants import Variant, VllmServers, VllmVariant, run_pairs
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.engine.vllm.installation import installed_version
 from grailnode.engine.vllm.vllm_engine import VllmEngine
+from grailnode.ui.report import DemoReport
 from protocol import environments
 from protocol.proof import Arithmetic
+from protocol.rollout.sampling import SamplingParams
 from tests.engine.engine_contract import serve
-from tests.engine.vllm_site import refuse_restarts, shared_server
+from tests.engine.vllm_site import refuse_restarts, shared_server, vllm_python
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
 from tests.support.adversaries.miners import ADVERSARIES
 from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of, with_thresholds
+from tests.support.measuring.pair_measurements import measure_pair
+from tests.support.processes.programs import ENVIRONMENT, run_program
 
 CHEATS = (
     *("own noise", "special tokens", "one edited token in 10% of rollouts", "tokens outside the vocabulary"),
     *("forced end of sequence", "draft model of half the depth, full prefill", "4-bit weights", "one layer skipped"),
     *("random sketch", "sketch of another position", "prompt tampered with, the due one shown", "false reward"),
 )
+HONEST = ("miner-1", "miner-2")
 MINER: Arithmetic = "torch-float32"
 VALIDATOR: Arithmetic = "vllm-float32"
 
@@ -65,3 +73,44 @@ async def test_rollouts_are_continued_from_their_first_miss(harness: TrialHarnes
     outcome, expected = await lenient.luck(ADVERSARIES["forced end of sequence"].producer(lenient), 0)
     assert outcome == expected
     assert outcome.counts.luck.trials
+
+
+async def test_a_pair_with_vllm_is_measured(tmp_path: Path) -> None:
+    """vLLM in float32 is as far from torch as another batch is, and serves a copy as well as the policy."""
+    policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
+    prompts = environments.get("addition")
+    work = CalibrationTask(policy, SamplingParams(1.0, 8, policy.stops), 8, lambda seed: prompts.problem(seed).prompt)
+    python = vllm_python()
+    pair = run_pairs(VllmVariant(python, tmp_path, installed_version(python)), Variant())[0]
+    assert str(pair.generating).startswith("vllm 0.")
+
+    servers = VllmServers()
+    try:
+        honest = [group async for group in measure_pair(work, pair, weights, 8, servers=servers)]
+        other = {name: tensor * 1.05 for name, tensor in weights.items()}
+        copied = [group async for group in measure_pair(work, pair, weights, 8, copy=other, servers=servers)]
+    finally:
+        await servers.close()
+
+    assert max(float(group.shifts.max()) for group in honest) < 0.001
+    assert max(float(group.shifts.max()) for group in copied) > 0.001
+
+
+def test_miners_with_vllm_are_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM is found where `grailnode engine install` puts it by default."""
+    (tmp_path / "grailnode").mkdir()
+    (tmp_path / "grailnode" / "vllm").symlink_to(vllm_python().parents[1])
+    monkeypatch.setitem(ENVIRONMENT, "XDG_DATA_HOME", str(tmp_path))
+    accepted: dict[str, int] = {}
+    for windows in (8, 40):  # windows have a fixed length: a busy machine needs more of them to show as much
+        out = tmp_path / f"out-{windows}"
+        result = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out), "--engine", "vllm")
+        assert result.returncode == 0, result.stdout + result.stderr
+        report = DemoReport.model_validate_json((out / "report.json").read_bytes())
+        groups = {miner.name: miner for miner in report.state.miners}
+        assert not any(groups[name].rejected for name in HONEST if name in groups)
+        assert "cheat" not in groups or groups["cheat"].accepted == 0
+        accepted = {name: groups[name].accepted for name in HONEST if name in groups}
+        if len(accepted) == len(HONEST) and min(accepted.values()) > 0:
+            return
+    pytest.fail(f"accepted groups of the miners with vLLM: {accepted}")

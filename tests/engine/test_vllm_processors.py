@@ -125,19 +125,6 @@ def test_rows_with_other_temperatures_and_filters_are_drawn_together() -> None:
         assert record["states"].tolist() == [[2.0 * row, 2.0 * row + 1]] * (6 + row)
 
 
-def test_a_position_that_is_computed_again_counts_once() -> None:
-    records = RequestRecords()
-    arguments = RequestArguments("a", SEEDS[0])
-    for version, position in ((1, 0), (1, 0), (1, 1), (2, 1)):
-        records.version, records.sampled_states = version, torch.full((1, 2), float(version))
-        DrawnRows([(0, arguments)], torch.device("cpu")).draw(torch.randn(1, 50), np.array([position]), records)
-    record = records.take("a")
-    assert record is not None
-    assert len(record["tokens"]) == 2
-    assert record["versions"] == ["1", "2"]
-    assert records.take("a") is None
-
-
 def test_without_the_worker_extension_nothing_is_drawn() -> None:
     rows = DrawnRows([(0, RequestArguments("a", SEEDS[0]))], torch.device("cpu"))
     with pytest.raises(RuntimeError, match="worker extension"):

@@ -295,9 +295,3 @@ async def test_another_program_at_the_address_is_refused_in_one_line(reply: byte
             await supervisor.connected()
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)
-
-
-async def test_nobody_at_the_address() -> None:
-    server = ExternalServer("http://127.0.0.1:1", start_seconds=3.0)
-    with pytest.raises(EngineError, match=r"engine\.url: http://127\.0\.0\.1:1 .*ConnectError"):
-        await server.start()

@@ -52,6 +52,9 @@ def test_members_are_drawn_by_their_shares_and_give_the_problem_of_the_seed() ->
     first = problems[0]
     assert mixture.reward(mixture.held_out_problem(0), mixture.held_out_problem(0).reference) == 1.0
     assert first == mixture.problem(seeds(1)[0])
+    assert mixture.turns == 1  # none has episodes
+    with pytest.raises(KeyError):
+        mixture.reward(Problem("1+1=", "2"), "2")
 
 
 @given(st.lists(st.none() | st.integers(1, 6), min_size=2, max_size=4))
@@ -68,10 +71,6 @@ def test_members_take_turns_at_held_out_problems_until_each_is_through(sizes: li
         assert mixture.held_out_problem(count) == problems[0]
 
 
-def test_a_mixture_without_episodes_has_one_turn() -> None:
-    assert Mixture([(500_000, Numbered("a", None)), (500_000, Numbered("b", None))]).turns == 1
-
-
 def test_a_mixture_of_episodes_begins_those_of_the_member() -> None:
     mixture = Mixture([(500_000, environments.get("calculator")), (500_000, environments.get("wordle"))])
     assert isinstance(mixture, EpisodeEnvironment) and mixture.turns == 6
@@ -79,9 +78,3 @@ def test_a_mixture_of_episodes_begins_those_of_the_member() -> None:
         episode = mixture.begin(problem, bytes(32))
         assert episode.step(problem.reference) is None
         assert episode.reward() == 1.0
-
-
-def test_problems_of_another_environment_are_refused() -> None:
-    mixture = Mixture([(500_000, environments.get("addition")), (500_000, environments.get("sat"))])
-    with pytest.raises(KeyError):
-        mixture.reward(Problem("1+1=", "2"), "2")

@@ -41,20 +41,14 @@ def test_parts_of_the_text(rubric: str, text: str, millionths: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "millionths"), [(0, 1_000_000), (80, 1_000_000), (81, 950_000), (90, 500_000), (99, 50_000), (100, 0)]
+    ("last", "length", "millionths"),
+    [
+        *((20, length, due) for length, due in ((0, 1_000_000), (80, 1_000_000), (81, 950_000), (90, 500_000))),
+        *((20, 99, 50_000), (20, 100, 0), (500, 25, 750_000)),  # of more tokens than there are it begins with the first
+    ],
 )
-def test_soft_overlong_punishment_grows_over_the_last_tokens(length: int, millionths: int) -> None:
-    assert of("score=1,overlong:20=1", 1.0, tokens=(7,) * length) == millionths
-
-
-def test_soft_overlong_punishment_of_more_tokens_than_there_are_begins_with_the_first_one() -> None:
-    assert of("score=1,overlong:500=1", 1.0, tokens=(7,) * 25) == 750_000
-
-
-def test_the_memory_of_a_reward_is_bounded() -> None:
-    assert parse("repetition:64=1")
-    with pytest.raises(ValueError, match="repetition of at most 64 tokens"):
-        parse("score=1,repetition:65=1")
+def test_soft_overlong_punishment_grows_over_the_last_tokens(last: int, length: int, millionths: int) -> None:
+    assert of(f"score=1,overlong:{last}=1", 1.0, tokens=(7,) * length) == millionths
 
 
 @pytest.mark.parametrize(
@@ -91,16 +85,16 @@ def test_every_reward_is_a_whole_number_of_millionths_between_zero_and_one(
 
 
 @pytest.mark.parametrize(
-    "text", ["score", "score=", "score=0", "score=-1", "score=1/0", "luck=1", "score:2=1", "overlong=1", "score=1,"]
+    "text",
+    [
+        *("score", "score=", "score=0", "score=-1", "score=1/0", "luck=1", "score:2=1", "overlong=1", "score=1,"),
+        *("score=1,score=1", "score=1,repetition:65=1"),  # a part counts once, and the memory of a reward is bounded
+    ],
 )
 def test_what_is_no_rubric_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"PART=WEIGHT|Input should be|tokens belong"):
+    assert parse("repetition:64=1")
+    with pytest.raises(ValueError, match=r"PART=WEIGHT|Input should be|tokens belong|twice|at most 64 tokens"):
         parse(text)
-
-
-def test_a_part_counts_once() -> None:
-    with pytest.raises(ValueError, match="twice"):
-        parse("score=1,score=1")
 
 
 HOSTILE: list[dict[str, Any]] = [

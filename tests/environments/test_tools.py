@@ -1,7 +1,10 @@
-"""The plug-in of examples/tools: replies of a search, a database and a file system, and what hostile turns get."""
+"""The plug-ins of examples/tools and examples/webassembly: replies of a search, a database, a file system and programs,
+and what hostile turns get.
+"""
 
 import json
 import math
+import re
 import sqlite3
 from pathlib import Path
 from types import ModuleType
@@ -33,17 +36,25 @@ def begin(tools: ModuleType, tool: str) -> tuple[str, Any]:
     return problem["prompt"], environment.begin(problem, bytes(32))
 
 
-@pytest.mark.parametrize("tool", few_daily(TOOLS, 3))
+@pytest.mark.parametrize("tool", [*few_daily(TOOLS, 3), "webassembly"])
 def test_a_tool_keeps_the_contract_from_its_wheel_in_the_sandbox(
-    tools: ModuleType, tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tools: ModuleType, tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(install_example("tools", tmp_path)))
+    name = "webassembly" if tool == "webassembly" else "tools"
+    if name == "webassembly":
+        request.getfixturevalue("wasm")
+    config = json.dumps({} if name == "webassembly" else config_of(tools, tool))
+    monkeypatch.syspath_prepend(str(install_example(name, tmp_path)))
     observations = []
     for hash_seed in (1, 2):
-        config = json.dumps(config_of(tools, tool))
-        environment = open_plugin("tools", config, tmp_path / "wheels", hash_seed=hash_seed, strict=True).environment
-        observations.append(contract.observe(environment, 40))
-        environment.close()
+        plugin = open_plugin(name, config, tmp_path / "wheels", hash_seed=hash_seed, strict=True)
+        observations.append(contract.observe(plugin.environment, 40))
+        if name == "webassembly":
+            episode = contract.begin(plugin.environment, plugin.environment.problem(bytes(32)), bytes(32))
+            assert episode.step(function("(loop br 0)")) == "error: trap: out of fuel"
+            assert episode.step(function("(result i32) i32.const 7")) == "7"
+            assert {wheel.ref.distribution for wheel in plugin.wheels} == {"grailnode-webassembly", "wasmtime"}
+        plugin.environment.close()
     assert [line for line in contract.failures(*observations) if line[1]] == []
 
 
@@ -144,3 +155,68 @@ def test_the_search_orders_documents_as_bm25_in_floating_point_does(tools: Modul
             score(words, best), rel=0.01
         )
     assert search.step("zzz") == search.step("") == "nothing found"
+
+
+# The plug-in of examples/webassembly: results of programs, and what hostile ones get
+
+
+@pytest.fixture(scope="module")
+def wasm() -> ModuleType:
+    pytest.importorskip("wasmtime", reason="the plug-in needs wasmtime, which `pip install '.[test]'` brings")
+    return example("webassembly")
+
+
+def function(body: str, before: str = "") -> str:
+    return f'(module {before} (func $run (export "run") {body}))'
+
+
+def test_a_question_is_answered_with_a_program(wasm: ModuleType) -> None:
+    environment = wasm.WebAssembly({})
+    problem = environment.problem(bytes(32))
+    x, steps, factor, addend, modulus = re.findall(r"\d+", problem["prompt"])
+    episode = environment.begin(problem, bytes(32))
+    total = f"(i32.add (i32.mul (local.get $x) (i32.const {factor})) (i32.const {addend}))"
+    step = f"(local.set $x (i32.rem_u {total} (i32.const {modulus})))"
+    count = "(local.tee $n (i32.sub (local.get $n) (i32.const 1)))"
+    start = f"(local.set $x (i32.const {x})) (local.set $n (i32.const {steps}))"
+    loop = f"(loop {step} (br_if 0 {count}))"
+    result = episode.step(function(f"(result i32) (local $x i32) (local $n i32) {start} {loop} (local.get $x)"))
+    assert episode.step(f"answer {result}") is None
+    assert episode.reward() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "reply"),
+    [
+        (function("(result i32 i64) i32.const -1 i64.const -1"), "-1 -1"),
+        (function("(result f64) (f64.neg (f64.div (f64.const 0) (f64.const 0)))"), "nan"),
+        (function("(result i32) (memory.grow (i32.const 15))", "(memory 1)"), "1"),
+        (function("(result i32) (memory.grow (i32.const 16))", "(memory 1)"), "-1"),
+        (function("(loop br 0)"), "error: trap: out of fuel"),
+        (function("(loop br 0)", "(start $run)"), "error: trap: out of fuel"),
+        (function("(loop (drop (memory.grow (i32.const 1))) br 0)", "(memory 1)"), "error: trap: out of fuel"),
+        (function("call $run"), "error: trap: stack overflow"),
+        (function("unreachable"), "error: trap: unreachable"),
+        (function("", "(memory 65536)"), "error: memory minimum size of 65536 pages exceeds memory limits"),
+        (function("", "(table 100000000 funcref)"), "error: table minimum size of 100000000 elements exceeds"),
+        (function("", '(memory 1) (data (i32.const 65535) "aa")'), "error: trap: memory out of bounds"),
+        (function("", f'(memory 1) (data (i32.const 0) "{"a" * 2000}")'), "error: no text"),
+        (function("(memory.fill (i32.const 0) (i32.const 0) (i32.const 9))", "(memory 1)"), "error: Invalid input"),
+        (function("(result i32) i64.const 1"), "error: Invalid input"),
+        (function("(drop (v128.const i64x2 0 0))"), "error: Invalid input"),
+        (function("", '(import "a" "b" (func))'), "error: the module imports something"),
+        (function("(param i32)"), "error: no function without parameters"),
+        ('(module (global (export "run") i32 (i32.const 1)))', "error: no function without parameters"),
+        ('(module binary "\\00asm")', "error: no text"),
+        ("\0asm\1\0\0\0", "error: no text"),
+        ("(component)", "error: no text"),
+        ("(module " + "(" * 1900, "error: expected"),
+        ("(module \0)", "error: unexpected character"),
+        ("(module \ud800)", "error: "),
+    ],
+    ids=lambda text: ascii(text)[:40],
+)
+def test_replies_have_results_or_a_bounded_error(wasm: ModuleType, text: str, reply: str) -> None:
+    answer = wasm.run(text)
+    assert answer.startswith(reply) and answer == wasm.run(text)
+    assert len(answer) <= wasm.MOST_REPLY

@@ -89,26 +89,11 @@ def test_problems_are_pinned() -> None:
     assert [ADDITION.problem(bytes([i]) * 16).prompt for i in range(3)] == ["24+43=", "34+87=", "40+30="]
     assert [ADDITION.held_out_problem(i).prompt for i in range(3)] == ["97+38=", "27+34=", "30+74="]
     assert [SUMS.problem(bytes([i]) * 16).prompt for i in range(3)] == ["What is 3+9?", "What is 6+4?", "What is 2+9?"]
-    assert [SUMS.held_out_problem(i).reference for i in range(SUMS.held_out_size)] == [
-        "2",
-        "11",
-        "7",
-        "8",
-        "8",
-        "11",
-        "11",
-        "7",
-        "11",
-    ]
+    references = [SUMS.held_out_problem(i).reference for i in range(SUMS.held_out_size)]
+    assert " ".join(references) == "2 11 7 8 8 11 11 7 11"
+    assert ADDITION.problem(bytes(16)) == Problem("24+43=", "67")
     assert SAT.problem(bytes(16)).prompt == PINNED
     assert SAT.held_out_problem(0).prompt == PINNED_HELD_OUT
-
-
-def test_prompt_and_reference_of_a_sum() -> None:
-    problem = ADDITION.problem(bytes(16))
-    first, second = problem.prompt.removesuffix("=").split("+")
-    assert len(first) == len(second) == 2
-    assert int(first) + int(second) == int(problem.reference)
 
 
 def test_a_pair_and_its_exchange_are_on_the_same_side() -> None:

@@ -1,7 +1,8 @@
-"""Steps that are taken on one rank and on several, to be compared; and ranks as processes of a test, of which rank 0
-runs a scenario and the others follow it.
+"""Verified groups, steps on them by one rank and by several, to be compared, and ranks as processes of a test, of which
+rank 0 runs a scenario and the others follow it.
 """
 
+import hashlib
 import io
 import multiprocessing
 import pickle
@@ -32,8 +33,8 @@ from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.state_rows import SavedRows
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
-from tests.learning.groups import group
 from tests.support.builders.policies import random_weights
+from tests.support.builders.verified_batches import make_group
 from tests.support.processes.programs import PATIENCE
 
 SETTINGS = LearnerSettings(
@@ -42,6 +43,19 @@ SETTINGS = LearnerSettings(
 """With these a step of 4 rollouts has two passes, and gradients are clipped."""
 
 Tensors = Mapping[str, Tensor]
+
+
+def group(
+    name: object,
+    version: int = 0,
+    *,
+    prompt: tuple[int, ...] = (5, 6, 7),
+    completions: Sequence[tuple[int, ...]] = ((3, 1), (4, 1)),
+    rewards: Sequence[float] = (1.0, 0.0),
+) -> VerifiedGroup:
+    """Return a group whose digest is that of its name."""
+    logprobs = [torch.full((len(tokens),), -1.0 - index) for index, tokens in enumerate(completions)]
+    return make_group(hashlib.sha256(str(name).encode()).digest(), version, prompt, completions, logprobs, rewards)
 
 
 def groups_of(step: int) -> list[VerifiedGroup]:

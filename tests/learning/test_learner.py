@@ -20,7 +20,7 @@ from roles.trainer.learn.loss.policy_loss import advantages, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.verified_batch import VerifiedGroup
-from tests.learning.groups import group
+from tests.learning.ranks import group
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.measuring.wrapped_model import WrappedModel
 
@@ -260,13 +260,13 @@ def test_the_divergence_grows_from_zero_and_is_held_back_by_its_coefficient(mode
 
 
 def test_overlong_completions_leave_the_step_and_keep_their_part_in_the_advantages(model: CausalModel) -> None:
-    """The third completion has 4 tokens without the end 1: with filtering, the step is that of the other two."""
-    (one,) = [_fresh(model, group("a", completions=((3, 1), (4, 1), (9, 9, 9, 9)), rewards=(1.0, 0.0, 0.0)))]
+    """The third completion has 4 tokens without the end 1, which the second has: the step is that of the other two."""
+    one = _fresh(model, group("a", completions=((3, 1), (4, 8, 8, 1), (9, 9, 9, 9)), rewards=(1.0, 0.0, 0.0)))
     report = new_learner(model, loss=LossSettings(overlong_filtering=True), max_tokens=4, stops=(1,)).step([one])
     assert report.overlong == pytest.approx(1 / 3)
-    assert report.tokens == 4
+    assert report.tokens == 6
     scores = advantages(torch.tensor(one.rewards)).tolist()
-    assert report.loss == pytest.approx(-(2 * scores[0] + 2 * scores[1]) / 4, abs=1e-5)
+    assert report.loss == pytest.approx(-(2 * scores[0] + 4 * scores[1]) / 6, abs=1e-5)
     assert new_learner(model).step([one]).overlong == 0.0
 
 
@@ -277,11 +277,6 @@ def test_a_rollout_without_tokens_keeps_its_part_in_the_advantages(model: Causal
     assert report.tokens == 4
     assert report.reward == pytest.approx(2 / 3)
     assert report.loss == pytest.approx(-(2 * scores[0] + 2 * scores[2]) / 4, abs=1e-5)
-
-
-def test_a_completion_of_the_longest_length_that_ends_is_not_overlong(model: CausalModel) -> None:
-    learner = new_learner(model, loss=LossSettings(overlong_filtering=True), max_tokens=2, stops=(1,))
-    assert learner.step([_fresh(model, group("a"))]).overlong == 0.0
 
 
 def test_the_ratio_is_that_of_the_filtered_distribution(model: CausalModel) -> None:

@@ -10,17 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplayState
 from roles.trainer.learn.training_settings import ReplaySettings
-from tests.learning.groups import group
+from tests.learning.ranks import group
 
 
 def _buffer(**settings: float) -> ReplayBuffer:
     return ReplayBuffer(ReplaySettings(**settings), seed=0)  # type: ignore[arg-type]
-
-
-def test_a_group_is_used_max_uses_times() -> None:
-    buffer = _buffer(max_uses=2)
-    assert buffer.add(group("a"))
-    assert [len(buffer.draw(4)) for _ in range(3)] == [1, 1, 0]
 
 
 def test_a_copy_is_refused_even_after_its_original_left() -> None:
@@ -29,24 +23,6 @@ def test_a_copy_is_refused_even_after_its_original_left() -> None:
     assert not buffer.add(group("a"))
     buffer.draw(1)
     assert not buffer.add(group("a"))
-
-
-def test_a_late_copy_of_an_old_group_is_too_stale() -> None:
-    buffer = _buffer(max_staleness=2)
-    buffer.add(group("a", version=0))
-    buffer.draw(1)
-    buffer.advance(3)
-    assert not buffer.add(group("a", version=0))
-
-
-def test_staleness_is_counted_in_versions() -> None:
-    buffer = _buffer(max_staleness=2)
-    buffer.add(group("old", version=0))
-    buffer.add(group("new", version=1))
-    buffer.advance(2)
-    assert len(buffer) == 2
-    buffer.advance(3)
-    assert [g.version for g in buffer.draw(4)] == [1]
 
 
 @pytest.mark.parametrize("filtering", [True, False])

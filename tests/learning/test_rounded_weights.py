@@ -18,6 +18,7 @@ from grailnode.engine.hf import TransformersModel
 from grailnode.engine.output_projection import project_by
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.node.processes import TRAINER_BLOCK, return_large_blocks
+from protocol.outer.dithering import dither
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import look_up
 from roles.trainer.learn.learner import Learner, LearnerSettings
@@ -66,39 +67,30 @@ def gradients_of(leaves: Mapping[str, Tensor]) -> list[Tensor]:
     return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
 
 
+@pytest.mark.parametrize("chunk", [None, 50], ids=["whole", "chunks that add in place"])
 @pytest.mark.parametrize("head", [TABLE, OTHER])
 @pytest.mark.parametrize("rows", [7, 4096, 9000])
-def test_a_pass_has_the_bits_of_torchs_own_operations(rows: int, head: str) -> None:
+def test_a_pass_has_the_bits_of_torchs_own_operations(rows: int, head: str, chunk: int | None) -> None:
     ids = torch.randint(rows, (3, 40), generator=torch.Generator().manual_seed(1))
     results = []
     for make in (RoundedWeights, PlainWeights):
-        leaves = masters(rows)
+        leaves, logits = masters(rows), torch.empty(0)
         for scale in (1.0, 0.5):  # two passes add up
-            logits = project_by(make(leaves), head, states_of(make(leaves), ids))
-            torch.autograd.backward(logits.logsumexp(-1).sum() * scale)
+            weights = make(leaves)
+            if chunk is None:
+                logits = project_by(weights, head, states_of(weights, ids))
+                torch.autograd.backward(logits.logsumexp(-1).sum() * scale)
+                continue
+            states = states_of(weights, ids)
+            cut = states.detach().requires_grad_()
+            adding = weights.adding_in_place() if isinstance(weights, RoundedWeights) else weights
+            for part in torch.split(cut, chunk):
+                torch.autograd.backward(project_by(adding, head, part).logsumexp(-1).sum() * scale)
+            torch.autograd.backward(states, cut.grad)
         results.append((logits.detach(), gradients_of(leaves)))
     (logits, gradients), (plain_logits, plain_gradients) = results
     assert torch.equal(logits, plain_logits)
     for gradient, plain in zip(gradients, plain_gradients, strict=True):
-        assert torch.equal(gradient, plain)
-
-
-@pytest.mark.parametrize("head", [TABLE, OTHER])
-@pytest.mark.parametrize("rows", [7, 4096, 9000])
-def test_chunks_that_add_in_place_have_the_bits_of_torchs_own_operations(rows: int, head: str) -> None:
-    ids = torch.randint(rows, (3, 40), generator=torch.Generator().manual_seed(1))
-    results = []
-    for make in (RoundedWeights, PlainWeights):
-        leaves = masters(rows)
-        weights = make(leaves)
-        states = states_of(weights, ids)
-        cut = states.detach().requires_grad_()
-        adding = weights.adding_in_place() if isinstance(weights, RoundedWeights) else weights
-        for part in torch.split(cut, 50):
-            torch.autograd.backward(project_by(adding, head, part).logsumexp(-1).sum())
-        torch.autograd.backward(states, cut.grad)
-        results.append(gradients_of(leaves))
-    for gradient, plain in zip(*results, strict=True):
         assert torch.equal(gradient, plain)
 
 
@@ -166,3 +158,52 @@ def take_steps(model: CausalModel) -> int:
 def test_training_takes_few_bytes_for_each_weight(tmp_path: Path, family: str, most: float) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(measure_steps, (None if family == "own" else tmp_path,)) <= most
+
+
+# Masters that begin anywhere within what is rounded to their BF16 weights
+
+
+def _every_bf16_number() -> torch.Tensor:
+    return torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+
+
+def test_every_bf16_number_stays_the_rounding_of_its_master() -> None:
+    weights = _every_bf16_number()
+    masters = dither("weight", weights.to(torch.float32))
+    numbers = ~weights.isnan()
+    assert torch.equal(masters.to(torch.bfloat16)[numbers].view(torch.int16), weights[numbers].view(torch.int16))
+    assert masters[~numbers].isnan().all()
+
+
+def test_masters_are_spread_evenly_over_what_is_rounded_to_their_weight() -> None:
+    """1 is the rounding of 1 - 2**-9 to 1 + 2**-8: below a power of two the numbers are twice as close."""
+    masters = dither("weight", torch.ones(1 << 16))
+    above = (masters - 1)[masters > 1] * 2**8
+    below = (1 - masters)[masters < 1] * 2**9
+    for part in (above, below):
+        assert 0.49 < part.numel() / masters.numel() < 0.51
+        assert part.max() < 1
+        assert abs(float(part.mean()) - 0.5) < 0.01
+
+
+def test_what_is_no_bf16_number_stays_and_so_do_zeros_and_infinities() -> None:
+    values = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), 1e-40, 1.0 + 2.0**-20, 0.1])
+    before = values.clone()
+    assert torch.equal(dither("weight", values).view(torch.int32), before.view(torch.int32))
+
+
+def test_the_moves_are_a_function_of_the_name_and_the_sizes_of_blocks_do_not_show() -> None:
+    size = (1 << 20) + 5
+    one, again, other = (dither(name, torch.ones(size)) for name in ("a", "a", "b"))
+    assert torch.equal(one, again)
+    assert (one != other).float().mean() > 0.99
+    assert torch.equal(dither("a", torch.ones(5, size // 5)).view(-1)[: 1 << 20], one[: 1 << 20])
+
+
+def test_small_steps_show_in_the_rounding_by_as_much_as_in_the_masters() -> None:
+    """A step of 1% of a unit in the last place moves no master out of the middle, and 1% of those that are spread."""
+    step = 2.0**-7 / 100
+    middle, spread = torch.full((1 << 18,), 1.5), dither("weight", torch.full((1 << 18,), 1.5))
+    assert torch.equal((middle + step).to(torch.bfloat16), middle.to(torch.bfloat16))
+    moved = (spread + step).to(torch.bfloat16).to(torch.float32).mean() - 1.5
+    assert abs(float(moved) / step - 1) < 0.1

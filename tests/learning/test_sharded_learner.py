@@ -16,6 +16,8 @@ from grailnode.engine.policy import Policy
 from grailnode.node.process_launch import Seat
 from grailnode.node.supervisor import ProcessSpec, Supervisor
 from grailnode.store.local import LocalStore
+from protocol.chain import safetensors
+from protocol.digest import digest_weights
 from protocol.outer.local_work import encode_work, masters, with_masters, without_masters
 from protocol.outer.shared_state import SharedState
 from protocol.quantization import Precision
@@ -26,7 +28,7 @@ from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.learn.state_rows import SavedRows
 from roles.trainer.outer.local_steps import LocalLearner
 from roles.trainer.spool import weights_folder
-from tests.learning.groups import group
+from roles.trainer.tensor_shards import WrittenWeights
 from tests.learning.ranks import (
     SETTINGS,
     Ranks,
@@ -34,6 +36,7 @@ from tests.learning.ranks import (
     assert_equal,
     assert_same_run,
     go_on,
+    group,
     groups_of,
     run_ranks,
     train,
@@ -121,7 +124,7 @@ def test_each_rank_writes_its_rows_on_its_host_and_a_host_that_has_lost_them_is_
     assert "00001/: not in the state of this host" in error
 
 
-def put_version(learner: Learner, directory: Path) -> int:
+def put_version(learner: Learner, directory: Path) -> WrittenWeights:
     return trio.run(learner.put_version, LocalStore(directory), trio.to_thread.run_sync, 4096, weights_folder(1))
 
 
@@ -131,12 +134,16 @@ def test_each_host_writes_a_range_of_the_files_of_a_version(policy: Path, tmp_pa
     old = hosts[1] / weights_folder(1) / "00000"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"of a process that was killed")
-    files = run_ranks(2, policy, SETTINGS, put_version, hosts[0], states=hosts[:2], precision=precision)
+    several = run_ranks(2, policy, SETTINGS, put_version, hosts[0], states=hosts[:2], precision=precision)
     model = build(Policy.load(policy), recompute=True)
-    assert put_version(Learner(model, random_weights(model), SETTINGS, precision=precision), hosts[2]) == files
+    alone = put_version(Learner(model, random_weights(model), SETTINGS, precision=precision), hosts[2])
     written = [{path.name: path.read_bytes() for path in host.glob("weights/*/*")} for host in hosts]
     assert written[0] | written[1] == written[2]
     assert written[0] and written[1] and max(written[0]) < min(written[1])
+    tensors = [[item for file in files.values() for item in safetensors.read(file).items()] for files in written]
+    first, second, whole = (digest_weights(dict(items)) for items in tensors)
+    assert several == WrittenWeights(alone.files, (first, second))
+    assert alone.digests == (whole,)
 
 
 @pytest.mark.slow

@@ -26,8 +26,7 @@ from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.spool import INBOX, SnapshotName, list_snapshots, put_snapshot
 from roles.trainer.tensor_shards import run_inline
-from tests.learning.groups import group
-from tests.learning.ranks import assert_equal
+from tests.learning.ranks import assert_equal, group
 from tests.support.builders.chains import equal
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot

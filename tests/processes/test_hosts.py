@@ -73,6 +73,8 @@ def test_hosts_of_which_one_is_killed_and_one_is_cut_off_publish_what_one_host_d
         trainer = StepwiseTrainer(hosts[0], within=network.command_prefix("a"))
         assert trainer.publish_versions(VERSIONS, when_published=harm) == weights
         assert min(failures()) > 0
+        ends = logged_events(hosts[0] / "logs" / "trainer-training.jsonl", "failed")
+        assert [event for event in ends if "rank 1 on host 1 has ended: its process or its host was" in event["error"]]
         # What the second host has uploaded: parts of patches, and the last files of anchors.
         uploads = logged_events(hosts[1] / "logs" / "trainer-upload.jsonl", "uploaded")
         assert ("put_part", "True") in {(event["call"], event["answer"]) for event in uploads}

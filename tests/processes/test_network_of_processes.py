@@ -15,7 +15,7 @@ from protocol.identity.signing import open_announced
 from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import fail, succeed
 from tests.support.processes.network_of_processes import NetworkOfProcesses, wait_until_gone
-from tests.support.processes.programs import Program, eventually, members
+from tests.support.processes.programs import Program, eventually, members, run_program
 from tests.support.processes.separate_buckets import Machines, serving_buckets
 from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
 
@@ -145,15 +145,29 @@ def has_learned(machines: Machines) -> bool:
 
 @pytest.mark.slow
 def test_a_network_in_which_everybody_writes_to_a_bucket_of_their_own(machines: Machines):
+    """500 announcements are junk, and at last a second trainer is started with the first one's key and older state."""
+    square, trainer = machines.directory / "buckets" / "square", machines.directory / "trainer"
+    (square / "participants").mkdir()
+    for number in range(500):
+        (square / "participants" / number.to_bytes(32, "big").hex()).write_bytes(b"junk" * number)
     machines.start("trainer")
-    rules = machines.directory / "buckets" / "square" / "runs" / machines.workspace.run_id.hex()
-    eventually(rules.is_file, "the founder's node publishes the rules of the run")
+    eventually((square / "runs" / machines.workspace.run_id.hex()).is_file, "the rules of the run are published")
+    eventually(lambda: bool(machines.events("trainer", "trainer-upload", "published")), "the first version")
+    shutil.copytree(trainer, machines.directory / "yesterday")
     machines.start("validator")
     machines.start("miner-1")
     try:
         eventually(lambda: has_learned(machines), "three accepted verdicts and two versions learned from them")
     except AssertionError:
         pytest.fail(machines.terminal_output())
+
+    twin = run_program("--role", "trainer", "--run", str(machines.directory / "yesterday" / "run.toml"))
+    assert twin.returncode == 1
+    lines = [line for line in twin.stderr.splitlines() if "which this node's state did not publish" in line]
+    assert len(lines) == 1
+    assert "`grailnode repair --run " in lines[0]
+    assert machines.programs["trainer"].process.poll() is None
+
     for program in machines.programs.values():
         program.interrupt()
     for program in machines.programs.values():
@@ -162,7 +176,7 @@ def test_a_network_in_which_everybody_writes_to_a_bucket_of_their_own(machines: 
     for name in ROLES:  # nobody wrote anywhere else
         key = machines.workspace.keys[name].hex()
         assert {path.name for path in (machines.directory / "buckets" / name).iterdir()} == {key}
-        announcement = (machines.directory / "buckets" / "square" / "participants" / key).read_bytes()
+        announcement = (square / "participants" / key).read_bytes()
         assert open_announced(announcement, Announcement).record.space == f"{machines.public}/{name}"
 
     # a stranger with nothing but the URL

@@ -112,14 +112,6 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
     assert file.read_bytes() == b"newer"
 
 
-def test_a_key_that_could_not_be_written_does_not_hinder_the_next_attempt(tmp_path: Path):
-    path = tmp_path / "miner-1.key"
-    with free_space(10), pytest.raises(key_files.KeyFileError, match=r"miner-1\.key: cannot be written"):
-        key_files.create(path)
-    assert not path.exists()
-    key_files.create(path)
-
-
 def test_a_failed_command_removes_its_new_files_only(tmp_path: Path):
     (tmp_path / "before").write_bytes(b"")
     files = NewFiles()

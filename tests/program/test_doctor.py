@@ -5,12 +5,10 @@ import json
 import re
 import shutil
 import sys
-import threading
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
@@ -37,41 +35,28 @@ from tests.support.builders.recipes import demo_recipe
 from tests.support.builders.samples import revision
 from tests.support.processes.command_line import run_command
 from tests.support.processes.separate_buckets import Machines, serving_buckets
+from tests.support.servers.loopback import HttpRequest, Reply, serving
 
 ROLES = {"trainer": "trainer", "miner-1": "miner"}
 Monkeypatch = pytest.MonkeyPatch
 
 
-class _Elsewhere(BaseHTTPRequestHandler):
-    """A service that refuses everything, as one whose buckets are in another region, and whose pages name nobody who
-    may read them.
-    """
-
-    error = 400, "AuthorizationHeaderMalformed"
-
-    def _answer(self) -> None:
-        status, code = self.error
-        body = f"<Error><Code>{code}</Code><Region>eu-west-1</Region></Error>".encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    do_GET = do_PUT = do_HEAD = do_DELETE = _answer  # noqa: N815 - http.server asks for these names
-
-    def log_message(self, *_: object) -> None:
-        pass
+ELSEWHERE_ERROR = (400, "AuthorizationHeaderMalformed")
+"""What the service of `elsewhere` answers: status and code."""
 
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), _Elsewhere) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    """Yield the URL of a service that refuses everything, as one whose buckets are in another region, and whose pages
+    name nobody who may read them.
+    """
+
+    def refuse(request: HttpRequest) -> Reply:
+        status, code = ELSEWHERE_ERROR
+        return Reply(status, f"<Error><Code>{code}</Code><Region>eu-west-1</Region></Error>".encode())
+
+    with serving(refuse) as url:
+        yield url
 
 
 @dataclass(frozen=True)
@@ -118,6 +103,23 @@ def last(findings: list[Finding]) -> Finding:
     return findings[-1]
 
 
+def with_settings(check: str, *settings: str) -> Callable[[Site, Monkeypatch], Finding]:
+    """Return what finds a mistake in the settings of a trainer; ELSEWHERE is another service's URL."""
+
+    def find(site: Site, monkeypatch: Monkeypatch) -> Finding:
+        overrides = tuple(setting.replace("ELSEWHERE", site.elsewhere) for setting in settings)
+        return last(site.findings("trainer", check, overrides=overrides))
+
+    return find
+
+
+WRONG_REGION = with_settings("storage", "store.endpoint=ELSEWHERE", "store.attempts=1")
+NO_CORS = with_settings("browsers", "store.url=ELSEWHERE/trainer")
+VIRTUAL_HOSTS = with_settings(
+    "storage", "store.endpoint=http://localhost.invalid:1", "store.addressing=virtual", "store.attempts=1"
+)
+
+
 def wrong_clock(site: Site, monkeypatch: Monkeypatch) -> Finding:
     monkeypatch.setattr(time_check, "time", SimpleNamespace(time=lambda: time.time() + 3600))
     return last(site.findings("trainer", "clock"))
@@ -130,19 +132,6 @@ def no_rights(site: Site, monkeypatch: Monkeypatch) -> Finding:
     found = last(site.findings("trainer", "storage"))
     assert time.monotonic() - began < 15  # not as long as a node tries
     return found
-
-
-def wrong_region(site: Site, monkeypatch: Monkeypatch) -> Finding:
-    return last(site.findings("trainer", "storage", overrides=(f"store.endpoint={site.elsewhere}", "store.attempts=1")))
-
-
-def no_cors(site: Site, monkeypatch: Monkeypatch) -> Finding:
-    return last(site.findings("trainer", "browsers", overrides=(f"store.url={site.elsewhere}/trainer",)))
-
-
-def virtual_hosts(site: Site, monkeypatch: Monkeypatch) -> Finding:
-    overrides = ("store.endpoint=http://localhost.invalid:1", "store.addressing=virtual", "store.attempts=1")
-    return last(site.findings("trainer", "storage", overrides=overrides))
 
 
 def full_disk(site: Site, monkeypatch: Monkeypatch) -> Finding:
@@ -193,9 +182,9 @@ MISTAKES: dict[str, tuple[Callable[[Site, Monkeypatch], Finding], str, str]] = {
         "failed",
         "cannot write to its own .*the secret key does not belong to the access key",
     ),
-    "wrong region": (wrong_region, "failed", "another region: set store.region to the bucket's own"),
-    "CORS": (no_cors, "warning", r"pages in browsers may not read it \(no CORS header\): apply bucket/cors.json"),
-    "path style": (virtual_hosts, "failed", 'set store.addressing = "path"'),
+    "wrong region": (WRONG_REGION, "failed", "another region: set store.region to the bucket's own"),
+    "CORS": (NO_CORS, "warning", r"pages in browsers may not read it \(no CORS header\): apply bucket/cors.json"),
+    "path style": (VIRTUAL_HOSTS, "failed", 'set store.addressing = "path"'),
     "full disk": (full_disk, "failed", "1 MiB are free .* free space, or move node.state"),
     "no bubblewrap": (no_bubblewrap, "warning", r"no bwrap on the PATH: install .*apt-get install bubblewrap"),
     "another Python": (another_python, "failed", r"has torch 2.4.1, and grailnode needs .*-m pip install 'torch<"),
@@ -327,7 +316,7 @@ def test_what_a_failure_of_storage_hides_is_skipped(site: Site, monkeypatch: Mon
 def test_only_a_refusal_shows_that_other_keys_are_safe(
     code: str, outcome: str, words: str, site: Site, elsewhere: str, monkeypatch: Monkeypatch
 ) -> None:
-    monkeypatch.setattr(_Elsewhere, "error", (500 if code == "InternalError" else 403, code))
+    monkeypatch.setattr(sys.modules[__name__], "ELSEWHERE_ERROR", (500 if code == "InternalError" else 403, code))
     found = last(site.findings("trainer", "other keys", overrides=(f"store.endpoint={elsewhere}",)))
     assert (found.outcome, words in found.line) == (outcome, True), found.line
 

@@ -122,21 +122,6 @@ def environment_with_vllm(directory: Path) -> Path:
     return directory / "bin" / "python"
 
 
-def test_an_environment_in_the_default_directory_is_found(user_data: Path) -> None:
-    directory = user_data / "grailnode" / "vllm"
-    with pytest.raises(InstallationError) as refusal:
-        find_python("--engine-python")
-    assert str(refusal.value) == (
-        f"no vLLM in {directory}: run `grailnode engine install`, or name an interpreter that has vLLM by "
-        "--engine-python"
-    )
-    python = environment_with_vllm(directory)
-    assert find_python("--engine-python") == python
-    (directory / "lib" / "python3.11" / "site-packages" / "vllm" / "__init__.py").unlink()
-    with pytest.raises(InstallationError, match="no vLLM in"):  # an installation that was interrupted
-        find_python("--engine-python")
-
-
 def test_a_demo_without_vllm_says_how_to_get_it(user_data: Path, tmp_path: Path) -> None:
     error = fail("demo", "--engine", "vllm", "--out", str(tmp_path / "out"))
     assert error.startswith(f"grailnode: no vLLM in {user_data / 'grailnode' / 'vllm'}: run `grailnode engine install`")
@@ -165,9 +150,12 @@ def test_a_node_with_vllm_finds_it(run: Path, user_data: Path) -> None:
     )
     python = environment_with_vllm(directory)
     check_engine(config, "miner")
-    assert config.vllm_python == python
+    assert config.vllm_python == find_python("--engine-python") == python
     assert load(run, ["engine.kind=vllm", "engine.python=own/python"]).vllm_python == run.parent / "own" / "python"
     assert load(run, ["engine.kind=vllm", "engine.url='http://127.0.0.1:1'"]).vllm_python is None
+    (directory / "lib" / "python3.11" / "site-packages" / "vllm" / "__init__.py").unlink()
+    with pytest.raises(InstallationError, match=r"no vLLM in .* that has vLLM by --engine-python"):
+        find_python("--engine-python")  # an installation that was interrupted
     with pytest.raises(ConfigError, match=r'kind "vllm" takes python, the interpreter of its environment, or url'):
         load(run, ["engine.kind=vllm", "engine.python=python", "engine.url='http://127.0.0.1:1'"])
 
@@ -223,38 +211,32 @@ async def answer_of(
 @pytest.mark.parametrize(
     ("found", "status", "line"),
     [
-        (EQUAL, 0, f"equals its signed weights: 34 tensors read back from vLLM in 0.4 s, digest {'ab' * 32}"),
+        (EngineError("no policy has been committed"), 1, "nothing was verified: no policy has been committed"),
+        (EQUAL, 0, f"version 7 equals its signed weights: 34 tensors read back from vLLM in 0.4 s, digest {'ab' * 32}"),
         (
             replace(EQUAL, different=("a", "b"), failure="they differ"),
             1,
-            f"differed from its signed weights in 2 of 34 tensors: a, b; {AGAIN}",
+            f"version 7 differed from its signed weights in 2 of 34 tensors: a, b; {AGAIN}",
         ),
         (
             replace(EQUAL, failure="vLLM did not answer /collective_rpc in time"),
             1,
-            f"was not in vLLM (vLLM did not answer /collective_rpc in time); {AGAIN}",
+            f"version 7 was not in vLLM (vLLM did not answer /collective_rpc in time); {AGAIN}",
         ),
     ],
-    ids=["equal", "different", "restarted"],
+    ids=["nothing", "equal", "different", "restarted"],
 )
 async def test_one_line_says_what_was_found(
-    run: Path, tmp_path: Path, found: Verification, status: int, line: str
+    run: Path, tmp_path: Path, found: Verification | EngineError, status: int, line: str
 ) -> None:
     async def answer() -> Verification:
+        if isinstance(found, EngineError):
+            raise found
         return found
 
     result = await answer_of(run, answer, tmp_path, count=2)
     begin = "grailnode: miner-1" if status else "miner-1"
-    assert (result.returncode, result.stdout + result.stderr) == (status, f"{begin}: version 7 {line}\n")
-
-
-async def test_a_node_that_serves_nothing_yet_says_so(run: Path, tmp_path: Path) -> None:
-    async def answer() -> Verification:
-        raise EngineError("no policy has been committed")
-
-    result = await answer_of(run, answer, tmp_path)
-    assert result.returncode == 1
-    assert result.stderr == "grailnode: miner-1: nothing was verified: no policy has been committed\n"
+    assert (result.returncode, result.stdout + result.stderr) == (status, f"{begin}: {line}\n")
 
 
 async def test_a_node_that_ends_meanwhile_is_named(run: Path, tmp_path: Path) -> None:
@@ -286,15 +268,20 @@ async def test_a_state_may_have_a_long_path(run: Path, tmp_path: Path) -> None:
     assert not list((state / "miner-1" / "engine").iterdir())
 
 
-async def test_a_socket_of_a_killed_node_is_replaced(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("was_killed", [False, True])
+async def test_a_node_that_does_not_run_is_named_and_the_socket_of_a_killed_one_is_replaced(
+    run: Path, tmp_path: Path, was_killed: bool
+) -> None:
     path = tmp_path / "miner-1" / "engine" / "verify"
     path.parent.mkdir(parents=True)
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
+    if was_killed:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
     ask = partial(verify, run, "--set", f"node.state={tmp_path}")
     result = await trio.to_thread.run_sync(ask)
     assert result.returncode == 1
-    assert "no node of this name answers" in result.stderr
+    assert result.stderr.startswith("grailnode: miner-1: no node of this name answers on this machine (")
+    assert result.stderr.count("\n") == 1
 
     async with serve_verifications(path.parent, find_equal, lambda event, **fields: None):
         assert path.stat().st_mode & 0o777 == 0o600
@@ -308,13 +295,6 @@ async def test_a_node_works_where_no_socket_can_be_made(tmp_path: Path) -> None:
     async with serve_verifications(tmp_path, find_equal, lambda event, **fields: events.append((event, fields))):
         assert [event for event, _ in events] == ["verify-unavailable"]
         assert str(tmp_path / "verify") in events[0][1]["error"]
-
-
-def test_a_node_that_does_not_run_is_named(run: Path) -> None:
-    result = verify(run)
-    assert result.returncode == 1
-    assert result.stderr.startswith("grailnode: miner-1: no node of this name answers on this machine (")
-    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

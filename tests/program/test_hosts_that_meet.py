@@ -1,6 +1,9 @@
 """Hosts that meet, and what they compare before they compute together."""
 
+import errno
 import multiprocessing
+import os
+import signal
 import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -66,16 +69,20 @@ def test_a_port_that_is_taken_is_named(listener: socket.socket) -> None:
     assert "address already in use" in str(error).lower()
 
 
-def end(rank: int, port: int, answers: "Connection[str | None, str | None]") -> None:
-    """Compute as one of two hosts, of which the second makes a mistake; answer with the line for the operator."""
+def end(rank: int, port: int, cause: str, answers: "Connection[str | None, str | None]") -> None:
+    """Compute as one of two hosts, of which the second ends with a cause; answer with the line for the operator."""
     seat = Seat(rank, 2, f"127.0.0.1:{port}", 1)
     prepare_rank(seat)
     meeting = Meeting(seat, "cpu", TERMS)
     group = meeting.join()
 
     async def work() -> None:
-        if rank == 1:
+        if rank == 1 and cause == "mistake":
             torch.ones(2) @ torch.ones(3)
+        if rank == 1 and cause == "disk":
+            raise OSError(errno.ENOSPC, "No space left on device", "weights")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         await trio.to_thread.run_sync(group.wait)
 
     try:
@@ -84,18 +91,32 @@ def end(rank: int, port: int, answers: "Connection[str | None, str | None]") -> 
         answers.send(explain(error))
 
 
-def test_a_mistake_of_one_rank_is_no_lost_rank_there_and_one_for_the_other_host(listener: socket.socket) -> None:
+@pytest.mark.parametrize(
+    ("cause", "expected", "own"),
+    [
+        ("mistake", "inconsistent tensor size", None),
+        ("disk", "weights: no space left on device", "weights: no space left on device"),
+        ("killed", "its process or its host was killed", None),
+    ],
+)
+def test_the_end_of_a_rank_is_named_on_host_0_with_its_cause(
+    listener: socket.socket, cause: str, expected: str, own: str | None
+) -> None:
     port = listener.getsockname()[1]
     listener.close()
     context = multiprocessing.get_context("forkserver")
     pipes = [context.Pipe(duplex=False) for _ in range(2)]
     for rank, (_, answers) in enumerate(pipes):
-        context.Process(target=end, args=(rank, port, answers), daemon=True).start()
+        context.Process(target=end, args=(rank, port, cause, answers), daemon=True).start()
         answers.close()
-    lost, mistake = (answers.recv() for answers, _ in pipes)
-    assert lost is not None
-    assert lost.startswith("a rank has ended")
-    assert mistake is None
+    lost = pipes[0][0].recv()
+    assert lost.startswith("trainer.hosts: rank 1 on host 1 has ended: ")
+    assert expected in lost
+    if cause == "killed":
+        with pytest.raises(EOFError):
+            pipes[1][0].recv()
+    else:
+        assert pipes[1][0].recv() == own
 
 
 async def test_a_rank_whose_fault_repeats_without_a_new_checkpoint_ends_and_one_whose_link_is_lost_does_not(

@@ -1,10 +1,8 @@
 """A run that is named by a URL: the command line gives the run's id, or accepts the server's word for it on purpose."""
 
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
 import pytest
@@ -21,7 +19,7 @@ from protocol.errors import ProtocolError
 from roles.node.identity import Node
 from roles.ports import NotFoundError
 from tests.support.builders.recipes import demo_recipe
-from tests.support.servers.loopback import Reply, serve
+from tests.support.servers.loopback import Reply, serving
 from tests.support.servers.served_files import FileServer
 
 
@@ -36,19 +34,8 @@ class Host(NamedTuple):
 @pytest.fixture
 def host() -> Iterator[Host]:
     files, replies = FileServer(), list[Reply]()
-    started = SimpleQueue[tuple[str, trio.CancelScope, trio.lowlevel.TrioToken]]()
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            url = await nursery.start(serve, lambda request: replies.pop(0) if replies else files.answer(request))
-            started.put((url, nursery.cancel_scope, trio.lowlevel.current_trio_token()))
-
-    thread = threading.Thread(target=trio.run, args=(main,))
-    thread.start()
-    url, scope, token = started.get(timeout=600)
-    yield Host(files, replies, url)
-    token.run_sync_soon(scope.cancel)
-    thread.join(30)
+    with serving(lambda request: replies.pop(0) if replies else files.answer(request)) as url:
+        yield Host(files, replies, url)
 
 
 @pytest.fixture

@@ -1,26 +1,39 @@
-"""Key files, and `grailnode keys` and `grailnode admit` on a run whose root keys are in several places."""
+"""Key files, drafts of revisions, and `grailnode keys` and `grailnode admit` where root keys are in several places."""
 
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from grailnode.run import key_files
-from grailnode.run.authority_drafts import read_draft
-from grailnode.run.key_files import read
-from protocol.identity.authority import Authority
-from protocol.identity.signing import SigningKey
+from grailnode.node import admission_credential
+from grailnode.run import authority_changes, authority_drafts, key_files
+from grailnode.run.authority_drafts import RevisionError, propose, read_draft
+from grailnode.run.key_files import KeyFileError, read
+from protocol.errors import SignatureError
+from protocol.identity.admission import Invite
+from protocol.identity.authority import Authority, Revisions
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import SigningKey, sign
+from roles.participants import find_participants
+from tests.support.attacked_nodes.follower import AttackedFollower
+from tests.support.builders import samples
+from tests.support.builders.chains import MINER as TARGET_MINER
+from tests.support.builders.samples import MINER, RUN_ID, TRAINER, VALIDATOR
 from tests.support.processes.command_line import fail, run_command, succeed
+from tests.support.simulation.virtual_clock import simulated
 
 
 def test_a_key_is_created_once_for_its_owner_alone(tmp_path: Path):
     path = tmp_path / "keys" / "miner.key"
     key = key_files.read_or_create(path)
     assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text().strip() not in repr(key)
     assert key_files.read_or_create(path).public == key.public
-    with pytest.raises(key_files.KeyFileError, match="there is a key already"):
+    with pytest.raises(key_files.KeyFileError, match="there is a file already"):
         key_files.create(path)
 
 
@@ -39,12 +52,6 @@ def test_a_file_that_is_no_key_is_refused(tmp_path: Path, text: str):
     path.chmod(0o600)
     with pytest.raises(key_files.KeyFileError, match="not a key"):
         key_files.read(path)
-
-
-def test_a_key_never_shows_its_secret(tmp_path: Path):
-    secret = key_files.create(tmp_path / "a.key")
-    key = key_files.read_or_create(tmp_path / "a.key")
-    assert secret.hex() not in repr(key)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -131,7 +138,8 @@ def test_a_revocation_lowers_a_quorum_that_could_not_be_reached(run: Path):
     key = public_key(run / "keys" / "miner-1.key")
     succeed("keys", "grant", key, "--run", str(run))
     publish(run, 1)
-    succeed("keys", "quorum", "2", "--run", str(run))
+    assert f"miner-1          {key} validator" in succeed("keys", "show", "--run", str(run))
+    assert "validators, 2 of which must accept" in succeed("keys", "quorum", "2", "--run", str(run))
     assert publish(run, 2).quorum == 2
     result = run_command("keys", "revoke", key, "--run", str(run))
     assert result.returncode == 0, result.stderr
@@ -149,6 +157,7 @@ def test_a_revocation_lowers_a_quorum_that_could_not_be_reached(run: Path):
         ("rotate nobody", "nobody.key: no such key"),
         ("rotate miner-1", "has no role in this run"),
         ("quorum 1", "1 of 1 validators must accept already"),
+        ("quorum 2", "grailnode: 2 of 1 validators can never accept; `grailnode keys grant` adds one\n"),
     ],
 )
 def test_an_impossible_change_is_an_error_of_one_line(run: Path, change: str, message: str):
@@ -172,3 +181,127 @@ def test_a_miner_is_admitted_as_the_run_demands(run: Path, tmp_path: Path):
     stranger = str(run / "keys" / "miner-1.key")
     refusal = run_command("admit", key, "--run", str(tmp_path / "invite"), "--key", stranger)
     assert refusal.stderr == f"grailnode: {stranger}: no key of an inviter or a root; name one with --key FILE\n"
+
+
+# Drafts of revisions: signed one key at a time, published when enough have signed; and the credentials of miners
+
+
+ROOTS = tuple(samples.key(f"root {number}") for number in range(3))
+OTHER = samples.key("other")
+STRANGER = samples.key("stranger")
+
+
+def first_authority(**changes: Any) -> Authority:
+    roots = {"roots": tuple(root.public for root in ROOTS), "root_threshold": 2}
+    return samples.authority(**(roots | changes))
+
+
+def changed(authority: Authority, change: Callable[..., dict[str, Any]], *arguments: bytes | str) -> Authority:
+    """Return the authority after one of the changes of `authority_changes`."""
+    draft = propose(Revisions(RUN_ID, authority), "", **change(authority, *arguments))
+    return draft.revision.authority
+
+
+def test_new_roots_must_sign_too():
+    revisions = Revisions(RUN_ID, first_authority())
+    draft = propose(revisions, "", **authority_changes.replacement(revisions.current, ROOTS[0].public, OTHER.public))
+    draft = draft.signed_by(ROOTS[0]).signed_by(ROOTS[1]).signed_by(ROOTS[0])  # once for each key
+    assert authority_drafts.missing_signatures(draft, revisions) == "1 of 2 new root keys have signed"
+    with pytest.raises(SignatureError):
+        revisions.check(1, draft.envelope())
+    draft = draft.signed_by(OTHER)
+    assert authority_drafts.missing_signatures(draft, revisions) == ""
+    revisions.adopt(revisions.check(1, draft.envelope()))
+
+
+def test_revoking_takes_every_role():
+    inviting = samples.admission(policy="invite", inviters=(OTHER.public,), allowed=(OTHER.public,))
+    authority = first_authority(validators=(VALIDATOR.public, OTHER.public), quorum=2, admission=inviting)
+    after = changed(authority, authority_changes.revocation, OTHER.public)
+    assert (after.validators, after.quorum, after.revoked) == ((VALIDATOR.public,), 1, (OTHER.public,))
+    assert after.admission.inviters == after.admission.allowed == ()
+
+
+def test_a_role_is_granted_to_one_more_key():
+    authority = first_authority()
+    after = changed(authority, authority_changes.grant, OTHER.public, "validator")
+    assert (after.validators, after.quorum) == ((*authority.validators, OTHER.public), authority.quorum)
+    after = changed(authority, authority_changes.grant, OTHER.public, "inviter")
+    assert after.admission.inviters == (OTHER.public,)
+
+
+def test_workers_stay_in_order_and_the_last_of_them_may_be_revoked():
+    authority = first_authority()
+    for key in (MINER.public, OTHER.public):
+        authority = changed(authority, authority_changes.grant, key, "worker")
+    assert authority.workers == tuple(sorted((MINER.public, OTHER.public)))
+    with pytest.raises(RevisionError, match="has the role worker already"):
+        authority_changes.grant(authority, OTHER.public, "worker")
+    replacement = authority_changes.replacement(authority, OTHER.public, STRANGER.public)
+    draft = propose(Revisions(RUN_ID, authority), "", **replacement)
+    authority = draft.revision.authority
+    assert authority.workers == tuple(sorted((MINER.public, STRANGER.public)))
+    assert STRANGER.public.hex()[:16] in "\n".join(authority_drafts.describe(draft.revision))
+    for key in (MINER.public, STRANGER.public):
+        authority = changed(authority, authority_changes.revocation, key)
+    assert authority.workers == ()
+
+
+def test_impossible_changes_are_refused():
+    authority = first_authority()
+    with pytest.raises(RevisionError, match="only one of the trainers; name a successor with `grailnode keys rotate`"):
+        authority_changes.revocation(authority, TRAINER.public)
+    with pytest.raises(RevisionError, match="has no role"):
+        authority_changes.replacement(authority, MINER.public, OTHER.public)
+    with pytest.raises(RevisionError, match="impossible authority"):
+        propose(Revisions(RUN_ID, authority), "", quorum=5)
+    with pytest.raises(RevisionError, match="has the role validator already"):
+        authority_changes.grant(authority, VALIDATOR.public, "validator")
+    with pytest.raises(RevisionError, match="revoked in this run for good"):
+        authority_changes.grant(first_authority(revoked=(OTHER.public,)), OTHER.public, "validator")
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x80", samples.revision().to_bytes()])
+def test_a_file_that_is_no_draft_is_refused(tmp_path: Path, rubbish: bytes):
+    path = tmp_path / "x.draft"
+    path.write_bytes(rubbish)
+    with pytest.raises(RevisionError, match="not a draft of a revision"):
+        read_draft(path)
+
+
+def test_a_revision_is_described_before_it_is_signed():
+    draft = propose(Revisions(RUN_ID, first_authority()), "a stolen key", revoked=(MINER.public,))
+    lines = "\n".join(authority_drafts.describe(draft.revision))
+    for text in ("revision 1", "a stolen key", TRAINER.public.hex()[:16], MINER.public.hex()[:16], "open"):
+        assert text in lines
+
+
+async def announce(testbed: AttackedFollower, invitation: Path) -> list[Announcement]:
+    """Let a miner announce itself with its credentials, and return what readers accept of that."""
+    await testbed.publish()
+    node = replace(testbed.node, credential=admission_credential.make_credential_source(invitation))
+    await node.announce("miner", 60.0)
+    await node.announce("miner", 60.0)
+    return await find_participants(testbed.node, "miner")
+
+
+@simulated
+async def test_a_miner_does_a_proof_of_work_once(tmp_path: Path):
+    testbed = AttackedFollower(admission=samples.admission(credential="work", difficulty=10))
+    assert [item.key for item in await announce(testbed, tmp_path / "none")] == [TARGET_MINER.public]
+    assert len(testbed.log.named("proof-of-work")) == 1
+
+
+@simulated
+async def test_a_miner_announces_itself_with_its_invitation(tmp_path: Path):
+    testbed = AttackedFollower(admission=samples.admission(policy="invite", inviters=(OTHER.public,)))
+    token = sign(Invite(run=testbed.run_id, key=TARGET_MINER.public, expires_ms=1 << 50), OTHER)
+    path = tmp_path / "miner-1.invite"
+    path.write_text(token.hex() + "\n")
+    assert [item.credential for item in await announce(testbed, path)] == [token]
+
+
+@simulated
+async def test_a_missing_invitation_is_reported(tmp_path: Path):
+    with pytest.raises(KeyFileError, match="no invitation; this run asks for one"):
+        await announce(AttackedFollower(admission=samples.admission(policy="invite")), tmp_path / "miner-1.invite")

@@ -1,19 +1,23 @@
 """What a process serves at /metrics and /health, and what `status` says of the trainer's time."""
 
 import json
+import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 import trio
+import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
 from grailnode.config import ConfigError
 from grailnode.node.alarm_sender import ALARMS
+from grailnode.node.http_server import Answer, Request, serve_http
 from grailnode.node.metrics import serve_metrics
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_time, unjudged_cases
@@ -242,3 +246,66 @@ def _waiting(telemetry: NodeTelemetry) -> dict[str, float]:
 def test_a_log_that_cannot_be_read_has_no_events(tmp_path: Path) -> None:
     (tmp_path / "miner-1.jsonl").mkdir()
     assert troubles(tmp_path, 0.0) == ()
+
+
+# The small HTTP server: what hostile clients and failing answers cost the others
+
+
+async def endless() -> AsyncGenerator[bytes]:
+    while True:
+        yield b"piece\n"
+        await trio.sleep(0.01)
+
+
+def respond(request: Request) -> Answer:
+    if request.path == "/broken":
+        raise OSError("too many open files")
+    return Answer(endless() if request.path == "/endless" else b"whole\n")
+
+
+@asynccontextmanager
+async def serving_answers(connections: int) -> AsyncIterator[int]:
+    """Serve `respond`; yields the port."""
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(serve_http, connections=connections), "127.0.0.1", 0, respond)
+        yield listener.socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_connection_beyond_the_limit_is_closed_at_once():
+    async with serving_answers(2) as port, httpx.AsyncClient() as client:
+        idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(2)]
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        late = await trio.open_tcp_stream("127.0.0.1", port)
+        with trio.fail_after(2):
+            assert await late.receive_some() == b""
+        await idle[0].aclose()
+        await trio.sleep(0.1)
+        assert (await client.get(f"http://127.0.0.1:{port}/")).text == "whole\n"
+        await idle[1].aclose()
+
+
+async def test_an_answer_that_fails_ends_its_connection_alone(caplog: pytest.LogCaptureFixture):
+    async with serving_answers(1) as port, httpx.AsyncClient() as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get(f"http://127.0.0.1:{port}/broken")
+        assert (await client.get(f"http://127.0.0.1:{port}/")).text == "whole\n"
+    assert "too many open files" in caplog.text
+
+
+async def test_head_of_a_stream_has_its_headers():
+    async with serving_answers(1) as port, httpx.AsyncClient() as client:
+        answer = await client.head(f"http://127.0.0.1:{port}/endless")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+
+
+async def test_a_client_that_resets_its_connection_harms_no_other():
+    async with serving_answers(1) as port, httpx.AsyncClient() as client:
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        await stream.send_all(b"GET /endless HTTP/1.1\r\n\r\n")
+        await stream.receive_some()
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        await stream.aclose()
+        await trio.sleep(0.1)
+        assert (await client.get(f"http://127.0.0.1:{port}/")).text == "whole\n"

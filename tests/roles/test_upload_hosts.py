@@ -10,17 +10,28 @@ import torch
 import trio
 from trio.testing import memory_stream_pair
 
-from grailnode.node.upload_hosts import OtherHost, accept_host, answer_host_0
+from grailnode.node.upload_hosts import (
+    OtherHost,
+    ReplacedHostError,
+    Start,
+    accept_host,
+    answer_host_0,
+    pack_encoded,
+    unpack_encoded,
+)
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
+from protocol.errors import PatchError
 from protocol.identity.signing import SigningKey
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
-from roles.ports import ObjectStore, StoreError
+from roles.ports import ObjectStore, StateError, StoreError
 from roles.trainer.publish.chain_repair import ChainRepair
 from roles.trainer.publish.history import History
+from roles.trainer.publish.host_files import Base, HostFiles
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
-from roles.trainer.spool import weights_folder
+from roles.trainer.spool import SnapshotName, note_snapshot, weights_folder
+from roles.trainer.tensor_shards import WrittenWeights
 from tests.roles.publisher_testbed import PublisherTestbed
 from tests.support.builders.chains import small_run
 from tests.support.builders.snapshots import put_snapshot
@@ -77,8 +88,12 @@ class Hosts:
 
     async def snapshot(self, version: int, file_bytes: int = FILE_BYTES) -> None:
         """Put a version, of which the second host has the second half of the files."""
-        await put_snapshot(self.states[0], version, self.testbed.weights[version], shard_bytes=file_bytes)
+        weights, name = self.testbed.weights[version], SnapshotName(version, version)
+        await put_snapshot(self.states[0], version, weights, shard_bytes=file_bytes)
         files = 4 * FILE_BYTES // file_bytes
+        if self.count == 2 and version:
+            parts = [{name: weights[name] for name in names} for names in (NAMES[:4], NAMES[4:])]
+            await note_snapshot(self.states[0], name, WrittenWeights(files, tuple(map(digest_weights, parts))))
         for number in range(files // 2, files) if self.count == 2 and version else ():
             path = f"{weights_folder(version)}{number:05d}"
             await self.states[1].put(path, await self.states[0].get(path, 1 << 20))
@@ -257,7 +272,7 @@ async def test_a_host_that_hangs_is_named_once_and_one_that_works_for_long_is_wa
     node, (here, _) = hosts.testbed.node(), memory_stream_pair()
     other = OtherHost(node, 1)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(other.ask_by, 0, here)
+        nursery.start_soon(other.ask_by, 0, here, (0, b""))
         nursery.start_soon(other.references, 1)
         await trio.sleep(500)
         nursery.cancel_scope.cancel()
@@ -320,3 +335,124 @@ async def test_after_a_repair_host_0_has_all_files_and_goes_on_alone_or_with_oth
         await hosts.publish(version)
         await hosts.testbed.assert_followed(version)
     assert [event["version"] for event in hosts.logs[0].named("patch-refused")] == [4]  # version 3 had no anchor
+
+
+@pytest.mark.parametrize(("host", "number"), [(0, 1), (1, 3)])
+@simulated
+async def test_weights_that_a_host_has_read_otherwise_than_they_were_written_are_not_signed(
+    host: int, number: int
+) -> None:
+    """A file whose bits have changed where no digest of the state could tell, or one of an earlier attempt."""
+    hosts = Hosts()
+    await hosts.publish(0, 1)
+    await hosts.snapshot(2)
+    path = f"{weights_folder(2)}{number:05d}"
+    data = bytearray(await hosts.states[host].get(path, 1 << 20))
+    data[-1] ^= 1
+    await hosts.states[host].put(path, bytes(data))
+    with pytest.raises(ExceptionGroup) as raised:
+        await hosts.publish()
+    assert raised.group_contains(
+        StateError,
+        match=f"weights/0+2/ of this node's state: host {host} has read other weights than its rank has written; start "
+        r"it again, and if that repeats remove outbox/0+2-\* from the state of host 0; run `grailnode repair`",
+    )
+    await hosts.testbed.assert_followed(1)
+    assert 2 not in (await History.open(hosts.states[0])).manifests
+
+
+@simulated
+async def test_frames_that_have_changed_on_their_way_to_host_0_are_no_patch() -> None:
+    hosts = Hosts()
+    await hosts.publish(0, 1)
+    files = HostFiles(hosts.other(), hosts.testbed.node().key.public)
+    await hosts.snapshot(2)
+    value, data = pack_encoded(await files.encode(2, Base(1, 4, ())))
+    unpack_encoded((value, data))
+    with pytest.raises(PatchError, match="the answer of another host has changed on its way"):
+        unpack_encoded((value, data[:-1] + bytes([data[-1] ^ 1])))
+
+
+@simulated
+async def test_a_repair_keeps_the_snapshots_of_which_other_hosts_have_files() -> None:
+    hosts, lines = Hosts(), list[str]()
+    await hosts.publish(0, 1, 2)
+    for version in (3, 4):
+        await hosts.snapshot(version)
+    before = [dict(state._objects) for state in hosts.states]
+    await repair(hosts, set(), lines)
+    assert [dict(state._objects) for state in hosts.states] == before
+    assert not [line for line in lines if "dropped" in line]
+    await hosts.publish()
+    await hosts.testbed.assert_followed(4)
+
+
+@simulated
+async def test_a_snapshot_of_which_another_host_has_lost_a_file_is_named_with_what_to_do() -> None:
+    hosts, lines = Hosts(), list[str]()
+    await hosts.publish(0, 1, 2)
+    for version in (3, 4):
+        await hosts.snapshot(version)
+    await hosts.states[1].delete(f"{weights_folder(3)}00003")
+    with pytest.raises(ExceptionGroup) as raised:
+        await hosts.publish()
+    assert raised.group_contains(
+        StateError,
+        match=r"weights/0+3/ of this node's state: 3 of 4 files are there \(2 on host 0, 1 on host 1\); "
+        r"remove outbox/0+3-\* from the state of host 0; run `grailnode repair`",
+    )
+    (path,) = [item.path async for item in hosts.states[0].list("outbox/0000000003")]
+    await hosts.states[0].delete(path)
+    await repair(hosts, {path}, lines)
+    assert [line for line in lines if "dropped" in line] == [
+        "outbox/0000000004-000000000004: dropped, since the version before it is lost; it is trained again"
+    ]
+    await hosts.publish(3, 4)
+    await hosts.testbed.assert_followed(4)
+
+
+async def repair(hosts: Hosts, lost_paths: set[str], lines: list[str]) -> None:
+    """Repair the chain in the state of host 0, whose checkpoint is whole."""
+    node = hosts.testbed.node()
+    await refresh_authority(node)
+    chain = ChainRepair(node, lost_paths, lines.append, is_shared=True)
+    if await chain.is_needed():
+        await chain.run()
+
+
+@simulated
+async def test_of_two_upload_processes_with_one_number_the_one_that_started_later_stays_and_the_other_ends() -> None:
+    hosts = Hosts()
+    await hosts.publish(0, 1)
+    node = hosts.testbed.node()
+    other = OtherHost(node, 1)
+    accepted, refusals = list[str](), dict[str, str]()
+
+    async def connect(name: str, start: Start, lane: int) -> None:
+        with suppress(trio.BrokenResourceError):
+            while True:
+                here, there = memory_stream_pair()
+                nursery.start_soon(accept_host, node, [other], here)
+                try:
+                    await answer_host_0(there, hosts.other(), 1, lane, 1, start, lambda: accepted.append(name))
+                except ReplacedHostError as error:
+                    refusals[name] = str(error)
+                    return
+                except trio.BrokenResourceError:
+                    await trio.sleep(0.1)
+
+    async with trio.open_nursery() as nursery:
+        for name, start in (("old", (1_700_000_000_000, b"a")), ("new", (1_700_000_100_000, b"a"))):
+            for lane in range(2):
+                nursery.start_soon(connect, name, start, lane)
+            await trio.sleep(1)
+            assert {*await other.references(1)} == {2, 3}
+        nursery.start_soon(connect, "old again", (1_700_000_000_000, b"b"), 0)
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+    assert accepted == ["old", "old", "new", "new"]
+    assert refusals.keys() == {"old", "old again"}
+    assert refusals["old"] == (
+        "trainer.hosts: another upload process with the number 1 has started later, at 2023-11-14 22:15:00 UTC; "
+        "end it, or give each host a number of its own"
+    )

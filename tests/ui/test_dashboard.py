@@ -13,7 +13,7 @@ from grailnode.node.dashboard_server import Dashboard
 from grailnode.node.http_server import Request
 from grailnode.observe.state import STORAGE_ALARM
 from grailnode.ui.report.dashboard_sections import SECTIONS, Choice, sections_of
-from grailnode.ui.report.templates import ASSETS
+from grailnode.ui.report.templates import asset_urls
 from tests.support.builders.observed_runs import observed_run
 from tests.support.simulation.virtual_clock import simulated
 from tests.ui import runs
@@ -41,9 +41,13 @@ async def test_the_page_has_every_part_and_may_run_nothing_but_its_own_script():
         assert answer.headers["content-encoding"] == "gzip"
         tags = Tags(answer.text)
         assert tags.open == []
-        assert [value for key, value in tags.attributes if key in ("src", "href")] == list(ASSETS)
-        for name in ASSETS:
-            assert len((await client.get(address + name)).text) > 1000
+        assert answer.headers["cache-control"] == "no-store"
+        assert [value for key, value in tags.attributes if key in ("src", "href")] == list(asset_urls())
+        for url in asset_urls():
+            file = await client.get(address + url)
+            assert len(file.text) > 1000
+            assert file.headers["cache-control"] == "public, max-age=31536000, immutable"
+            assert (await client.get(f"{address}{url}0")).status_code == 404  # of other bytes
         assert (await client.get(f"{address}../pyproject.toml")).status_code == 404
         assert (await client.post(address)).status_code == 405
     assert "default-src 'none'" in policy
@@ -146,7 +150,8 @@ async def test_fifty_hostile_strings_stay_text():
     for html in (page, listing, *filtered, *sections.values()):
         tags = Tags(html)
         assert tags.open == []
-        assert tags.names.count("script") == sum(html.count(f'<script src="{name}" defer></script>') for name in ASSETS)
+        scripts = [f'<script src="{url}" defer></script>' for url in asset_urls()]
+        assert tags.names.count("script") == sum(map(html.count, scripts))
         assert not {"iframe", "img", "object", "base", "template", "style", "a"} & set(tags.names)
         assert not [key for key, _ in tags.attributes if key.startswith("on") or key in ("srcdoc", "style")]
         assert not set(html) & {"\x00", "\x1b", "\x07", "\N{RIGHT-TO-LEFT OVERRIDE}", "\N{LINE SEPARATOR}"}

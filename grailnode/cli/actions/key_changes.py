@@ -21,10 +21,6 @@ from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 
 
-def new(file: Path) -> None:
-    click.echo(f"{file}: {SigningKey(key_files.create(file)).public.hex()}")
-
-
 def show(run: str) -> None:
     config, node = _open_authority(run)
     authority = node.authority

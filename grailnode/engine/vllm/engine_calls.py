@@ -89,7 +89,7 @@ class CheckCall:
         return _body(inputs, arguments, max_tokens=1, skip_reading_prefix_cache=True)
 
     def result(self, answer: list[int], record: Mapping[str, Any]) -> Check:
-        rows = _rows(record["checked"], len(self.item.drawn_tokens.tokens))
+        rows = _rows(record["checked"], len(self.item.drawn_tokens))
         rivals = rows.shape[1] - sum(WIDTHS)
         if rivals != 2 * self.rules.rivals:
             raise BrokenEngineError(f"vLLM recorded {rows.shape[1]} numbers for each token that is checked")

@@ -57,10 +57,10 @@ class VllmEngine(EngineWeights):
     async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
         _check(requests, self._model.vocabulary)
         check_ids([item.completion for item in requests], self._model.vocabulary)
-        calls = [CheckCall(self._id(), item, rules) for item in requests if item.drawn_tokens.tokens]
+        calls = [CheckCall(self._id(), item, rules) for item in requests if item.drawn_tokens]
         checks = iter(await self._answered(calls))
         nothing = Check.join([])
-        return [next(checks) if item.drawn_tokens.tokens else nothing for item in requests]
+        return [next(checks) if item.drawn_tokens else nothing for item in requests]
 
     async def _check_layout(self, client: VllmClient, step: RecoveryStep) -> None:
         requests = probes(self._model.vocabulary)

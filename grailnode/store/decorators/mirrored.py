@@ -6,12 +6,14 @@ lies, lags or hangs costs one request: it is left alone for a while, and the nex
 
 The mirror that was fastest so far is asked first, for small objects by its delay, for large ones by its rate; now and
 then another is tried (epsilon-greedy). The origin is measured, too, and asked before a mirror that is much slower. It
-is asked for the first head of a trainer, with which those of mirrors are compared. Ranges, revisions of the authority,
-and objects of other writers are read from the origin alone.
+is asked for the first head of a trainer, with which those of mirrors are compared, and seldom for later ones, so that
+many followers do not load it. A trainer's copy of a revision is mostly read from one mirror, which may hide it: the
+meeting point and the validators' copies are read from their origins, as are ranges and objects of other writers.
 """
 
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import trio
@@ -20,7 +22,7 @@ from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import is_taken_back
 from protocol.encoding import content_digest
-from protocol.errors import ProtocolError
+from protocol.errors import ForkError, ProtocolError
 from protocol.identity.authority import Revisions
 from protocol.identity.signing import open_signed
 from roles.node.retries import Pause
@@ -31,7 +33,9 @@ _ORIGIN: Final = ""  # stands for the origin among the mirrors' URLs
 _LARGE_BYTES: Final = 1 << 16
 _SMALL_SECONDS: Final = 3.0  # that a mirror may take for a small object; the store's own limits bound the others
 _MOST_TRIES: Final = 2  # mirrors, before the origin
-_EXPLORED: Final = 0.05  # share of the reads that try the mirrors and the origin in a random order
+_EXPLORED: Final = 0.05  # share of the reads that try the mirrors in a random order
+_AT_ORIGIN: Final = 0.001  # share of the reads that ask the origin first: a follower looks 40 times in a window
+_REVISIONS_AT_ORIGIN: Final = 0.015  # the same, of revisions, for which it looks twice in a minute
 _SPARED: Final = 2.0  # times its cost, which the origin counts as, so that mirrors take its load
 _KEPT: Final = 0.7  # of the measured cost, at each new measurement
 _FRESH: Final = 0.5  # of a head's life; a trainer renews it after a third
@@ -85,12 +89,12 @@ class MirroredStore:
             return await self._origin.get(path, max_bytes, offset=offset, size=size)
         is_large = kind in _MIRRORED and max_bytes > _LARGE_BYTES
         failure: Exception = StoreError(f"{path}: nobody was asked")
-        for url in self._order(is_large, origin_first=kind == "head" and path not in self._heads):
+        for url in self._order(kind, is_large, origin_first=kind == "head" and path not in self._heads):
             try:
                 return await self._read(url, path, kind, max_bytes, is_large)
             except (StoreError, ProtocolError) as error:
                 is_missing = isinstance(error, NotFoundError)
-                if url == _ORIGIN:
+                if url == _ORIGIN or (is_missing and kind == "revisions"):
                     failure = error
                     if is_missing:
                         break
@@ -106,19 +110,25 @@ class MirroredStore:
         if not authority.mirrors or writer == self._own or writer not in {key.hex() for key in authority.trainers}:
             return ""
         is_content = kind in _MIRRORED and paths.content_digest_in(path) is not None
-        return kind if is_content or kind in ("manifests", "head") else ""
+        return kind if is_content or kind in ("manifests", "head", "revisions") else ""
 
-    def _order(self, is_large: bool, origin_first: bool) -> list[str]:
+    def _order(self, kind: str, is_large: bool, origin_first: bool) -> list[str]:
         """Return whom to ask: some mirrors and the origin, the fastest first; what was not measured yet precedes it."""
+
+        def cost(url: str) -> float:
+            return self._costs.get((url, is_large), 0.0)
+
         now = trio.current_time()
         urls = [url for url in self._revisions.current.mirrors if self._bans.get(url, (0.0, 0.0))[0] <= now]
-        urls.append(_ORIGIN)
         self._rng.shuffle(urls)
-        if self._rng.random() >= _EXPLORED:
-            urls.sort(key=lambda url: (self._costs.get((url, is_large), 0.0), url == _ORIGIN))
-        sources = [url for url in urls if url != _ORIGIN][:_MOST_TRIES]
-        sources.insert(0 if origin_first else urls.index(_ORIGIN), _ORIGIN)
-        return sources
+        is_sorted = self._rng.random() >= _EXPLORED
+        if is_sorted:
+            urls.sort(key=cost)
+        urls = urls[:_MOST_TRIES]
+        faster = [url for url in urls if cost(url) <= cost(_ORIGIN) or not is_sorted]
+        if origin_first or self._rng.random() < (_REVISIONS_AT_ORIGIN if kind == "revisions" else _AT_ORIGIN):
+            faster = []
+        return [*faster, _ORIGIN, *urls[len(faster) :]]
 
     async def _read(self, url: str, path: str, kind: str, max_bytes: int, is_large: bool) -> bytes:
         """Read an object from the origin, or from a mirror and check it."""
@@ -153,6 +163,9 @@ class MirroredStore:
                 raise _MirrorError("another manifest")
         elif kind == "head":
             self._check_head(path, data)
+        elif kind == "revisions":
+            with suppress(ForkError):  # its reader raises the alarm
+                self._revisions.check(int(path.rpartition("/")[2]), data)
         elif await self._computed(data, content_digest, data) != paths.content_digest_in(path):
             raise _MirrorError("other bytes than those of the digest")
 

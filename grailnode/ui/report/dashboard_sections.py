@@ -12,7 +12,7 @@ from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.observe.state import STORAGE_ALARM, NetworkState
 from grailnode.ui.formatting import byte_text, rate_text
 from grailnode.ui.report.page import Tile, change_tile, figures, run_title
-from grailnode.ui.report.templates import ASSETS, part, render
+from grailnode.ui.report.templates import asset_urls, part, render
 from grailnode.ui.report_data import Findings
 from protocol.judging.verdict import Reason
 
@@ -74,7 +74,7 @@ def dashboard(
     return render(
         "dashboard.html",
         name=run_title(run_name),
-        assets=ASSETS,
+        assets=asset_urls(),
         sections={name: Markup(sections.get(name, "")) for name in SECTIONS},  # noqa: S704 - of `sections_of`
         rollouts=Markup(rollout_list),  # noqa: S704 - likewise
         choice=choice,

@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 from grailnode.observe.state import JudgedWindow
 from grailnode.ui import formatting
 from grailnode.ui.series import by_count
+from protocol.encoding import content_digest
 
 _LONGEST_TEXT: Final = 4096  # cells
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
@@ -109,3 +110,11 @@ def part(template: str, macro: str, *values: Any, **more: Any) -> Markup:
 def asset(name: str) -> str:
     """Return the text of a file of this folder."""
     return files("grailnode.ui.report").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def asset_urls() -> dict[str, str]:
+    """Return the names of the files of `ASSETS` by their relative URLs, which contain the digest of what is in them, so
+    that a browser may keep them.
+    """
+    return {f"{name}?{content_digest(asset(name).encode()).hex()[:16]}": name for name in ASSETS}

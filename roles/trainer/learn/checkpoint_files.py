@@ -123,7 +123,7 @@ async def repair_checkpoint(
     that the roots took back. Where only the replay buffer cannot be read, it becomes empty.
     """
     newest = await newest_weights(state)
-    note = await _whole_checkpoint(state)
+    note = await whole_checkpoint(state)
     if newest is None or newest[0] == 0:
         await delete_checkpoints(state, None)  # training begins with the genesis weights
         return
@@ -150,7 +150,7 @@ async def repair_checkpoint(
         say(f"{note.folder}replay: cannot be read; the groups that waited are lost")
 
 
-async def _whole_checkpoint(state: ObjectStore) -> CheckpointNote | None:
+async def whole_checkpoint(state: ObjectStore) -> CheckpointNote | None:
     """Return the newest checkpoint if no masters or moments of it are lost, and its note can be read."""
     with suppress(NotFoundError, StateError):
         note = await newest_checkpoint(state)

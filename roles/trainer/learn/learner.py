@@ -31,7 +31,7 @@ from roles.trainer.learn.optimizer import MasterOptimizer
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
 from roles.trainer.learn.state_rows import Peers, SavedRows, Share, StateRows
-from roles.trainer.tensor_shards import RunSync, TensorSource, put_shards
+from roles.trainer.tensor_shards import RunSync, TensorSource, WrittenWeights, put_weights
 from roles.trainer.verified_batch import VerifiedGroup
 
 
@@ -305,9 +305,9 @@ class Learner:
         tensors = self._optimizer.tensors
         return StateRows(tensors, {name: tensor.shape for name, tensor in tensors.items()}, Share())
 
-    async def put_version(self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str) -> int:
-        """Write the tensors to publish into a folder; return how many files they have, on all hosts."""
-        return await put_shards(state, folder, self.view_source(), run_sync, shard_bytes)
+    async def put_version(self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str) -> WrittenWeights:
+        """Write the tensors to publish into a folder, on several hosts each a range of the files."""
+        return await put_weights(state, folder, self.view_source(), run_sync, shard_bytes)
 
     async def save(
         self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str

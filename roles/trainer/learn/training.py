@@ -167,8 +167,8 @@ class Training:
 
     async def _put_snapshot(self, name: SnapshotName) -> None:
         node, folder = self._node, weights_folder(name.version)
-        files = await self._learner.put_version(node.state, node.run_sync, self._shard_bytes, folder)
-        await note_snapshot(node.state, name, files)
+        written = await self._learner.put_version(node.state, node.run_sync, self._shard_bytes, folder)
+        await note_snapshot(node.state, name, written)
 
     async def _read_inbox(self) -> None:
         """Add what the collector delivers to the replay buffer."""

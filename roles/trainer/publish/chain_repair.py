@@ -43,10 +43,16 @@ from roles.trainer.tensor_shards import TensorSource, delete_below, put_shards, 
 
 
 class ChainRepair:
-    """The repair of one publisher's record, which has lost some objects, or is older than what it published."""
+    """The repair of one publisher's record, which has lost some objects, or is older than what it published.
 
-    def __init__(self, node: Node, lost_paths: Set[str], say: LineReporter) -> None:
+    Args:
+        is_shared: whether other hosts have files of the weights of this state, and its checkpoint is whole. Then what
+            is not lost here counts as whole: the publisher finds what another host has lost.
+    """
+
+    def __init__(self, node: Node, lost_paths: Set[str], say: LineReporter, *, is_shared: bool = False) -> None:
         self._node = node
+        self.is_shared = is_shared
         self._lost_paths = lost_paths
         self._say = say
         self._local: dict[int, Signed[Manifest]] = {}  # the manifests that the state still has
@@ -63,7 +69,6 @@ class ChainRepair:
         # start goes on by itself (publisher.py). More than one, or a manifest that this state has not signed, means
         # that the state is a copy of an earlier time.
         own_manifest, version = history.manifests.get(head.version), history.published_version
-        # Files that other hosts have cannot be read from this state: it gets them all from storage.
         path = f"{PUBLISHED_WEIGHTS}{version:010d}"
         return (
             (version >= 0 and not await self._is_complete(version, await count_shards(self._node.state, path)))
@@ -95,6 +100,8 @@ class ChainRepair:
                 f"{CHAIN}: storage shows version {head.version}, but this node has published version {known_version}; "
                 "restore the storage first"
             )
+        # A state that is behind is a copy of an earlier time, and the files of other hosts are not of that time.
+        self.is_shared = self.is_shared and head.version <= known_version + 1
         # Then the three things that the record is about: manifests, which decide whether this is the node's own chain;
         # weights of the newest version, of which the next patch is made; snapshots that continue them. The record comes
         # last, because it says of all of them that they are there.
@@ -162,8 +169,11 @@ class ChainRepair:
         return count
 
     async def _is_complete(self, version: int, count: int) -> bool:
-        """Return whether the state still has all files of a version's weights."""
-        return len([item async for item in self._node.state.list(weights_folder(version))]) == count
+        """Return whether the state still has all files of a version's weights, or those that this host had."""
+        folder = weights_folder(version)
+        found = len([item async for item in self._node.state.list(folder)])
+        is_lost = any(path.startswith(folder) for path in self._lost_paths)
+        return found == count or (self.is_shared and found > 0 and not is_lost)
 
     async def _repair_outbox(self, published_version: int) -> None:
         """Keep the snapshots that follow the published version without a gap, and a signed manifest that fits."""
@@ -177,7 +187,8 @@ class ChainRepair:
                 continue
             await state.delete(name.path)
             if name.version > published_version:
-                self._say(f"{name.path}: dropped, since the version before it is lost")
+                cause = "the version before it is lost" if is_complete else "this host does not have all of its files"
+                self._say(f"{name.path}: dropped, since {cause}; it is trained again")
         # The next version's manifest may be signed already. It is published with exactly the weights that it names, or
         # not at all: no head shows it yet, so without these weights it may be forgotten and another one signed.
         next_manifest = self._local.get(published_version + 1)
@@ -186,6 +197,8 @@ class ChainRepair:
         for name in await list_snapshots(state):
             if name.version == published_version + 1:
                 count = await count_shards(state, name.path)
+                if self.is_shared:
+                    return  # the publisher compares them, with those of other hosts
                 weights = await read_tensors(state, weights_folder(name.version), count)
                 if digest_weights(weights) == next_manifest.record.weights:
                     return

@@ -98,7 +98,7 @@ class Fence:
         if head.epoch > history.epoch or not self._knows(head):
             raise FencedError(
                 f"another trainer publishes under this key (epoch {head.epoch} version {head.version}, "
-                f"this one epoch {history.epoch} version {history.published_version})"
+                f"this one epoch {history.epoch} version {history.published_version}): only one may run, end the other"
             )
         # Both began at the same moment, and storage has kept the other's head. This one read it, so it takes the next
         # epoch; the other one will read that and stop.

@@ -17,6 +17,7 @@ import trio
 from protocol import paths
 from protocol.chain.manifest import Manifest, PatchRef, tensor_table
 from protocol.difficulty import DifficultyTable
+from protocol.digest import outline, weights_digest
 from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
@@ -33,12 +34,15 @@ from roles.trainer.publish.retention import DeletionSchedule
 from roles.trainer.publish.version_build import VersionBuild, VersionWeights, reference
 from roles.trainer.spool import (
     DIFFICULTY,
+    OUTBOX,
     PUBLISHED_WEIGHTS,
     SnapshotName,
     count_shards,
     list_snapshots,
+    read_note,
     weights_folder,
 )
+from roles.trainer.tensor_shards import WrittenWeights
 
 _LOST_SECONDS: Final = 1.0  # before an anchor that storage does not show is uploaded again
 
@@ -171,12 +175,14 @@ class Publisher:
             raise ChainError(
                 f"the outbox begins with version {name.version}, {history.published_version} is published", "outbox"
             )
-        files = await count_shards(node.state, name.path)
+        written = await read_note(node.state, name.path)
+        files = written.files
         # Objects first, then the signature that names them. If the manifest is signed already, a crash came after that:
         # its patch is in storage, and only the digest of the weights is computed again.
         signed = history.manifests.get(name.version)
         if signed is None:
             weights, patch, anchor = await self._build(name.version, files)
+            self._check_written(name.version, written)
             signed = await self._sign_manifest(name, weights, patch, anchor)
         else:
             build = await self._encode(name.version, files, self._hosts)
@@ -199,6 +205,22 @@ class Publisher:
             nursery.start_soon(self._upload_anchor, manifest)
         await history.delete_needless_weights(self._uploading)
         await self._delete_unnamed_objects()
+
+    def _check_written(self, version: int, written: WrittenWeights) -> None:
+        """Compare what each host has read of a snapshot with what its ranks have written, before it is signed.
+
+        The state's digests find what a disk has lost; this finds what a process has lost after it has read, and files
+        of another attempt. What a rank had lost before it computed its digest is not found.
+        """
+        digests = written.digests + (weights_digest({}, {}),) * (len(self._encoded) - len(written.digests))
+        for host, (encoded, digest) in enumerate(zip(self._encoded, digests, strict=True)):
+            shapes = outline({name: (item.row.dtype, item.row.shape) for name, item in encoded.tensors.items()})
+            if weights_digest({name: item.after for name, item in encoded.tensors.items()}, shapes) != digest:
+                raise StateError(
+                    f"{weights_folder(version)} of this node's state",
+                    f"host {host} has read other weights than its rank has written; start it again, and if that "
+                    f"repeats remove {OUTBOX}{version:010d}-* from the state of host 0",
+                )
 
     def _check_weights(self, weights: VersionWeights, manifest: Manifest) -> None:
         if weights.digest != manifest.weights:
@@ -229,8 +251,11 @@ class Publisher:
         for encoded in self._encoded:
             build.merge(encoded.tensors)
         if (found := sum(encoded.files for encoded in self._encoded)) != files:
-            place = f"{weights_folder(version)} of this node's state"
-            raise StateError(place, f"{found} of {files} files are there; run `grailnode repair` (of host 0)")
+            place, what = f"{weights_folder(version)} of this node's state", f"{found} of {files} files are there"
+            if self._others:
+                counts = ", ".join(f"{encoded.files} on host {host}" for host, encoded in enumerate(self._encoded))
+                what += f" ({counts}); remove {OUTBOX}{version:010d}-* from the state of host 0"
+            raise StateError(place, what)
         return build
 
     async def _build(self, version: int, files: int) -> tuple[VersionWeights, PatchRef | None, tuple[ObjectRef, ...]]:
@@ -364,7 +389,9 @@ class Publisher:
         while True:
             numbers = await self._of_all(lambda host: host.put_files(manifest.version, manifest.anchor))
             if len({*chain.from_iterable(numbers)}) < len(manifest.anchor):
-                raise StateError(f"{weights_folder(manifest.version)} of this node's state", "files of it are lost")
+                what = "; remove training/ from the state of host 0" if self._others else ""
+                place = f"{weights_folder(manifest.version)} of this node's state"
+                raise StateError(place, f"files of it are lost{what}")
             # Whether another host writes to the storage that this one reads, this one has to see.
             missing_path = await self._missing_shard(manifest) if self._others else None
             if missing_path is None:

@@ -1,10 +1,13 @@
 """A small HTTP/1.1 server on loopback. A test decides every response, and where the connection breaks."""
 
 import math
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from queue import SimpleQueue
 
 import trio
 
@@ -52,6 +55,24 @@ async def serve(answer: Answer, *, task_status: trio.TaskStatus[str] = trio.TASK
     task_status.started(f"http://127.0.0.1:{port}")
     handler: Callable[[trio.SocketStream], Awaitable[object]] = partial(_connection, answer)
     await trio.serve_listeners(handler, listeners)
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[str]:
+    """Serve in a thread of its own, for tests that are no tasks; yield the URL."""
+    started = SimpleQueue[tuple[str, trio.CancelScope, trio.lowlevel.TrioToken]]()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(serve, answer)
+            started.put((url, nursery.cancel_scope, trio.lowlevel.current_trio_token()))
+
+    thread = threading.Thread(target=trio.run, args=(main,))
+    thread.start()
+    url, scope, token = started.get(timeout=600)
+    yield url
+    token.run_sync_soon(scope.cancel)
+    thread.join(30)
 
 
 async def _connection(answer: Answer, stream: trio.SocketStream) -> None:
