@@ -1,8 +1,8 @@
 """Table (k): what a validator decodes to count luck, and how the rewards of honest work differ from its continuations.
 
 A line has the arithmetics of miner and validator, the judged tokens and rollouts, how many rollouts are continued, by
-how many tokens, as a share of those that are judged, which share a trainer leaves out, and the sums of rewards below and
-above the continuations'.
+how many tokens, as a share of those that are judged, the share that is not trained on, and the sums of rewards below
+and above the continuations'.
 """
 
 from collections.abc import Sequence
