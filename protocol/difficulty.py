@@ -80,7 +80,7 @@ class DifficultySpec(Record):
             values = sorted(
                 (uneven + _PRIOR) * SHARES // (groups + _PRIOR) for groups, uneven in (item[place] for item in ledgers)
             )
-            weights[place] = isqrt(ppm * SHARES) * max(1, values[(len(values) - 1) // 2]) ** 3
+            weights[place] = isqrt(ppm * SHARES) * max(1, values[(len(values) - 1) // 2]) ** 5
         floors = self.floors
         rest, total = SHARES - sum(floors), sum(weights)
         # Differences of rounded sums: they add up to the rest, whatever is rounded.

@@ -33,7 +33,7 @@ from roles.policy.assignment import encode_prompt
 DATA: Final = "data.jsonl"
 """The name of a run's data file in the run's directory, whatever the original is called."""
 
-_FLOOR_PPM: Final = 200_000  # what every stratum of a new run keeps of its own share
+_FLOOR_PPM: Final = 50_000  # what every stratum of a new run keeps of its own share
 _DECAY_PPM: Final = 900_000  # what remains of what validators count by stratum after a window: half after 7
 _CHANGED_PAST: Final = (
     "the chat template changes earlier turns: of a conversation it gives the text around replies alone, and episodes "

@@ -94,7 +94,7 @@ def test_tokenizer_round_trips(tmp_path: Path) -> None:
     ],
 )
 def test_errors_name_the_file(tmp_path: Path, file: str, content: bytes | dict[str, None] | None, message: str) -> None:
-    config = write_policy(tmp_path).config
+    config: dict[str, object] = dict(write_policy(tmp_path).config)
     if content is None:
         (tmp_path / file).unlink()
     else:
