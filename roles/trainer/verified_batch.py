@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from protocol import limits
 from protocol.encoding import REWARD_UNIT, Record, Version, Window
 from protocol.identity.signing import Digest, Key
+from protocol.judging.evidence import count_luck
 from protocol.judging.verdict import Judgement, unpack_logprobs
 from protocol.rollout.batch import EpisodeRollout, Group, join_turns, unpack_tokens
 
@@ -154,8 +155,9 @@ def verified_group(
     group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool
 ) -> VerifiedGroup | None:
     """Return an accepted group with the values of the judgements that fit it; None if none does. If rewards are exact,
-    a judgement of another reward for a whole rollout than the group claims does not fit, and of one that ends early the
-    reward is at most 1 more or less than its claim.
+    a judgement of another reward for a whole rollout than the group claims does not fit, nor one whose luck is not by
+    how much its rewards differ from the claims; of a rollout that ends early the reward is at most 1 more or less than
+    its claim.
     """
     lengths = [len(rollout.completion) // 4 for rollout in group.rollouts]
     claims = [rollout.reward for rollout in group.rollouts]
@@ -166,6 +168,11 @@ def verified_group(
         if len(judgement.logprobs) == 4 * sum(lengths)
         and len(judgement.rewards) == len(claims)
         and not (turns and judgement.ends)
+        and (
+            not judgement.ends
+            or not exact
+            or count_luck(zip(claims, judgement.rewards, strict=True)) == judgement.counts.luck
+        )
         and all(
             end < length or (end == length and (not exact or reward == claim))
             for end, length, reward, claim in zip(
