@@ -66,27 +66,18 @@ class _Slots:
 
 @dataclass(frozen=True)
 class _Window:
-    """The rows of one window, N of them: M with accepted groups, and C in which a statistic was computed.
-
-    Attributes:
-        miners: [N], numbers of the miners.
-        groups: int32 [6, N], by _GROUPS; amendments: int64 [3, N]: how many, and the groups that they accept and
-            reject.
-        clean: bool [N], `LedgerRow.is_clean`.
-        priced, excesses: [M] numbers of (miner, arithmetic), and [M, P] their excess misses of each statistic.
-        computed, evidence: [C] numbers of (miner, arithmetic), and int64 [C, A] what they add to each alternative.
-    """
+    """The rows of one window, N of them: M with accepted groups, and C in which a statistic was computed."""
 
     window: int
     scale: tuple[int, int]
-    miners: NDArray[np.intp]
-    groups: NDArray[np.int32]
-    amendments: NDArray[np.int64]
-    clean: NDArray[np.bool_]
-    priced: NDArray[np.intp]
-    excesses: NDArray[Any]
-    computed: NDArray[np.intp]
-    evidence: NDArray[np.int64]
+    miners: NDArray[np.intp]  # [N], numbers of the miners
+    groups: NDArray[np.int32]  # int32 [6, N], by _GROUPS
+    amendments: NDArray[np.int64]  # int64 [3, N]: how many, and the groups that they accept and reject
+    clean: NDArray[np.bool_]  # bool [N], `LedgerRow.is_clean`
+    priced: NDArray[np.intp]  # [M] numbers of (miner, arithmetic)
+    excesses: NDArray[Any]  # [M, P] excess misses of `priced` in each statistic
+    computed: NDArray[np.intp]  # [C] numbers of (miner, arithmetic)
+    evidence: NDArray[np.int64]  # int64 [C, A], what `computed` add to each alternative
 
     @property
     def is_unaudited(self) -> NDArray[np.bool_]:
