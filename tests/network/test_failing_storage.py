@@ -118,8 +118,10 @@ async def test_an_outage_of_every_miners_storage_costs_none_a_rejection():
         await network.until_window(7)
         store.is_away = False
         await network.until_window(10)
+        store.is_away = True
+        await network.until_window(16)
     for miner in ("miner-1", "miner-2"):
-        await check_accepted(network, miner, range(10), at_least=7)
+        await check_accepted(network, miner, range(16), at_least=7)
     errors = [event["error"] for event in network.events("validator-0", "not-judged")]
     assert errors and all("none from other storage" in error for error in errors)
 
