@@ -24,10 +24,13 @@ class CheatingStore(DecoratedStore):
 
     Args:
         reason: for which its groups are to be refused: it commits to each group four times, over the quota, or replaces
-            the batch by malformed bytes of the same size as soon as the commitment is put.
+            the batch by malformed bytes of the same size as soon as the commitment is put; None to put each commitment
+            when the next one is due.
     """
 
-    def __init__(self, inner: ObjectStore, reason: Reason) -> None:
+    _due: tuple[str, bytes] | None = None
+
+    def __init__(self, inner: ObjectStore, reason: Reason | None) -> None:
         super().__init__(inner)
         self.reason = reason
         self.own_puts: dict[str, bytes] = {}
@@ -36,6 +39,11 @@ class CheatingStore(DecoratedStore):
         self.own_puts[path] = data
         if not path.startswith(paths.kind_prefix(ADVERSARY.public, "commitments")):
             await self.inner.put(path, data)
+            return
+        if self.reason is None:
+            due, self._due = self._due, (path, data)
+            if due is not None:
+                await self.inner.put(*due)
             return
         commitment = open_signed(data, Commitment, [ADVERSARY.public]).record
         if self.reason is Reason.QUOTA:
@@ -54,13 +62,23 @@ class CheatingStore(DecoratedStore):
 @pytest.mark.parametrize("reason", [Reason.QUOTA, Reason.MALFORMED])
 @simulated
 async def test_every_group_is_rejected(reason: Reason) -> None:
+    assert await reasons_of_adversary(reason) == {reason.value}
+
+
+@simulated
+async def test_a_late_commitment_is_not_judged() -> None:
+    assert await reasons_of_adversary(None) == set()
+
+
+async def reasons_of_adversary(reason: Reason | None) -> set[str]:
+    """Run a miner whose store cheats beside an honest one, which must be accepted, and return what verdicts say."""
     network = Network(demo_rules(groups=4, group_size=8))
     node = network.node("adversary", store=CheatingStore(network.store, reason))
     settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
     async with run_nodes(network, miners=1) as nursery:
         nursery.start_soon(run_miner, node, network.task(node), network.compute, settings)
         await network.until_window(WINDOWS.stop + 1)
+    assert network.events("adversary", "delivered")
     await check_accepted(network, "miner-1", WINDOWS, at_least=len(WINDOWS) - 1)
     on_adversary = await verdicts(network, "adversary", WINDOWS)
-    assert on_adversary
-    assert {item.reason for verdict in on_adversary.values() for item in verdict.judgements} == {reason.value}
+    return {item.reason for verdict in on_adversary.values() for item in verdict.judgements}
