@@ -13,7 +13,6 @@ from trio.testing import memory_stream_pair
 from grailnode.node.upload_hosts import (
     OtherHost,
     ReplacedHostError,
-    Start,
     accept_host,
     answer_host_0,
     pack_encoded,
@@ -272,7 +271,7 @@ async def test_a_host_that_hangs_is_named_once_and_one_that_works_for_long_is_wa
     node, (here, _) = hosts.testbed.node(), memory_stream_pair()
     other = OtherHost(node, 1)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(other.ask_by, 0, here, (0, b""))
+        nursery.start_soon(other.ask_by, 0, here, b"")
         nursery.start_soon(other.references, 1)
         await trio.sleep(500)
         nursery.cancel_scope.cancel()
@@ -421,20 +420,20 @@ async def repair(hosts: Hosts, lost_paths: set[str], lines: list[str]) -> None:
 
 
 @simulated
-async def test_of_two_upload_processes_with_one_number_the_one_that_started_later_stays_and_the_other_ends() -> None:
+async def test_of_two_upload_processes_with_one_number_the_one_that_connected_last_stays_and_the_other_ends() -> None:
     hosts = Hosts()
     await hosts.publish(0, 1)
     node = hosts.testbed.node()
     other = OtherHost(node, 1)
     accepted, refusals = list[str](), dict[str, str]()
 
-    async def connect(name: str, start: Start, lane: int) -> None:
+    async def connect(name: str, process: bytes, lane: int) -> None:
         with suppress(trio.BrokenResourceError):
             while True:
                 here, there = memory_stream_pair()
                 nursery.start_soon(accept_host, node, [other], here)
                 try:
-                    await answer_host_0(there, hosts.other(), 1, lane, 1, start, lambda: accepted.append(name))
+                    await answer_host_0(there, hosts.other(), 1, lane, 1, process, lambda: accepted.append(name))
                 except ReplacedHostError as error:
                     refusals[name] = str(error)
                     return
@@ -442,17 +441,17 @@ async def test_of_two_upload_processes_with_one_number_the_one_that_started_late
                     await trio.sleep(0.1)
 
     async with trio.open_nursery() as nursery:
-        for name, start in (("old", (1_700_000_000_000, b"a")), ("new", (1_700_000_100_000, b"a"))):
+        for name, process in (("old", b"b"), ("new", b"a"), ("newest", b"c")):
             for lane in range(2):
-                nursery.start_soon(connect, name, start, lane)
+                nursery.start_soon(connect, name, process, lane)
             await trio.sleep(1)
             assert {*await other.references(1)} == {2, 3}
-        nursery.start_soon(connect, "old again", (1_700_000_000_000, b"b"), 0)
+        nursery.start_soon(connect, "old again", b"b", 0)
         await trio.sleep(100)
         nursery.cancel_scope.cancel()
-    assert accepted == ["old", "old", "new", "new"]
-    assert refusals.keys() == {"old", "old again"}
+    assert accepted == ["old", "old", "new", "new", "newest", "newest"]
+    assert refusals.keys() == {"old", "new", "old again"}
     assert refusals["old"] == (
-        "trainer.hosts: another upload process with the number 1 has started later, at 2023-11-14 22:15:00 UTC; "
-        "end it, or give each host a number of its own"
+        "trainer.hosts: another upload process with the number 1 has connected since; end it, "
+        "or give each host a number of its own"
     )
