@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from protocol import limits
 from protocol.judging.evidence import LUCK_BETS, NO_EVIDENCE, Evidence, weigh
-from protocol.judging.ledger import GROUP, PRICE_DIVISORS, SHARE, Amendment, Summary, excess_misses, shares
-from protocol.proof import STATISTICS, ProofSpec, StatisticName, Thresholds
+from protocol.judging.ledger import GROUP, SHARE, Amendment, Summary, excess_misses, shares
+from protocol.proof import MEASURED, STATISTICS, ProofSpec, StatisticName, Thresholds
 from protocol.run import ScoringSpec
 
 _ABSENT: Final = -(1 << 61)
@@ -136,7 +136,7 @@ class Accounts:
         excesses = [
             [
                 excess_misses(row, self._proof.row(row.arithmetic, summary.arithmetic), name) * scale[0] // scale[1]
-                for name in PRICE_DIVISORS
+                for name in MEASURED
             ]
             for row in priced
         ]
@@ -158,7 +158,7 @@ class Accounts:
             amendments=np.zeros((3, len(rows)), np.int64),
             clean=np.array([row.is_clean for row in rows], np.bool_),
             priced=self._pairs.use((row.miner, row.arithmetic) for row in priced),
-            excesses=self._array(excesses).reshape(len(priced), len(PRICE_DIVISORS)),
+            excesses=self._array(excesses).reshape(len(priced), len(MEASURED)),
             computed=pairs,
             evidence=evidence,
         )
@@ -192,8 +192,7 @@ class Accounts:
         exact = np.result_type(np.int64, *(value for _, value in values))
         balances = np.zeros(len(self._miners), exact)
         excesses = np.zeros(
-            (len(self._pairs), len(PRICE_DIVISORS)),
-            np.result_type(np.int64, *(t.excesses for t in self._windows.values())),
+            (len(self._pairs), len(MEASURED)), np.result_type(np.int64, *(t.excesses for t in self._windows.values()))
         )
         decay, age, newest = SHARE, 0, max(self._windows, default=0)  # what remains of a value after so many windows
         for table, value in reversed(values):
@@ -202,11 +201,9 @@ class Accounts:
             balances[table.miners] += _decayed(value, decay)
             excesses[table.priced] += _decayed(table.excesses, decay)
         result = {miner: int(balances[number]) for miner, number in self._miners.numbers.items()}
-        prices = list(PRICE_DIVISORS.values())
         for (miner, _), number in self._pairs.numbers.items():
-            for excess, divisor in zip(excesses[number].tolist(), prices, strict=True):
-                if excess > 0:
-                    result[miner] -= self._scoring.miss_price * excess // (GROUP * divisor)
+            for excess in excesses[number].tolist():
+                result[miner] -= self._scoring.miss_price * max(0, excess) // GROUP
         return result
 
     def _values(self, table: _Window) -> NDArray[Any]:

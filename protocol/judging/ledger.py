@@ -15,7 +15,7 @@ from protocol import limits, paths
 from protocol.difficulty import Counts as StratumCounts
 from protocol.encoding import OPTIONAL, Line, Record, Version, Window, content_digest
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging.evidence import LUCK_UNIT, NO_COUNTS, Counts
+from protocol.judging.evidence import NO_COUNTS, Counts
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
 from protocol.proof import RATE_UNIT, Arithmetic, OptionalArithmetic, StatisticName, Thresholds
@@ -284,17 +284,9 @@ class Witness(PublishedRecord):
         return paths.witness(self.validator, self.window)
 
 
-PRICE_DIVISORS: Final[dict[StatisticName, int]] = {"sketch": 1, "margin": 1, "stop": 1, "luck": 20}
-"""By what the price of a miss is divided, for each statistic. As luck saves no work, a small price suffices."""
-
 _MOST_PRICED_RATES: Final[dict[StatisticName, int]] = {"sketch": 1000, "margin": 1000, "stop": 1}
 """A miss is a trial that reaches the first step with a rate of at most one in so many. A rollout has many tokens, so
 that its stops may be missed more often.
-"""
-
-_LUCK_FREE: Final = 95
-"""Luck begins to cost at so many percent of the bad luck. A miner that knows its evidence could add as much luck as
-chance took off, if the price began at 100%. That costs honest work a little, too.
 """
 
 
@@ -308,18 +300,14 @@ def priced_step(thresholds: Thresholds, statistic: StatisticName) -> int:
 
 def excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticName) -> int:
     """Return how many more misses a window with accepted groups has than are free, in millionths; fewer are negative.
-    A miss is a trial that reaches the priced step; of luck, a reward more than the validator's own.
+    A miss is a trial that reaches the priced step. Luck has no price, since it changes no reward that counts.
 
     The audited groups stand for all that were dealt and count.
     """
     tally = row.counts.tally(statistic)
-    if statistic == "luck":
-        less, more = tally.steps or (0, 0)
-        excess = (100 * more - _LUCK_FREE * less) * (GROUP // LUCK_UNIT) // 100
-    else:
-        first = priced_step(thresholds, statistic)
-        expected = tally.trials * thresholds.table(statistic).rates[first]
-        excess = sum(tally.steps[first:]) * GROUP - expected // (RATE_UNIT // GROUP)
+    first = priced_step(thresholds, statistic)
+    expected = tally.trials * thresholds.table(statistic).rates[first]
+    excess = sum(tally.steps[first:]) * GROUP - expected // (RATE_UNIT // GROUP)
     return row.counting * excess // row.accepted
 
 

@@ -357,4 +357,5 @@ def _samples(group: VerifiedGroup, advantage: AdvantageName) -> list[_Sample]:
         for sequence, logprobs, advantage in zip(
             group.sequences, group.completion_logprobs, group_advantages, strict=True
         )
+        if logprobs.size
     ]
