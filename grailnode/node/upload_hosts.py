@@ -3,7 +3,7 @@
 Each other host keeps two connections to host 0, at the port above that of the meeting: an anchor's upload must not
 delay a version. A message has two lengths, a canonical msgpack value, and bytes. A host that works on an answer sends
 empty messages meanwhile, so that one that hangs is noticed. What is asked can be asked again, so a connection that
-breaks only delays it. Of two processes with one host's number, the one that started later is asked, and the other ends.
+breaks only delays it. Of two processes with one host's number the one that connected last is asked, the other ends.
 There are no passwords, as in torch.distributed (docs/guide/train.md).
 """
 
@@ -13,7 +13,6 @@ import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import trio
@@ -44,12 +43,10 @@ _HUNG_SECONDS: Final = 120  # without a byte, after which a host that should sen
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError)
 
 Message = tuple[Any, bytes]
-Start = tuple[int, bytes]
-"""When an upload process started, in milliseconds since 1970, and random bytes: two of them are never equal."""
 
 
 class ReplacedHostError(UserError):
-    """Another upload process that started later does the work of this one."""
+    """Another upload process that connected later does the work of this one."""
 
 
 async def _send(stream: trio.abc.SendStream, value: Any, data: bytes = b"") -> None:
@@ -115,7 +112,8 @@ class OtherHost(HostFiles):
         self._name = f"host {number}"
         self._streams: list[trio.abc.Stream | None] = [None] * _LANES
         self._locks = [trio.Lock() for _ in range(_LANES)]
-        self._start: Start = 0, b""  # of the process that is asked
+        self._process = b""  # random bytes of the one that is asked
+        self._replaced = set[bytes]()  # the processes before it
         self.refusals = ChangeReporter(node.telemetry, "host-refused", max_reports=100)  # of who connects
 
     async def encode(self, version: int, base: Base | None) -> EncodedFiles:
@@ -160,18 +158,21 @@ class OtherHost(HostFiles):
                         raise PatchError(value, self._name)
                     return value, data
 
-    async def ask_by(self, lane: int, stream: trio.abc.Stream, start: Start) -> None:
-        """Ask by this connection until it breaks or is replaced; refuse it if a process that started later has one."""
-        if start < self._start and any(self._streams):
-            await _send(stream, self._start[0])
+    async def ask_by(self, lane: int, stream: trio.abc.Stream, process: bytes) -> None:
+        """Ask by this connection until it breaks or is replaced; refuse it if another process has connected since."""
+        # Which process is the newer one is not read from clocks: that of a host that has just started may be wrong.
+        if process != self._process and process not in self._replaced:
+            self._replaced.add(self._process)
+            replaced, self._streams, self._process = self._streams, [None] * _LANES, process
+            for old in filter(None, replaced):
+                await trio.aclose_forcefully(old)
+        if process != self._process:
+            await _send(stream, None)
             return
         await _send(stream, (self._key, self._profile))
-        replaced = [self._streams[lane]]
-        if start != self._start:  # of another process, which does not answer any more
-            replaced, self._streams, self._start = self._streams, [None] * _LANES, start
-        self._streams[lane] = stream
-        for old in filter(None, replaced):
-            await trio.aclose_forcefully(old)
+        before, self._streams[lane] = self._streams[lane], stream
+        if before is not None:
+            await trio.aclose_forcefully(before)
         while self._streams[lane] is stream:
             await trio.sleep(_POLL_SECONDS)
 
@@ -180,11 +181,11 @@ async def accept_host(node: Node, others: Sequence[OtherHost], stream: trio.abc.
     """Take over a connection of another host until it breaks; one of another run, or of no host, is closed."""
     with suppress(*_BROKEN, TypeError, ValueError):  # whoever connects may send anything
         async with stream:
-            (run_id, number, lane, started_ms, nonce), _ = await _receive(stream, _GREETING_BYTES)
+            (run_id, number, lane, process), _ = await _receive(stream, _GREETING_BYTES)
             if run_id != node.run_id or not (0 < number <= len(others) and 0 <= lane < _LANES):
                 others[0].refusals.failure(MalformedError("of another run, or with a wrong number", f"host {number}"))
                 return
-            await others[number - 1].ask_by(lane, stream, (int(started_ms), bytes(nonce)))
+            await others[number - 1].ask_by(lane, stream, process)
 
 
 async def listen_for_hosts(node: Node, others: Sequence[OtherHost], meeting: str) -> None:
@@ -205,16 +206,16 @@ async def follow_host_0(node: Node, number: int, meeting: str, threads: int) -> 
     """Do for ever what host 0 asks of this host's upload process.
 
     Raises:
-        ReplacedHostError: host 0 asks a process that started later.
+        ReplacedHostError: host 0 asks a process that connected later.
     """
-    start = int(node.clock.now() * 1000), secrets.token_bytes(8)
+    process = secrets.token_bytes(8)
 
     async def keep_connected(lane: int) -> None:
         with WaitReporter(node.telemetry, "host-missing") as reporter:
             while True:
                 try:
                     stream = _watched(await trio.open_tcp_stream(*_place(meeting)))
-                    await answer_host_0(stream, node, number, lane, threads, start, reporter.over)
+                    await answer_host_0(stream, node, number, lane, threads, process, reporter.over)
                 except (OSError, *_BROKEN) as error:
                     reporter.waiting("host 0", error, "its upload process runs and can be reached")
                 await trio.sleep(_POLL_SECONDS)
@@ -230,16 +231,15 @@ async def answer_host_0(
     number: int,
     lane: int,
     threads: int,
-    start: Start = (0, b""),
+    process: bytes = b"",
     accepted: Callable[[], None] = lambda: None,
 ) -> None:
     """Answer host 0 until the connection breaks; call `accepted` when host 0 has accepted it."""
     async with stream:
-        await _send(stream, (node.run_id, number, lane, *start))
+        await _send(stream, (node.run_id, number, lane, process))
         greeting, _ = await _receive(stream)
-        if isinstance(greeting, int):
-            moment = f"{datetime.fromtimestamp(greeting / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-            text = f"another upload process with the number {number} has started later, at {moment}"
+        if greeting is None:
+            text = f"another upload process with the number {number} has connected since"
             raise ReplacedHostError(f"trainer.hosts: {text}; end it, or give each host a number of its own")
         key, profile = greeting
         accepted()

@@ -1,31 +1,35 @@
 """Uploads of a trainer on several hosts: storage shows what one host would publish, whatever happens to the others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import trio
 from trio.testing import memory_stream_pair
 
+from grailnode.node.state_care import repair_state
 from grailnode.node.upload_hosts import (
     OtherHost,
     ReplacedHostError,
-    Start,
     accept_host,
     answer_host_0,
     pack_encoded,
     unpack_encoded,
 )
 from grailnode.store.memory import MemoryStore
+from grailnode.store.state.draft import StateDraft
+from grailnode.store.state.state_store import StateStore
 from protocol.digest import digest_weights
 from protocol.errors import PatchError
 from protocol.identity.signing import SigningKey
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.ports import ObjectStore, StateError, StoreError
+from roles.trainer.learn.checkpoint_files import NOTES, put_checkpoint, whole_checkpoint
 from roles.trainer.publish.chain_repair import ChainRepair
 from roles.trainer.publish.history import History
 from roles.trainer.publish.host_files import Base, HostFiles
@@ -272,7 +276,7 @@ async def test_a_host_that_hangs_is_named_once_and_one_that_works_for_long_is_wa
     node, (here, _) = hosts.testbed.node(), memory_stream_pair()
     other = OtherHost(node, 1)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(other.ask_by, 0, here, (0, b""))
+        nursery.start_soon(other.ask_by, 0, here, b"")
         nursery.start_soon(other.references, 1)
         await trio.sleep(500)
         nursery.cancel_scope.cancel()
@@ -361,6 +365,23 @@ async def test_weights_that_a_host_has_read_otherwise_than_they_were_written_are
     assert 2 not in (await History.open(hosts.states[0])).manifests
 
 
+@pytest.mark.parametrize("digests", [1, 0, 3])
+@simulated
+async def test_a_snapshot_of_other_hosts_is_published_and_one_without_digests_is_named(digests: int) -> None:
+    hosts = Hosts(count=1)
+    await hosts.publish(0, 1)
+    await hosts.snapshot(2)
+    of_hosts = (digest_weights(hosts.testbed.weights[2]), digest_weights({}), digest_weights({}))  # two had no files
+    await note_snapshot(hosts.states[0], SnapshotName(2, 2), WrittenWeights(4, of_hosts[:digests]))
+    if digests:
+        await hosts.publish()
+        return await hosts.testbed.assert_followed(2)
+    with pytest.raises(ExceptionGroup) as raised:
+        await hosts.publish()
+    assert raised.group_contains(StateError, match=r"by another version of the program; remove outbox/0+2-\* from")
+    return None
+
+
 @simulated
 async def test_frames_that_have_changed_on_their_way_to_host_0_are_no_patch() -> None:
     hosts = Hosts()
@@ -374,13 +395,10 @@ async def test_frames_that_have_changed_on_their_way_to_host_0_are_no_patch() ->
 
 
 @simulated
-async def test_a_repair_keeps_the_snapshots_of_which_other_hosts_have_files() -> None:
-    hosts, lines = Hosts(), list[str]()
-    await hosts.publish(0, 1, 2)
-    for version in (3, 4):
-        await hosts.snapshot(version)
+async def test_a_repair_keeps_the_snapshots_of_which_other_hosts_have_files(tmp_path: Path) -> None:
+    hosts, lines = await with_checkpoint(4)
     before = [dict(state._objects) for state in hosts.states]
-    await repair(hosts, set(), lines)
+    await repair(hosts, tmp_path, "", lines)
     assert [dict(state._objects) for state in hosts.states] == before
     assert not [line for line in lines if "dropped" in line]
     await hosts.publish()
@@ -388,11 +406,25 @@ async def test_a_repair_keeps_the_snapshots_of_which_other_hosts_have_files() ->
 
 
 @simulated
-async def test_a_snapshot_of_which_another_host_has_lost_a_file_is_named_with_what_to_do() -> None:
-    hosts, lines = Hosts(), list[str]()
-    await hosts.publish(0, 1, 2)
-    for version in (3, 4):
-        await hosts.snapshot(version)
+async def test_without_its_checkpoint_host_0_begins_with_the_published_weights_and_has_all_files(
+    tmp_path: Path,
+) -> None:
+    hosts, lines = await with_checkpoint(4)
+    await repair(hosts, tmp_path, NOTES, lines)
+    assert [line.partition(":")[0] for line in lines if "dropped" in line] == [
+        f"outbox/{version:010d}-{version:012d}" for version in (3, 4)
+    ]
+    assert "training/: made from version 2; moments and waiting groups are lost, the warm-up starts again" in lines
+    note = await whole_checkpoint(hosts.states[0])
+    assert note is not None
+    assert (note.version, note.parts) == (2, (1,))
+    await hosts.publish(3, 4)
+    await hosts.testbed.assert_followed(4)
+
+
+@simulated
+async def test_a_snapshot_of_which_another_host_has_lost_a_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    hosts, lines = await with_checkpoint(4)
     await hosts.states[1].delete(f"{weights_folder(3)}00003")
     with pytest.raises(ExceptionGroup) as raised:
         await hosts.publish()
@@ -401,40 +433,88 @@ async def test_a_snapshot_of_which_another_host_has_lost_a_file_is_named_with_wh
         match=r"weights/0+3/ of this node's state: 3 of 4 files are there \(2 on host 0, 1 on host 1\); "
         r"remove outbox/0+3-\* from the state of host 0; run `grailnode repair`",
     )
-    (path,) = [item.path async for item in hosts.states[0].list("outbox/0000000003")]
-    await hosts.states[0].delete(path)
-    await repair(hosts, {path}, lines)
+    await repair(hosts, tmp_path, "outbox/0000000003-", lines)
     assert [line for line in lines if "dropped" in line] == [
         "outbox/0000000004-000000000004: dropped, since the version before it is lost; it is trained again"
     ]
+    assert not [line for line in lines if "moments" in line]
     await hosts.publish(3, 4)
     await hosts.testbed.assert_followed(4)
 
 
-async def repair(hosts: Hosts, lost_paths: set[str], lines: list[str]) -> None:
-    """Repair the chain in the state of host 0, whose checkpoint is whole."""
-    node = hosts.testbed.node()
-    await refresh_authority(node)
-    chain = ChainRepair(node, lost_paths, lines.append, is_shared=True)
-    if await chain.is_needed():
-        await chain.run()
+@pytest.mark.parametrize("newest", [2, 3], ids=["the newest version", "an earlier version"])
+@simulated
+async def test_an_anchor_of_which_another_host_has_lost_a_file_is_given_up_and_the_moments_stay(
+    tmp_path: Path, newest: int
+) -> None:
+    hosts, lines = await with_checkpoint(newest + 1, *range(3, newest + 1), refusal=lambda path: "/anchors/" in path)
+    hosts.stores[1].refusal = lambda path: False
+    await hosts.states[1].delete(f"{weights_folder(2)}00003")
+    with pytest.raises(ExceptionGroup) as raised:
+        await hosts.publish()
+    assert raised.group_contains(
+        StateError,
+        match=r"weights/0+2/ of this node's state: files of it are lost; "
+        r"remove weights/0+2/ from the state of host 0; run `grailnode repair`",
+    )
+    await repair(hosts, tmp_path, weights_folder(2), lines)
+    assert not [line for line in lines if "moments" in line]
+    await hosts.publish()
+    await hosts.testbed.assert_followed(newest + 1)
+    assert 2 not in (await hosts.testbed.head()).anchors
+
+
+async def with_checkpoint(
+    step: int, *published: int, refusal: Callable[[str], bool] = lambda path: False
+) -> tuple[Hosts, list[str]]:
+    """Return hosts that have published versions 0 to 2 and others, and an empty list of lines. Their checkpoint is of a
+    later step, of which the snapshots wait; `refusal` tells what storage does not take from host 1 after version 1.
+    """
+    hosts = Hosts()
+    await hosts.publish(0, 1)
+    hosts.stores[1].refusal = refusal
+    await hosts.publish(2, *published)
+
+    async def save(folder: str, _previous: str) -> tuple[Sequence[int], int]:
+        await hosts.states[0].put(f"{folder}00000/00000", b"rows of rank 0")
+        return (1, 1), 1
+
+    await put_checkpoint(hosts.states[0], (step, step), save, b"")
+    for version in range(max((2, *published)) + 1, step + 1):
+        await hosts.snapshot(version)
+    return hosts, []
+
+
+async def repair(hosts: Hosts, directory: Path, lost: str, lines: list[str]) -> None:
+    """Repair the state of host 0, which has lost all objects below a path, if one is given."""
+    memory, node = hosts.states[0], hosts.testbed.node()
+    state = StateStore(directory, node.run_id, inline=True)
+    for path, data in [*memory._objects.items()]:
+        await state.put(path, data)
+        await memory.delete(path)
+        if lost and path.startswith(lost):
+            (directory / path).unlink()
+    draft = StateDraft(StateStore(directory, node.run_id, inline=True, repairing=True))
+    await repair_state(replace(node, state=draft, shared_revisions=None), lines.append, hosts=2)
+    async for item in state.list(""):
+        await memory.put(item.path, await state.get(item.path, 1 << 20))
 
 
 @simulated
-async def test_of_two_upload_processes_with_one_number_the_one_that_started_later_stays_and_the_other_ends() -> None:
+async def test_of_two_upload_processes_with_one_number_the_one_that_connected_last_stays_and_the_other_ends() -> None:
     hosts = Hosts()
     await hosts.publish(0, 1)
     node = hosts.testbed.node()
     other = OtherHost(node, 1)
     accepted, refusals = list[str](), dict[str, str]()
 
-    async def connect(name: str, start: Start, lane: int) -> None:
+    async def connect(name: str, process: bytes, lane: int) -> None:
         with suppress(trio.BrokenResourceError):
             while True:
                 here, there = memory_stream_pair()
                 nursery.start_soon(accept_host, node, [other], here)
                 try:
-                    await answer_host_0(there, hosts.other(), 1, lane, 1, start, lambda: accepted.append(name))
+                    await answer_host_0(there, hosts.other(), 1, lane, 1, process, lambda: accepted.append(name))
                 except ReplacedHostError as error:
                     refusals[name] = str(error)
                     return
@@ -442,17 +522,17 @@ async def test_of_two_upload_processes_with_one_number_the_one_that_started_late
                     await trio.sleep(0.1)
 
     async with trio.open_nursery() as nursery:
-        for name, start in (("old", (1_700_000_000_000, b"a")), ("new", (1_700_000_100_000, b"a"))):
+        for name, process in (("old", b"b"), ("new", b"a"), ("newest", b"c")):
             for lane in range(2):
-                nursery.start_soon(connect, name, start, lane)
+                nursery.start_soon(connect, name, process, lane)
             await trio.sleep(1)
             assert {*await other.references(1)} == {2, 3}
-        nursery.start_soon(connect, "old again", (1_700_000_000_000, b"b"), 0)
+        nursery.start_soon(connect, "old again", b"b", 0)
         await trio.sleep(100)
         nursery.cancel_scope.cancel()
-    assert accepted == ["old", "old", "new", "new"]
-    assert refusals.keys() == {"old", "old again"}
+    assert accepted == ["old", "old", "new", "new", "newest", "newest"]
+    assert refusals.keys() == {"old", "new", "old again"}
     assert refusals["old"] == (
-        "trainer.hosts: another upload process with the number 1 has started later, at 2023-11-14 22:15:00 UTC; "
-        "end it, or give each host a number of its own"
+        "trainer.hosts: another upload process with the number 1 has connected since; end it, "
+        "or give each host a number of its own"
     )

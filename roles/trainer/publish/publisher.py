@@ -9,7 +9,7 @@ names them once they are complete.
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, zip_longest
 from typing import Final, TypeVar
 
 import trio
@@ -212,15 +212,19 @@ class Publisher:
         The state's digests find what a disk has lost; this finds what a process has lost after it has read, and files
         of another attempt. What a rank had lost before it computed its digest is not found.
         """
-        digests = written.digests + (weights_digest({}, {}),) * (len(self._encoded) - len(written.digests))
-        for host, (encoded, digest) in enumerate(zip(self._encoded, digests, strict=True)):
+        place, remedy = f"{weights_folder(version)} of this node's state", f"remove {OUTBOX}{version:010d}-*"
+        if not written.digests:
+            raise StateError(place, f"written by another version of the program; {remedy} from the state of host 0")
+        digests = list[bytes]()
+        for encoded in self._encoded:
             shapes = outline({name: (item.row.dtype, item.row.shape) for name, item in encoded.tensors.items()})
-            if weights_digest({name: item.after for name, item in encoded.tensors.items()}, shapes) != digest:
-                raise StateError(
-                    f"{weights_folder(version)} of this node's state",
-                    f"host {host} has read other weights than its rank has written; start it again, and if that "
-                    f"repeats remove {OUTBOX}{version:010d}-* from the state of host 0",
-                )
+            digests.append(weights_digest({name: item.after for name, item in encoded.tensors.items()}, shapes))
+        # A host may have had no files; others may train together now than those that have written the snapshot.
+        pairs = zip_longest(digests, written.digests, fillvalue=weights_digest({}, {}))
+        for host, (digest, written_digest) in enumerate(pairs):
+            if digest != written_digest:
+                what = f"host {host} has read other weights than its rank has written; start it again"
+                raise StateError(place, f"{what}, and if that repeats {remedy} from the state of host 0")
 
     def _check_weights(self, weights: VersionWeights, manifest: Manifest) -> None:
         if weights.digest != manifest.weights:
@@ -389,7 +393,8 @@ class Publisher:
         while True:
             numbers = await self._of_all(lambda host: host.put_files(manifest.version, manifest.anchor))
             if len({*chain.from_iterable(numbers)}) < len(manifest.anchor):
-                what = "; remove training/ from the state of host 0" if self._others else ""
+                # Without its files on host 0 a repair gives this anchor up, and keeps the rest.
+                what = f"; remove {weights_folder(manifest.version)} from the state of host 0" if self._others else ""
                 place = f"{weights_folder(manifest.version)} of this node's state"
                 raise StateError(place, f"files of it are lost{what}")
             # Whether another host writes to the storage that this one reads, this one has to see.
