@@ -200,11 +200,14 @@ def test_newcomers_get_a_quarter_of_the_places_however_many_are_known() -> None:
     assert all(len(draw_places(bytes([salt]), CROWD[:10], HONEST, 16)) == 10 for salt in range(5))
 
 
-async def test_a_known_miner_has_a_place_in_every_window() -> None:
-    testbed = AttackedValidator()
+async def test_a_known_miner_has_a_place_in_every_window_and_the_others_are_drawn_anew() -> None:
+    testbed, drawn = AttackedValidator(), set()
     node = testbed.validator_of_few(4)
     pledges = dict.fromkeys([*CROWD[:40], MINER.public], PLEDGE)
     for window in range(WINDOW, WINDOW + 3):
         await node.time.wait_for_newest_round()
         cases = await read_window_cases(node, window, pledges, {MINER.public})
         assert MINER.public in cases.undelivered
+        assert len(cases.undelivered) == 4
+        drawn.add(frozenset(cases.undelivered))
+    assert len(drawn) == 3

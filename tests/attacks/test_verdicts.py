@@ -117,7 +117,7 @@ async def test_forged_one_group_under_two_names():
     assert await testbed.outcomes() == {"used", "verdict-does-not-fit"}
 
 
-INVENTED = {"digest": samples.digest("none")}
+INVENTED = {"index": 9, "digest": samples.digest("none")}
 FALSE_JUDGEMENTS: dict[str, tuple[int, dict[str, Any], set[str]]] = {  # quorum, changes of the first, outcomes
     **{
         f"log-probability {value}": (
@@ -141,7 +141,8 @@ async def test_forged_numbers_cost_the_group(quorum: int, changes: dict[str, Any
     await testbed.deliver()
     if quorum == 2:
         await testbed.publish_records(SECOND)
-    await testbed.publish_records(FIRST, testbed.judgement(0, **changes), testbed.judgement(1))
+    judgements = testbed.judgement(**({"index": 0} | changes)), testbed.judgement(1)
+    await testbed.publish_records(FIRST, *sorted(judgements, key=lambda judgement: judgement.index))
     await testbed.collect()
     assert await testbed.outcomes() == outcomes
 

@@ -22,6 +22,7 @@ def test_a_copy_is_refused_even_after_its_original_left() -> None:
     buffer.add(group("a"))
     assert not buffer.add(group("a"))
     buffer.draw(1)
+    buffer.advance(1)
     assert not buffer.add(group("a"))
 
 

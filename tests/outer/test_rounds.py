@@ -291,3 +291,13 @@ async def test_false_contributions_are_refused_with_their_reason(attack: str, re
     assert testbed.reasons(manifest) == {"site-2": reason}
     assert len(manifest.counted) == 2
     assert testbed.applied("site-0")[3] == testbed.applied("site-1")[3]
+
+
+async def test_a_poisoned_site_is_refused_and_the_others_learn_as_if_it_was_not_there() -> None:
+    testbed = OuterTestbed(4)
+    testbed.handles["site-3"].learner.direction = -1.0
+    manifests = await testbed.run_rounds(12)
+    for manifest in manifests[9:]:
+        assert testbed.reasons(manifest) == {"site-3": "poisoned"}
+    equal_states(testbed, 12)
+    assert testbed.remaining_loss("site-3") < 0.5

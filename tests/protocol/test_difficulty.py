@@ -1,19 +1,23 @@
 """Difficulty tables: the shares that follow from counts, and what a table may be."""
 
+from contextlib import nullcontext
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import environments
 from protocol.chain.manifest import Manifest
+from protocol.chain.verifier import ChainVerifier
 from protocol.difficulty import DifficultySpec, DifficultyTable, Stratum, table_refusal
 from protocol.encoding import pack
 from protocol.environments.base import Environment
 from protocol.environments.mixture import Mixture, drawn_member
 from protocol.environments.record import SHARES
 from protocol.environments.strata import Strata
-from protocol.errors import MalformedError
+from protocol.errors import ChainError, MalformedError
 from protocol.judging.ledger import Summary
+from tests.protocol.signed_chain import Trainer, follow
 from tests.support.builders import samples
 from tests.support.builders.tasks import MATH
 
@@ -96,6 +100,15 @@ def test_a_table_is_of_a_window_before_its_version_serves():
     assert table_refusal(HALVES, invented(7, 500_000, 500_000), 8) == ""
     for window in (8, 9, (1 << 33) - 1):
         assert "is not over" in table_refusal(HALVES, invented(window, 500_000, 500_000), 8)
+
+
+@pytest.mark.parametrize("window", [6, 7])
+def test_a_table_is_of_no_older_window_than_that_of_the_version_before(window: int) -> None:
+    trainer, node = Trainer(), ChainVerifier(samples.RUN_ID, samples.run_manifest(difficulty=HALVES))
+    for table in (DifficultyTable.of(HALVES), invented(7, 500_000, 500_000), invented(window, 500_000, 500_000)):
+        trainer.add(difficulty=table, first_window=8)
+    with pytest.raises(ChainError, match="of an older window") if window < 7 else nullcontext():
+        follow(node, trainer)
 
 
 def test_a_table_gives_no_stratum_less_than_its_floor():
