@@ -36,7 +36,8 @@ class PublishedRollout:
         miner: its public key; window, group, index: the rollout's place.
         completion: the text behind the prompt, of an episode with the environment's replies; tokens: of the policy.
         turns: the same in turns, each with its speaker: 'policy' or 'environment'.
-        reward: as a validator computed it; the miner's claim where no validator accepted the group.
+        reward: that counts at a validator, which may be its own continuation's; the miner's claim where no validator
+            accepted the group.
         reasons: why validators rejected the group, each once; empty if none did.
     """
 
