@@ -66,27 +66,18 @@ class _Slots:
 
 @dataclass(frozen=True)
 class _Window:
-    """The rows of one window, N of them: M with accepted groups, and C in which a statistic was computed.
-
-    Attributes:
-        miners: [N], numbers of the miners.
-        groups: int32 [6, N], by _GROUPS; amendments: int64 [3, N]: how many, and the groups that they accept and
-            reject.
-        clean: bool [N], `LedgerRow.is_clean`.
-        priced, excesses: [M] numbers of (miner, arithmetic), and [M, P] their excess misses of each statistic.
-        computed, evidence: [C] numbers of (miner, arithmetic), and int64 [C, A] what they add to each alternative.
-    """
+    """The rows of one window, N of them: M with accepted groups, and C in which a statistic was computed."""
 
     window: int
     scale: tuple[int, int]
-    miners: NDArray[np.intp]
-    groups: NDArray[np.int32]
-    amendments: NDArray[np.int64]
-    clean: NDArray[np.bool_]
-    priced: NDArray[np.intp]
-    excesses: NDArray[Any]
-    computed: NDArray[np.intp]
-    evidence: NDArray[np.int64]
+    miners: NDArray[np.intp]  # [N], numbers of the miners
+    groups: NDArray[np.int32]  # int32 [6, N], by _GROUPS
+    amendments: NDArray[np.int64]  # int64 [3, N]: how many, and the groups that they accept and reject
+    clean: NDArray[np.bool_]  # bool [N], `LedgerRow.is_clean`
+    priced: NDArray[np.intp]  # [M] numbers of (miner, arithmetic)
+    excesses: NDArray[Any]  # [M, P] excess misses of `priced` in each statistic
+    computed: NDArray[np.intp]  # [C] numbers of (miner, arithmetic)
+    evidence: NDArray[np.int64]  # int64 [C, A], what `computed` add to each alternative
 
     @property
     def is_unaudited(self) -> NDArray[np.bool_]:
@@ -97,10 +88,8 @@ class _Window:
 
 
 class Accounts:
-    """The accounts of all miners by the summaries of one validator that count, up to the newest one.
-
-    Args:
-        proof: the thresholds of each pair of arithmetics.
+    """The accounts of all miners by the summaries of one validator that count, up to the newest one; the proof has the
+    thresholds of each pair of arithmetics.
     """
 
     def __init__(self, scoring: ScoringSpec, proof: ProofSpec) -> None:
@@ -251,10 +240,7 @@ class Accounts:
 
     def unaudited(self, rejections: Mapping[bytes, int]) -> list[tuple[int, bytes]]:
         """Return each (window, miner) whose row has unaudited groups that count although the miner was rejected in a
-        later window, ascending by window.
-
-        Args:
-            rejections: the newest window of a rejection, by miner.
+        later window, ascending by window. The newest window of a rejection is given by miner.
         """
         ends = np.full(len(self._miners), -1, np.int64)
         names = {self._miners.numbers[miner]: miner for miner in rejections}
