@@ -66,7 +66,7 @@ def train(net: Trainer | None, directory: Path, steps: int) -> None:
     for step in range(len(learned) // GROUPS + 1, steps + 1):
         groups, again = on_rank_0(lambda: take_groups(net, set(learned)))
         samples = [(group, i) for group in groups for i in range(len(group.completions))]
-        tokens = sum(sum(group.drawn[i]) for group, i in samples)
+        tokens = max(1, sum(sum(group.drawn[i]) for group, i in samples))
         ranks, rank = dist.get_world_size(), dist.get_rank()
         for place in range(rank, len(samples) + -len(samples) % ranks, ranks):  # as many on each: all compute layers
             share = ranks / tokens if place < len(samples) else 0.0  # FSDP takes the mean over ranks

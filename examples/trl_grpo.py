@@ -46,18 +46,22 @@ class Network(TrainerCallback):
         self._unacknowledged = []
 
     def rollouts(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        """Return one rollout for each of TRL's prompts, of which only the number counts: whole groups, in order."""
+        """Return one rollout for each of TRL's prompts, of which only the number counts: whole groups, in order.
+
+        TRL needs a token in each completion. One that has none gets an end, which has no part in the loss.
+        """
         self._groups = []
         while missing := len(prompts) // self._net.run.group_size - len(self._groups):
             groups = self._net.groups(max_count=missing)
             self._unacknowledged += groups
             self._groups += [group for group in groups if group.digest.hex() not in self._learned]
         rollouts = [(group, i) for group in self._groups for i in range(len(group.completions))]
+        end = self._net.run.sampling.stops[0]
         return {
             "prompt_ids": [list(group.prompt) for group, _ in rollouts],
-            "completion_ids": [list(group.completions[i]) for group, i in rollouts],
-            "logprobs": [group.logprobs[i].tolist() for group, i in rollouts],
-            "env_mask": [list(map(int, group.drawn[i])) for group, i in rollouts],
+            "completion_ids": [list(group.completions[i]) or [end] for group, i in rollouts],
+            "logprobs": [group.logprobs[i].tolist() or [0.0] for group, i in rollouts],
+            "env_mask": [list(map(int, group.drawn[i])) or [0] for group, i in rollouts],
             "verified_reward": [group.rewards[i] for group, i in rollouts],
         }
 

@@ -58,7 +58,7 @@ class Group:
         drawn: which tokens of each completion the policy drew; a loss leaves out the others.
         logprobs: of each completion's tokens under the version that sampled them, at the run's temperature: float32
             [T], one for each token, as validators computed them; 0 where the policy did not draw.
-        rewards: of each rollout, as validators computed them.
+        rewards: of each rollout, as validators computed them; of one that ends early, of their continuations.
         version: the policy version that sampled them; age: how many versions older it is than the newest.
         digest: names the group: 32 bytes.
     """

@@ -146,6 +146,8 @@ async def _validator_result(
     text = own.reason or "accepted"
     if verdict.validator_arithmetic != arithmetic:
         return ValidatorResult(key, f"{text}, in {verdict.validator_arithmetic}", contradicts=False)
+    if own.accepted and judgement.accepted and (own.rewards, own.ends) != (judgement.rewards, judgement.ends):
+        text += ", with other rewards or ends"  # honest machines may differ in near ties
     is_open = Reason.UNREPRODUCED in (own.reason, judgement.reason)  # one of the machines reached a limit
     return ValidatorResult(key, text, contradicts=own.reason != judgement.reason and not is_open)
 

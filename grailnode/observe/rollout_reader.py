@@ -40,7 +40,7 @@ class PublishedRollout:
     prompt: str
     completion: str  # the text behind the prompt, of an episode with the environment's replies
     tokens: int  # of the policy
-    reward: float  # as a validator computed it; the miner's claim where no validator accepted the group
+    reward: float  # that counts at a validator; the miner's claim where no validator accepted the group
     reasons: tuple[str, ...]  # why validators rejected the group, each once; empty if none did
     accepted: int
     judged: int

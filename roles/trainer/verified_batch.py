@@ -28,7 +28,7 @@ class VerifiedGroup(Record):
     digest: Digest  # SHA-256 of its frame, which the verdicts name and the fetched bytes have
     version: Version  # the policy version that sampled it
     prompt: bytes  # token ids, 32-bit little-endian words
-    # likewise, one for each rollout, up to where validators draw another token that leads to another reward
+    # likewise, one for each rollout, up to where most validators draw another token that leads to another reward
     completions: tuple[bytes, ...]
     # of each rollout in a run with episodes, as in the group; empty in any other
     turns: tuple[tuple[tuple[int, bytes], ...], ...] = ()
@@ -155,9 +155,8 @@ def verified_group(
     group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool
 ) -> VerifiedGroup | None:
     """Return an accepted group with the values of the judgements that fit it; None if none does. If rewards are exact,
-    a judgement of another reward for a whole rollout than the group claims does not fit, nor one whose luck is not by
-    how much its rewards differ from the claims; of a rollout that ends early the reward is at most 1 more or less than
-    its claim.
+    a judgement fits if its rollouts that end early are those whose reward is not the claimed one, and its luck is by
+    how much these differ; what counts is at most 1 more or less than a claim.
     """
     lengths = [len(rollout.completion) // 4 for rollout in group.rollouts]
     claims = [rollout.reward for rollout in group.rollouts]
@@ -168,13 +167,9 @@ def verified_group(
         if len(judgement.logprobs) == 4 * sum(lengths)
         and len(judgement.rewards) == len(claims)
         and not (turns and judgement.ends)
-        and (
-            not judgement.ends
-            or not exact
-            or count_luck(zip(claims, judgement.rewards, strict=True)) == judgement.counts.luck
-        )
+        and (not exact or count_luck(zip(claims, judgement.rewards, strict=True)) == judgement.counts.luck)
         and all(
-            end < length or (end == length and (not exact or reward == claim))
+            end <= length and (not exact or (end < length) == (reward != claim))
             for end, length, reward, claim in zip(
                 judgement.ends or lengths, lengths, judgement.rewards, claims, strict=True
             )
@@ -186,7 +181,7 @@ def verified_group(
     median_logprobs, median_rewards = (np.median([item[part] for item in fitting], axis=0) for part in (0, 1))
     if exact:
         median_rewards = np.clip(median_rewards, np.array(claims) - REWARD_UNIT, np.array(claims) + REWARD_UNIT)
-    ends = np.min([item[2] for item in fitting], axis=0).tolist()
+    ends = np.sort([item[2] for item in fitting], axis=0)[(len(fitting) - 1) // 2].tolist()
     logprobs = unpack_logprobs(median_logprobs.astype("<f4").tobytes(), lengths)
     return VerifiedGroup(
         digest=digest,

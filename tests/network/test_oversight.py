@@ -322,6 +322,12 @@ async def test_anybody_can_recheck_a_group_and_the_ledger():
     with pytest.raises(ProtocolError, match=r"does not follow|sealed"):
         await verify_ledger(observer, validator, lines.append)
 
+    verdict = (await verdicts(network, "miner-1", range(3, 4)))[3]
+    cut = tuple(item.model_copy(update={"ends": (0,) * RULES.group_size}) for item in verdict.judgements)
+    await network.store.put(verdict.path, sign(verdict.model_copy(update={"judgements": cut}), key("validator-0")))
+    (result,) = (await recheck(observer, task, network.compute, GroupReference(miner[:8], 3, 2))).validators
+    assert result.text == "accepted, with other rewards or ends"
+
 
 @pytest.mark.parametrize("text", ["", "a/b/c", "zz/1/1", "ab/1", "ab/1/-1", "/1/1"])
 def test_an_invalid_group_reference_is_refused(text: str):

@@ -266,7 +266,8 @@ def test_a_rollout_counts_up_to_the_first_token_by_which_its_reward_differs_from
         ((second,), (3, 1), (0.5, 0.0)),
         ((whole, second), (3, 1), (0.5, 0.5)),
         ((both,), (0, 1), (1.5, 0.2)),
-        ((second, second, both), (0, 1), (0.5, 0.0)),
+        ((second, second, both), (3, 1), (0.5, 0.0)),
+        ((whole, whole, both), (3, 2), (0.5, 1.0)),
     ):
         group = verified_group(GROUP, samples.digest("frame"), judgements, exact=True)
         assert group is not None
@@ -276,8 +277,10 @@ def test_a_rollout_counts_up_to_the_first_token_by_which_its_reward_differs_from
         assert [len(values) for values in group.completion_logprobs] == list(ends)
 
 
-@pytest.mark.parametrize(("rewards", "ends"), [((500_000, 0), (3, 3)), ((0, 1_000_000), (3, 1))])
-def test_a_judgement_with_ends_behind_a_rollout_or_another_reward_of_a_whole_one_does_not_count(
+@pytest.mark.parametrize(
+    ("rewards", "ends"), [((500_000, 0), (3, 3)), ((0, 1_000_000), (3, 1)), ((500_000, 1_000_000), (3, 1))]
+)
+def test_a_judgement_whose_ends_do_not_follow_from_its_rewards_does_not_count(
     rewards: tuple[int, int], ends: tuple[int, int]
 ) -> None:
     assert verified_group(GROUP, samples.digest("frame"), (cut(rewards, ends),), exact=True) is None
