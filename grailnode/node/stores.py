@@ -153,7 +153,7 @@ class Storage:
             endpoint=bucket.endpoint,
             region=bucket.region,
             prefix=bucket.prefix,
-            addressing="path" if bucket.endpoint else "auto",
+            addressing=bucket.addressing,
         )
         return self._place("--to", place, writes=True)
 
