@@ -70,11 +70,9 @@ _SIZE_FIELDS: Final = {  # first byte of a value whose size follows: (bytes of t
 
 
 def _read_size(data: bytes, offset: int) -> tuple[int, int]:
-    """Read the size of the value at `offset`, which is no value of a fixed size.
-
-    Returns:
-        The offset of the next value to read (a container's first item, or else the value behind this one), and the
-        number of the container's items, -1 for a string or bytes.
+    """Read the size of the value at `offset`, which is no value of a fixed size; return the offset of the next value to
+    read (a container's first item, or else the value behind this one), and the number of the container's items, -1 for
+    a string or bytes.
     """
     first = data[offset]
     if 0x80 <= first <= 0x9F:

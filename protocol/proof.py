@@ -62,15 +62,12 @@ Score = Annotated[int, Field(ge=0, le=100 * DECADE)]
 
 
 class Alternative(Record):
-    """A kind of cheat against honest work.
-
-    Attributes:
-        scores: what a trial that reaches each step, and no later one, adds to the evidence, in micro-decades.
-        growth: what each trial takes off, in micro-decades: at least log10 of the expectation of 10^score.
-    """
+    """A kind of cheat against honest work."""
 
     kind: ClassVar[str] = "alternative"
+    # what a trial that reaches each step, and no later one, adds to the evidence, in micro-decades
     scores: Annotated[tuple[Score, ...], Field(min_length=1, max_length=MAX_STEPS)]
+    # what each trial takes off, in micro-decades: at least log10 of the expectation of 10^score
     growth: Annotated[int, Field(ge=1, le=100 * DECADE)]
 
     @model_validator(mode="after")
@@ -81,20 +78,17 @@ class Alternative(Record):
 
 
 class Table(Record):
-    """The table of one statistic.
-
-    Attributes:
-        beyond: the steps: a trial reaches a step if its value exceeds this, in sketch units, or in units of 2^-19 of
-            logits / temperature.
-        rates: upper bounds on the probabilities that an honest trial reaches each step, in units of 10^-18.
-        alternatives: against which the evidence is kept.
-    """
+    """The table of one statistic."""
 
     kind: ClassVar[str] = "table"
+    # the steps: a trial reaches a step if its value exceeds this, in sketch units, or in units of 2^-19 of logits /
+    # temperature
     beyond: Annotated[
         tuple[Annotated[int, Field(ge=0, lt=1 << 31)], ...], Field(min_length=1, max_length=MAX_STEPS), Ascending
     ]
+    # upper bounds on the probabilities that an honest trial reaches each step, in units of 10^-18
     rates: Annotated[tuple[Annotated[int, Field(ge=1, lt=RATE_UNIT)], ...], Field(max_length=MAX_STEPS)]
+    # against which the evidence is kept
     alternatives: Annotated[tuple[Alternative, ...], Field(min_length=1, max_length=MAX_ALTERNATIVES)]
 
     @model_validator(mode="after")

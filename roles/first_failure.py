@@ -10,16 +10,11 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class FailFastTasks:
-    """Tasks of one `first_failure` block.
-
-    Attributes:
-        cancel_scope: covers the block and all of its tasks.
-        failure: the first expected error; None as long as there is none.
-    """
+    """Tasks of one `first_failure` block."""
 
     def __init__(self, nursery: trio.Nursery, errors: tuple[type[Exception], ...], cancel_others: bool) -> None:
-        self.cancel_scope = nursery.cancel_scope
-        self.failure: Exception | None = None
+        self.cancel_scope = nursery.cancel_scope  # covers the block and all of its tasks
+        self.failure: Exception | None = None  # the first expected error; None as long as there is none
         self._nursery = nursery
         self._errors = errors
         self._cancel_others = cancel_others
@@ -43,14 +38,12 @@ class FailFastTasks:
 
 @asynccontextmanager
 async def first_failure(*errors: type[Exception], cancel_others: bool = True) -> AsyncIterator[FailFastTasks]:
-    """Open a nursery whose tasks may fail with expected errors: the block raises the first of these, by itself.
+    """Open a nursery whose tasks may fail with expected errors: the block raises the first of these, by itself. Any
+    other error leaves the block as it leaves a nursery, which raises a group of exceptions that no `except StoreError`
+    catches.
 
-    A nursery raises a group of exceptions, which no `except StoreError` catches.
-
-    Args:
-        errors: the expected types. Any other error leaves the block as it leaves a nursery.
-        cancel_others: whether a failure cancels the other tasks. If not, they end by themselves before the block
-            raises; a task that begins new work looks at `failure` first.
+    A failure cancels the other tasks, or else they end by themselves before the block raises; a task that begins new
+    work looks at `failure` first.
     """
     async with trio.open_nursery() as nursery:
         tasks = FailFastTasks(nursery, errors, cancel_others)

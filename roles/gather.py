@@ -79,11 +79,8 @@ async def fetch_ahead(
     sizes: Sequence[int] = (),
     ahead_bytes: int = 0,
 ) -> None:
-    """Use the result of a fetch for each item, in order and one at a time, while the next `ahead` items are fetched.
-
-    Args:
-        sizes: bytes of each result; empty for results whose sizes do not matter.
-        ahead_bytes: of the results that are fetched ahead, or wait: as many as this, or a single larger one.
+    """Use the result of a fetch for each item, in order and one at a time, while the next `ahead` items are fetched. If
+    the results have sizes, no more than `ahead_bytes`, or a single larger one, are fetched ahead, or wait.
     """
     results: dict[int, Result] = {}
     fetches = [trio.Event() for _ in items]  # set when the result of an item is there

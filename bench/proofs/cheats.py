@@ -2,10 +2,10 @@
 
 The first lines of a profile are simulated by its row, over 100 windows of 16 groups of 8 rollouts
 (tests/support/adversaries/careful_cheats.py). A cell has the gain of a *careful* miner, which knows its evidence and
-decides only what neither refuses it nor has a price, then, of luck, that of one that pays for it, then that of one that
-decides whatever it can, with its first refused window. Pay is the balance for each generated token, as a multiple of
-honest work's; luck is the mean reward beyond honest work's. The last lines are of a real engine, whose groups are
-windows of their own for a validator; the rewards of its honest groups are those of the validator's continuations.
+decides only what neither refuses it nor has a price, then that of one that decides whatever it can, with its first
+refused window. Pay is the balance for each generated token, as a multiple of honest work's; luck is the mean reward
+beyond honest work's that is trained on. The last lines are of a real engine, whose groups are windows of their own for
+a validator; the rewards of its honest groups are those of the validator's continuations.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from tests.support.adversaries.harness import alter
 
 _REACHES = (0.5, 0.1, 0.02, 0.005)
 _STOP_TOKENS = (59, 370, 1000, 4000)
-_LUCK_TOKENS = (59, 512)
+_LUCK_TOKENS = (59, 512, 1024, 2048)
 _WINDOW_TOKENS, _EDITED = 6000, (10, 1)
 _TRIES = 100
 _NEAR = 0.1  # the density of near ties is measured up to here
@@ -84,10 +84,7 @@ def simulate(row: Thresholds, density: float, rewards: Sequence[Sequence[float]]
 def _print_line(name: str, tokens: int, cheats: Sequence[Cheat], row: Thresholds) -> None:
     is_pay, cells = name.endswith("pay"), []
     for cheat in cheats:
-        results = [
-            gain(cheat, row, SCORING, careful=True, pays=pays) for pays in ((False,) if is_pay else (False, True))
-        ]
-        results.append(gain(cheat, row, SCORING, careful=False))
+        results = [gain(cheat, row, SCORING, careful=careful) for careful in (True, False)]
         values = " ".join(f"{result.pay if is_pay else result.reward:.4f}" for result in results)
         cells.append(f"{values} {results[-1].refused or '-':>3}")
     print(f"  {name:20} {tokens:6}" + "".join(f"{cell:>27}" for cell in cells), flush=True)

@@ -1,7 +1,8 @@
 """Table (k): what a validator decodes to count luck, and how the rewards of honest work differ from its continuations.
 
 A line has the arithmetics of miner and validator, the judged tokens and rollouts, how many rollouts are continued, by
-how many tokens, as a share of those that are judged, and the sums of rewards below and above the continuations'.
+how many tokens, as a share of those that are judged, the share that is not trained on, and the sums of rewards below
+and above the continuations'.
 """
 
 from collections.abc import Sequence
@@ -41,16 +42,18 @@ async def _line(setting: Setting, miner: str, validator: str, windows: int) -> N
         return generations
 
     engine.generate = counted  # type: ignore[method-assign]
-    counts, tokens = NO_COUNTS, 0
+    counts, tokens, cut = NO_COUNTS, 0, 0
     for window in range(windows):
         made = await producer.honest_groups(producer.mining_window(window), range(_GROUPS))
         judge = Judge(plain.task, engine, window, plain.randomness(window), draw=bytes(32))
         for judgement in await judge.judge([(group, bytes(32)) for group in made], row):
             counts, tokens = counts + judgement.counts, tokens + judgement.tokens
+            cut += judgement.tokens - sum(judgement.ends) if judgement.ends else 0
         producer._group_cache.clear()
     less, more = (total / LUCK_UNIT for total in counts.luck.steps)
     print(
         f"{miner:9}{validator:9}{tokens:9} tokens of {windows * _GROUPS * GROUP_SIZE:6} rollouts; {len(decoded):5} "
-        f"continued by {sum(decoded):7} tokens, {sum(decoded) / tokens:.2%}; rewards {less:g} below and {more:g} above",
+        f"continued by {sum(decoded):7} tokens, {sum(decoded) / tokens:.2%}; {cut / tokens:.2%} not trained on; "
+        f"rewards {less:g} below and {more:g} above",
         flush=True,
     )

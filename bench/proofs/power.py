@@ -62,7 +62,6 @@ def cheats(setting: Setting, plain: Side) -> Iterator[tuple[str, Side]]:
     for reach in (0.3, 0.1):
         yield f"accounts decided within {reach:g}", replace(plain, decide=partial(_right_accounts, reach))
     yield "ends taken within 0.1", replace(plain, decide=partial(early_ends, 0.1))
-    yield "lucky ties within 0.1", replace(plain, decide=partial(lucky_ties, 0.1))
 
 
 def _right_accounts(reach: float, policy: Policy, model: CausalModel, weights: Weights) -> TieEngine:

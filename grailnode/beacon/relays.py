@@ -37,18 +37,13 @@ class Relay:
 
 @dataclass(frozen=True)
 class RelayTimeouts:
-    """How long relays may take, in seconds.
+    """How long relays may take, in seconds."""
 
-    Attributes:
-        deadline: a call fails after this time, counted from when the round is due or, if later, from the call.
-        head_start: before the next relay is asked as well.
-        pause: before all relays are asked again.
-    """
-
+    # a call fails after this time, counted from when the round is due or, if later, from the call
     deadline: float = 60.0
     answer: float = 5.0
-    head_start: float = 0.5
-    pause: Pause = _PAUSE
+    head_start: float = 0.5  # before the next relay is asked as well
+    pause: Pause = _PAUSE  # before all relays are asked again
 
 
 class RelayBeacon:

@@ -45,11 +45,8 @@ def _rounded(tensor: Tensor, bits: int) -> Tensor:
 def random_adapters(
     base: Weights, shapes: Mapping[str, tuple[int, ...]], scale: float, share: float, seed: int
 ) -> dict[str, Tensor]:
-    """Return BF16 adapters by PEFT's names, with A as in version 0 and a random B.
-
-    Args:
-        scale: alpha / rank.
-        share: by how much an adapter changes its matrix: |alpha / rank B A| / |W|, Frobenius norms.
+    """Return BF16 adapters by PEFT's names, with A as in version 0 and a random B. `scale` is alpha / rank; `share` is
+    by how much an adapter changes its matrix: |alpha / rank B A| / |W|, Frobenius norms.
     """
     adapters = initial_adapters({PREFIX + name: shape for name, shape in shapes.items() if name.endswith((DOWN, UP))})
     generator = torch.Generator().manual_seed(seed)

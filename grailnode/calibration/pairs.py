@@ -42,24 +42,17 @@ _RUN: Final = bytes(32)  # replaces the ids of run and miner where seeds are der
 
 @dataclass(frozen=True)
 class CalibrationTask:
-    """The work of both sides, as a run would give it to them.
-
-    Attributes:
-        prompt: returns the prompt for a group's 32-byte seed.
-        task: with the environment that made the prompts, which rewards and, in episodes, replies; None for none.
-        chat: how a prompt becomes a conversation; None for prompts as they are.
-        seed: prompts, noise and projections are derived from it.
-        lora: the adapters that the run trains; None for a run that trains all weights.
-    """
+    """The work of both sides, as a run would give it to them."""
 
     policy: Policy
     params: SamplingParams
     group_size: int
-    prompt: Callable[[bytes], str]
+    prompt: Callable[[bytes], str]  # returns the prompt for a group's 32-byte seed
     kind: sketch.SketchKind = "projection"
-    seed: int = 0
-    chat: ChatSpec | None = None
-    lora: LoraSpec | None = None
+    seed: int = 0  # prompts, noise and projections are derived from it
+    chat: ChatSpec | None = None  # how a prompt becomes a conversation; None for prompts as they are
+    lora: LoraSpec | None = None  # the adapters that the run trains; None for a run that trains all weights
+    # with the environment that made the prompts, which rewards and, in episodes, replies; None for none
     task: PolicyTask | None = None
 
     @property
@@ -77,37 +70,26 @@ class CalibrationTask:
 
 @dataclass(frozen=True)
 class GroupMeasurement:
-    """The measurements of a check on one group of N tokens, one rollout after another.
+    """The measurements of a check on one group of N tokens, one rollout after another."""
 
-    Attributes:
-        lengths: tokens of each rollout, N in sum.
-        distances: uint8 [N], the largest of the four differences of the sketches at each position.
-        sketch_errors: float32 [N], the same before rounding, and not on the circle.
-        repeats: bool [N], positions with the state of an earlier rollout (protocol/judging/evidence.py): their
-            distances do not count.
-        margins: float32 [N], the sampling shortfall of each token.
-        stops: bool [N], where a stop token is taken or drawn.
-        differences: float32 [N], the checking side's log-probabilities minus those of the generating side.
-        shifts: float32 [N], absolute difference of the two sides in a token's score relative to the average other
-            token's, in units of logits / temperature: it causes a margin where two scores nearly tie.
-        rivals: float32 [N], the probability of all other tokens, at least 0.02. The two best scores differ by less than
-            a small d with a probability of about d times this.
-        rewards: of each rollout, in millionths; empty if the prompts have no rewards.
-        turns: tokens of each turn, N in sum; empty if each rollout is one turn.
-        reproduced: whether the environment gave the replies of each rollout again; empty if they are exact.
-    """
-
-    lengths: tuple[int, ...]
-    distances: np.ndarray
-    sketch_errors: np.ndarray
+    lengths: tuple[int, ...]  # tokens of each rollout, N in sum
+    distances: np.ndarray  # uint8 [N], the largest of the four differences of the sketches at each position
+    sketch_errors: np.ndarray  # float32 [N], the same before rounding, and not on the circle
+    # bool [N], positions with the state of an earlier rollout (protocol/judging/evidence.py): their distances do not
+    # count
     repeats: np.ndarray
-    margins: np.ndarray
+    margins: np.ndarray  # float32 [N], the sampling shortfall of each token
+    # float32 [N], absolute difference of the two sides in a token's score relative to the average other token's, in
+    # units of logits / temperature: it causes a margin where two scores nearly tie
     shifts: np.ndarray
-    stops: np.ndarray
-    differences: np.ndarray
+    stops: np.ndarray  # bool [N], where a stop token is taken or drawn
+    differences: np.ndarray  # float32 [N], the checking side's log-probabilities minus those of the generating side
+    # float32 [N], the probability of all other tokens, at least 0.02. The two best scores differ by less than a small d
+    # with a probability of about d times this
     rivals: np.ndarray
-    rewards: tuple[int, ...] = ()
-    turns: tuple[int, ...] = ()
+    rewards: tuple[int, ...] = ()  # of each rollout, in millionths; empty if the prompts have no rewards
+    turns: tuple[int, ...] = ()  # tokens of each turn, N in sum; empty if each rollout is one turn
+    # whether the environment gave the replies of each rollout again; empty if they are exact
     reproduced: tuple[bool, ...] = ()
 
     @property
@@ -129,23 +111,14 @@ class GroupMeasurement:
 
 @dataclass(frozen=True)
 class Submission:
-    """A group of N tokens as a miner submits it, without the hidden states.
+    """A group of N tokens as a miner submits it, without the hidden states."""
 
-    Attributes:
-        requests: what is checked of each rollout.
-        turns: the tokens of each turn, N in sum.
-        rewards: of the rollouts, in millionths; empty if the prompts have no rewards.
-        reproduced: see `GroupMeasurement`.
-        sketch: of the states behind all tokens before rounding, float32 [N, 4].
-        logprobs: float32 [N], of the tokens.
-    """
-
-    requests: tuple[CheckRequest, ...]
-    turns: tuple[int, ...]
-    rewards: tuple[int, ...]
-    reproduced: tuple[bool, ...]
-    sketch: Tensor
-    logprobs: np.ndarray
+    requests: tuple[CheckRequest, ...]  # what is checked of each rollout
+    turns: tuple[int, ...]  # the tokens of each turn, N in sum
+    rewards: tuple[int, ...]  # of the rollouts, in millionths; empty if the prompts have no rewards
+    reproduced: tuple[bool, ...]  # see `GroupMeasurement`
+    sketch: Tensor  # of the states behind all tokens before rounding, float32 [N, 4]
+    logprobs: np.ndarray  # float32 [N], of the tokens
 
 
 async def generate_groups(

@@ -38,24 +38,18 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class CalibrationJob:
-    """The inputs of a calibration.
-
-    Attributes:
-        pairs: the pairs of honest nodes of these arithmetics that will occur in a run.
-        rollouts: of each pair: a quarter in whole groups, as in a run, the others with a prompt for each, because
-            rollouts of one prompt share most of their states.
-        adapter_share: by how much random adapters change their matrices, where the run trains some.
-        replies: of the environment that replies in episodes (`Subject`).
-    """
+    """The inputs of a calibration."""
 
     work: CalibrationTask
     prompts: str
     arithmetics: tuple[Arithmetic, Arithmetic]
-    pairs: Sequence[Pair]
+    pairs: Sequence[Pair]  # the pairs of honest nodes of these arithmetics that will occur in a run
+    # of each pair: a quarter in whole groups, as in a run, the others with a prompt for each, because rollouts of one
+    # prompt share most of their states
     rollouts: int
     demands: ThresholdDemands = field(default_factory=ThresholdDemands)
-    adapter_share: float = ADAPTER_SHARE
-    replies: str | None = None
+    adapter_share: float = ADAPTER_SHARE  # by how much random adapters change their matrices, where the run trains some
+    replies: str | None = None  # of the environment that replies in episodes (`Subject`)
 
     @property
     def groups(self) -> tuple[int, int]:

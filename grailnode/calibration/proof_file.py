@@ -35,28 +35,20 @@ class _Part(BaseModel):
 
 
 class PairRow(_Part):
-    """The honest distribution of one pair of honest nodes.
-
-    Attributes:
-        generating, checking: how the two sides computed.
-        tokens: completion tokens; positions: those whose state no earlier rollout of the group had.
-        distances: sketch distances below which 50%, 99%, 99.9% and all positions lie, in sketch units.
-        margins: sampling margins below which 99%, 99.9% and all tokens lie, in logits / temperature; margin_misses:
-            share of tokens with one.
-        stop_misses: share of rollouts with one where the end token is taken or drawn.
-        largest_shift: the largest difference of the two sides in a token's score relative to the other tokens'.
-    """
+    """The honest distribution of one pair of honest nodes."""
 
     name: Line
-    generating: Line
-    checking: Line
-    tokens: Count
-    positions: Count
+    generating: Line  # how this side computed
+    checking: Line  # how this side computed
+    tokens: Count  # completion tokens
+    positions: Count  # those whose state no earlier rollout of the group had
+    # sketch distances below which 50%, 99%, 99.9% and all positions lie, in sketch units
     distances: tuple[Size, Size, Size, Size]
+    # sampling margins below which 99%, 99.9% and all tokens lie, in logits / temperature
     margins: tuple[Size, Size, Size]
-    margin_misses: Share
-    stop_misses: Share
-    largest_shift: Size
+    margin_misses: Share  # share of tokens with a margin
+    stop_misses: Share  # share of rollouts with a margin where the end token is taken or drawn
+    largest_shift: Size  # the largest difference of the two sides in a token's score relative to the other tokens'
 
 
 class CopyRow(_Part):
@@ -70,16 +62,12 @@ class CopyRow(_Part):
 
 
 class MeasuredAdapters(_Part):
-    """The adapters with which both sides computed.
-
-    Attributes:
-        share: of the length of each matrix, by which its adapter changes it.
-    """
+    """The adapters with which both sides computed."""
 
     rank: Annotated[int, Field(ge=1)]
     alpha: Annotated[float, Field(gt=0.0)]
     targets: Annotated[tuple[Line, ...], Field(min_length=1, max_length=1000)]
-    share: Share
+    share: Share  # of the length of each matrix, by which its adapter changes it
 
     @classmethod
     def of(cls, lora: LoraSpec, share: float) -> Self:
@@ -110,26 +98,19 @@ class MeasuredRow(_Part):
 
 
 class Subject(_Part):
-    """What was measured, which is one for all pairs.
+    """What was measured, which is one for all pairs."""
 
-    Attributes:
-        policy: weight digest of the policy, in hexadecimal.
-        prompts: name of the environment or of the file of the prompts.
-        chat: whether they were put into the policy's chat template.
-        lora: the adapters of a LoRA run, whose base is the policy; None for a run that trains all weights.
-        turns: most of an episode, for all of whose turns `max_tokens` is the limit.
-        replies: `replies_digest` of the task whose rate of replays was measured; None where replies are exact.
-    """
-
-    policy: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    prompts: Line
-    chat: bool
+    policy: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # weight digest of the policy
+    prompts: Line  # name of the environment or of the file of the prompts
+    chat: bool  # whether they were put into the policy's chat template
     temperature: Annotated[float, Field(gt=0.0)]
     max_tokens: Annotated[int, Field(ge=1)]
     group_size: Annotated[int, Field(ge=1)]
     sketch: SketchKind
+    # the adapters of a LoRA run, whose base is the policy; None for a run that trains all weights
     lora: MeasuredAdapters | None = None
-    turns: Annotated[int, Field(ge=1)] = 1
+    turns: Annotated[int, Field(ge=1)] = 1  # most of an episode, for all of whose turns `max_tokens` is the limit
+    # `replies_digest` of the task whose rate of replays was measured; None where replies are exact
     replies: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
 
 
@@ -209,15 +190,9 @@ class ProofFile(_Part):
         environment: MixtureSpec = (),
         group_size: int = 1,
     ) -> None:
-        """Refuse a run that this proof was not measured for.
-
-        Args:
-            policy: weight digest of version 0, or of the base of a LoRA run.
-            environment: the run's task.
-
-        Raises:
-            ProofFileError: another policy, temperature or form of prompts, other adapters, longer completions or
-                episodes, or larger groups of episodes whose replies are not exact.
+        """Raise ProofFileError for a run that this proof was not measured for: another policy (weight digest of version
+        0, or of the base of a LoRA run), temperature or form of prompts, other adapters, longer completions or
+        episodes, or larger groups of episodes whose replies are not exact.
         """
         self._check_adapters(lora)
         replies = replies_digest(environment) if turns > 1 else None

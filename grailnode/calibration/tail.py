@@ -36,10 +36,8 @@ _Tail = Callable[[np.ndarray, float, float], tuple[np.ndarray, np.ndarray]]
 class MarginTail:
     """Upper bounds on the probability of a margin, from the shifts of a pair: they hold for each plausible tail.
 
-    Args:
-        shifts: float64 [n], positive, in units of logits / temperature.
-        drop: tails are plausible whose log-likelihood is below the largest one by no more than this, in nats.
-        most: the largest margin that is asked for.
+    The shifts are float64 [n], positive, in units of logits / temperature. Tails are plausible whose log-likelihood is
+    below the largest one by no more than `drop` nats. `most` is the largest margin that is asked for.
     """
 
     def __init__(self, shifts: np.ndarray, drop: float, most: float) -> None:
@@ -63,12 +61,9 @@ class MarginTail:
 
 
 def _largest_rates(grid: np.ndarray, above: np.ndarray, share: float, drop: float) -> np.ndarray:
-    """Return the largest probability that a plausible tail gives to margins beyond each point: float64 [STEPS].
-
-    Args:
-        grid: margins, ascending by equal factors from the border on.
-        above: float64 [k], logarithms of the largest values over the border, falling.
-        share: k of n.
+    """Return the largest probability that a plausible tail gives to margins beyond each point of a grid, which ascends
+    by equal factors from the border on: float64 [STEPS]. `above` are the logarithms of the largest k values over the
+    border, falling: float64 [k]; `share` is k of n.
     """
     logarithm, logs = -math.log(share), np.log(grid / grid[0])
     widths = np.diff(grid, append=grid[-1])

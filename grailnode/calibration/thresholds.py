@@ -47,20 +47,14 @@ class CalibrationError(UserError):
 
 @dataclass(frozen=True)
 class ThresholdDemands:
-    """The requirements of the creator of a run.
+    """The requirements of the creator of a run."""
 
-    Attributes:
-        level: honest work is refused within N groups with a probability of at most N times this.
-        confidence: of the bounds on the rates.
-        headroom: factor by which an honest pair may miss more often than the worst measured pair: for machines and
-            later versions that were not measured.
-        window: least number of a miner's groups that are audited in a window.
-    """
-
-    level: float = 1e-8
-    confidence: float = 0.99
+    level: float = 1e-8  # honest work is refused within N groups with a probability of at most N times this
+    confidence: float = 0.99  # of the bounds on the rates
+    # factor by which an honest pair may miss more often than the worst measured pair: for machines and later versions
+    # that were not measured
     headroom: float = 4.0
-    window: int = 16
+    window: int = 16  # least number of a miner's groups that are audited in a window
 
 
 def choose_thresholds(
@@ -69,12 +63,9 @@ def choose_thresholds(
     arithmetics: tuple[Arithmetic, Arithmetic],
     demands: ThresholdDemands,
 ) -> Thresholds:
-    """Choose the thresholds that accept honest pairs and refuse a copy after the fewest positions.
-
-    Args:
-        honest: at least LEAST_GROUPS groups of each pair.
-        copies: measurements of a copy's groups, by one or more pairs.
-        arithmetics: those of miners and validators, which all pairs have.
+    """Choose the thresholds that accept honest pairs, of each at least LEAST_GROUPS groups, and refuse a copy, whose
+    groups one or more pairs measured, after the fewest positions. All pairs have these arithmetics of miners and
+    validators.
     """
     check_groups(min(map(len, honest.values())))
     margins = _Measured.of(honest, copies, demands, _margins)
@@ -141,11 +132,8 @@ class _Measured:
         self, candidates: Sequence[int], extrapolated: Sequence[np.ndarray] = ()
     ) -> tuple[list[int], list[float]]:
         """Return candidates whose rates differ, and bounds on their honest rates: the worst pair's with headroom, and
-        never rising. All bounds hold together at the confidence.
-
-        Args:
-            extrapolated: of each pair, rates beyond each candidate, which count where no trial of any pair was:
-                float64 [C]; nothing if there are none.
+        never rising. All bounds hold together at the confidence. Where no trial of any pair was, the extrapolated rates
+        of each pair beyond each candidate count, if there are any: float64 [C].
         """
         demands, beyond = self.demands, np.array(candidates)
         confidence = 1.0 - (1.0 - demands.confidence) / len(candidates)
@@ -199,10 +187,8 @@ def _spread(candidates: Sequence[int], rates: Sequence[float]) -> tuple[list[int
 
 
 def _step_counts(beyond: Sequence[int], values: np.ndarray, trials: np.ndarray) -> np.ndarray:
-    """Return how many trials of each group reach each step, and no later one: int64 [G, C].
-
-    Args:
-        values: of all trials, group behind group; trials: int64 [G], how many each group has.
+    """Return how many trials of each group reach each step, and no later one: int64 [G, C]. The values are of all
+    trials, group behind group; each group has a number of trials: int64 [G].
     """
     steps = len(beyond) + 1
     places = np.repeat(np.arange(len(trials)), trials) * steps + np.searchsorted(beyond, values, side="left")
@@ -211,10 +197,8 @@ def _step_counts(beyond: Sequence[int], values: np.ndarray, trials: np.ndarray) 
 
 
 def largest_evidence(chosen: Table, counts: np.ndarray, trials: np.ndarray) -> int:
-    """Return the largest evidence that a miner's groups have after any of them, in micro-decades.
-
-    Args:
-        counts: int64 [G, C], trials that reach each step, and no later one; trials: int64 [G], all of each group.
+    """Return the largest evidence that a miner's groups have after any of them, in micro-decades, by the trials that
+    reach each step, and no later one, int64 [G, C], and by all trials of each group, int64 [G].
     """
     if not len(trials):
         return 0
@@ -247,13 +231,10 @@ def table(beyond: Sequence[int], rates: Sequence[float], scores: Sequence[Sequen
 
 
 def likelihood_scores(rates: Sequence[float], tail: np.ndarray) -> list[float]:
-    """Return the scores of a cheat in decades: log10 of its probability over the honest bound of each step, less that
-    of no step, and never falling.
+    """Return the scores of a cheat in decades: log10 of its probability, float64 [C], over the honest bound of each
+    step, less that of no step, and never falling. The honest rates fall.
 
     Where the ratio falls, neighbours are pooled (the pool-adjacent-violators algorithm, Ayer et al. 1955).
-
-    Args:
-        rates: of honest trials, falling; tail: of the cheat's, float64 [C].
     """
     honest = -np.diff(rates, prepend=1.0, append=0.0).clip(max=-1e-300)
     cheat = -np.diff(np.minimum.accumulate(tail), prepend=1.0, append=0.0)

@@ -49,11 +49,8 @@ def run_action(module: str, verb: str, parameters: Mapping[str, Any]) -> None:
 
 
 def verb(action: str, group: click.Group | None = None) -> Callable[[Callable[[], None]], click.Command]:
-    """Return a decorator that makes a command with a function's docstring and options, which runs an action.
-
-    Args:
-        action: 'MODULE.FUNCTION', as for `run_action`; the function's name is that of the command.
-        group: whose subcommand it is; None for a command of its own.
+    """Return a decorator that makes a command with a function's name, docstring and options, or a subcommand of a
+    group. It runs an action, 'MODULE.FUNCTION' as for `run_action`.
     """
     module, _, name = action.partition(".")
 

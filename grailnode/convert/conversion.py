@@ -30,12 +30,9 @@ def convert(
     version: int,
     base_version: int,
 ) -> list[Path]:
-    """Convert, check, and write; return the files that were written.
-
-    Args:
-        source: a patch, a safetensors file, or a slime version directory.
-        base: weights that a delta applies to; None for a full checkpoint.
-        version, base_version: version numbers in the other format.
+    """Convert a patch, a safetensors file, or a slime version directory, check, and write; return the files that were
+    written. A delta applies to the weights in `base`, a full checkpoint to none. The versions are those of the other
+    format.
     """
     with error_context(base):
         base_weights = safetensors.read(base.read_bytes()) if base else None

@@ -19,30 +19,20 @@ from protocol.patch.values import bits_of, layout_of, to_keys
 
 @dataclass(frozen=True, slots=True)
 class InspectedTensor:
-    """One tensor of a patch.
-
-    Attributes:
-        codec: mode of the tensor (unchanged, sparse, step_planes, ...); "joined" if another one has its frame.
-        changed: elements that change; without the base weights, the frame's, and 0 if it is joined.
-        density: share of the elements that change, of all tensors of the frame.
-        bits_per_change: bits of the frame per changed element; 0.0 if nothing changed.
-        classes: number of classes of the model; 0 if the frame has no classes.
-        sections: bytes of a sparse frame's sections "words" and "raw"; 0 in other modes.
-        bound: least bits for a change if only exponents are known; None without the base weights.
-    """
+    """One tensor of a patch."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    codec: str
+    codec: str  # mode of the tensor (unchanged, sparse, step_planes, ...); "joined" if another one has its frame
     elements: int
-    changed: int
-    density: float
+    changed: int  # elements that change; without the base weights, the frame's, and 0 if it is joined
+    density: float  # share of the elements that change, of all tensors of the frame
     nbytes: int
-    bits_per_change: float
-    classes: int
-    sections: dict[str, int]
-    bound: float | None
+    bits_per_change: float  # bits of the frame per changed element; 0.0 if nothing changed
+    classes: int  # number of classes of the model; 0 if the frame has no classes
+    sections: dict[str, int]  # bytes of a sparse frame's sections "words" and "raw"; 0 in other modes
+    bound: float | None  # least bits for a change if only exponents are known; None without the base weights
 
 
 @dataclass(frozen=True, slots=True)

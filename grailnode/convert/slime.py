@@ -148,10 +148,8 @@ def _apply_delta(name: str, base: torch.Tensor, delta: torch.Tensor, encoding: s
 
 def read_slime(files: Files, base: Weights | None = None) -> dict[str, torch.Tensor]:
     """Return the weights of a full version, or of a delta that applies to `base`; checksums are checked.
-
-    Raises:
-        MalformedError, LimitError: files are missing, or have another form.
-        PatchError: a delta without a base, one that does not fit `base`, or a wrong checksum.
+    MalformedError, LimitError if files are missing, or have another form; PatchError for a delta without a base, or one
+    that does not fit it, or a wrong checksum.
     """
     if INDEX not in files:
         raise MalformedError("no index", INDEX)

@@ -88,11 +88,8 @@ def _apply_delta(name: str, base: torch.Tensor, indices: torch.Tensor, values: t
 
 
 def read_trl(data: bytes, base: Weights | None = None) -> dict[str, torch.Tensor]:
-    """Return the weights of an anchor, or of a delta that applies to `base`.
-
-    Raises:
-        MalformedError, LimitError: not a safetensors file, or one without TRL's metadata.
-        PatchError: a delta without a base, or one that does not fit `base`.
+    """Return the weights of an anchor, or of a delta that applies to `base`. MalformedError, LimitError for no
+    safetensors file, or one without TRL's metadata; PatchError for a delta without a base, or one that does not fit it.
     """
     tensors = checked.read(data)
     metadata = checked.read_metadata(data)

@@ -44,26 +44,17 @@ _END_SECONDS = 30.0  # at most, and two windows, until the last verdicts and the
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The options of the command line.
-
-    Attributes:
-        seed: all keys, and with them prompts and noise, are derived from it.
-        out: directory of the report; keep: keep the run's directory in it.
-        vllm: with which the honest miners generate; None for torch.
-        trainers: how many sites train together; 1 for the trainer alone.
-        environment: the task, which a packaged policy can begin to learn.
-        smollm2: the checkpoint of SmolLM2, to train instead of the packaged policy.
-    """
+    """The options of the command line."""
 
     windows: int
-    seed: int
-    out: Path
-    keep: bool
+    seed: int  # all keys, and with them prompts and noise, are derived from it
+    out: Path  # directory of the report
+    keep: bool  # keep the run's directory in `out`
     command: str
-    vllm: VllmEnvironment | None = None
-    trainers: int = 1
-    environment: str = "addition"
-    smollm2: Path | None = None
+    vllm: VllmEnvironment | None = None  # with which the honest miners generate; None for torch
+    trainers: int = 1  # how many sites train together; 1 for the trainer alone
+    environment: str = "addition"  # the task, which a packaged policy can begin to learn
+    smollm2: Path | None = None  # the checkpoint of SmolLM2, to train instead of the packaged policy
 
     @property
     def policy(self) -> Path:

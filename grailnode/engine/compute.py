@@ -27,21 +27,14 @@ from roles.ports import CheckRequest, Engine, EngineError, Generation, Request
 
 @dataclass(frozen=True)
 class Compute:
-    """The settings with which a node computes; the fields `policy`, `directory` and `lora` are for vLLM alone.
-
-    Attributes:
-        dtype: the BF16 weights are widened to this for computing.
-        max_batch_tokens: padded tokens of one batch of torch.
-        drafts: whether an 8-bit copy of the policy drafts tokens for torch.
-        vllm: how vLLM computes; None to compute with torch.
-    """
+    """The settings with which a node computes; the fields `policy`, `directory` and `lora` are for vLLM alone."""
 
     model: CausalModel
     device: str = "cpu"
-    dtype: torch.dtype = torch.float32
-    max_batch_tokens: int = 8192
-    drafts: bool = False
-    vllm: VllmSettings | None = None
+    dtype: torch.dtype = torch.float32  # the BF16 weights are widened to this for computing
+    max_batch_tokens: int = 8192  # padded tokens of one batch of torch
+    drafts: bool = False  # whether an 8-bit copy of the policy drafts tokens for torch
+    vllm: VllmSettings | None = None  # how vLLM computes; None to compute with torch
     policy: Path = Path()
     directory: Path = Path()
     lora: LoraSpec | None = None
@@ -116,8 +109,9 @@ Result = TypeVar("Result")
 
 
 class Replicas:
-    """Several engines of a node that serve the same version, of which each computes a part of the requests. Implements
-    roles.ports.Engine. A replica may be a server of vLLM with GPUs of its own.
+    """Several engines of a node, of one kind and with the same settings but for the device, that serve the same
+    version, of which each computes a part of the requests. Implements roles.ports.Engine. A replica may be a server of
+    vLLM with GPUs of its own.
 
     1. A call is answered by one version: no call runs while a commit does, and a commit waits for the calls under way.
     2. While the replicas serve different versions, because some commits failed, nothing is served. `version` is None
@@ -125,9 +119,6 @@ class Replicas:
     3. Requests are dealt in adjacent parts, so that completions of one prompt stay together and share its computation.
 
     The worst input is a commit that fails in one replica only.
-
-    Args:
-        engines: at least one; all of one kind, with the same settings but for the device.
     """
 
     def __init__(self, engines: Sequence[Engine]) -> None:

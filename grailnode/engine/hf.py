@@ -45,16 +45,11 @@ class _Cache:
 
 
 class TransformersModel:
-    """A CausalModel (roles/policy/causal_model.py).
+    """A CausalModel (roles/policy/causal_model.py), by the config.json of a checkpoint directory, none of whose code is
+    run. The weights have adapters beside a base if `lora` is given.
 
-    Args:
-        directory: a checkpoint directory; only its config.json is read, and none of its code is run.
-        recompute: whether a backward pass computes each layer once more instead of keeping its activations.
-        lora: where the weights have adapters beside a base; None for weights without.
-
-    Raises:
-        PolicyError: transformers does not know the architecture, the config does not fit it, or the model has no place
-            for such adapters.
+    A backward pass may recompute each layer instead of keeping its activations. PolicyError if transformers does not
+    know the architecture, the config does not fit it, or the model has no place for such adapters.
     """
 
     exact = False

@@ -133,15 +133,9 @@ def _eager(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
 
 
 class Qwen3:
-    """A CausalModel (roles/policy/causal_model.py).
-
-    Args:
-        device: of the rotary frequencies.
-        recompute: whether a backward pass computes each layer once more instead of keeping its activations.
-        lora: where the weights have adapters beside a base; None for weights without.
-
-    Raises:
-        PolicyError: the model has no place for such adapters.
+    """A CausalModel (roles/policy/causal_model.py), with its rotary frequencies on a device. The weights have adapters
+    beside a base if `lora` is given; PolicyError if the model has no place for such ones. A backward pass may recompute
+    each layer instead of keeping its activations.
     """
 
     exact = False

@@ -55,14 +55,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Forward:
-    """The result of a prefill for one completion.
+    """The result of a prefill for one completion."""
 
-    Attributes:
-        hidden: float32 [T, D], the final hidden state from which each token is drawn.
-        project: computes logits float32 [n, V] from such states [n, D]; the same for all completions of a call.
-    """
-
-    hidden: Tensor
+    hidden: Tensor  # float32 [T, D], the final hidden state from which each token is drawn
+    # computes logits float32 [n, V] from such states [n, D]; the same for all completions of a call
     project: Callable[[Tensor], Tensor]
 
     @property
@@ -81,12 +77,10 @@ class _Decoding:
 
 
 class TorchEngine:
-    """Samples from a policy and checks completions, with torch.
+    """Samples from a policy and checks completions, with torch, in batches of at most `max_batch_tokens` padded tokens.
 
-    Args:
-        dtype: the weights, which are BF16 or quantized, are converted to it: float32 on a CPU, where BF16 arithmetic is
-            slow and rounds more.
-        max_batch_tokens: padded tokens in one batch.
+    The weights, which are BF16 or quantized, are converted to `dtype`: float32 on a CPU, where BF16 arithmetic is slow
+    and rounds more.
     """
 
     def __init__(
@@ -380,11 +374,8 @@ def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 def padded(
     sequences: Sequence[Tokens], device: torch.device, *, width: int | None = None, left_padded: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return ids int64 [B, S] and mask bool [B, S].
-
-    Args:
-        width: S; None for that of the longest sequence.
-        left_padded: whether pads stand before a sequence, so that generation continues at the end of its row.
+    """Return ids int64 [B, S] and mask bool [B, S], S being `width` or that of the longest sequence. Pads on the left
+    let generation continue at the end of each row.
     """
     if left_padded and not all(sequences):
         raise ValueError("a prompt has at least one token")

@@ -22,10 +22,8 @@ class PluginEnvironment:
     """The environment of a plug-in, by the interface of the built-in ones.
 
     Its problems are objects of JSON: `prompt` (text), `reference` (any value), and optionally `stratum` (text). It has
-    episodes if `turns`, the most turns of one, is more than 1.
-
-    Args:
-        strict: whether a CallError is raised where the plug-in gives no reward or reply, which else is the reward 0.
+    episodes if `turns`, the most turns of one, is more than 1. Where the plug-in gives no reward or reply, the reward
+    is 0 or, if it is strict, a CallError is raised.
     """
 
     def __init__(self, name: str, sandbox: PluginSandbox, *, strict: bool = False) -> None:

@@ -54,7 +54,7 @@ class Group:
 
     Attributes:
         prompt: token ids; completions: token ids behind it of each rollout, with an environment's replies in an
-            episode.
+            episode. A rollout may end before its last token, or its first one.
         drawn: which tokens of each completion the policy drew; a loss leaves out the others.
         logprobs: of each completion's tokens under the version that sampled them, at the run's temperature: float32
             [T], one for each token, as validators computed them; 0 where the policy did not draw.

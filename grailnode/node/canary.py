@@ -60,26 +60,20 @@ Falsification = Callable[[MiningWindow, Group, Assignment], Awaitable[Group | No
 
 @dataclass(frozen=True)
 class Edit:
-    """A token that could be replaced by the one with the second-best score.
-
-    Attributes:
-        shortfall: of its score, in units of logits / temperature.
-        evidence: that it gives at least by itself, by the row of any validator, in micro-decades.
-        noise_change: its noise minus that of the right token.
-    """
+    """A token that could be replaced by the one with the second-best score."""
 
     rollout: int
     position: int
     token: int
-    shortfall: float
-    evidence: int
-    noise_change: float
+    shortfall: float  # of its score, in units of logits / temperature
+    evidence: int  # that it gives at least by itself, by the row of any validator, in micro-decades
+    noise_change: float  # its noise minus that of the right token
 
 
 class CanaryProducer(HonestProducer):
     """Produces honest groups and, in every second window, falsifies every second one.
 
-    Of the false groups, which the coin decides as well:
+    Of the false groups, which the coin of the trainer's key decides as well:
 
     - one in three has rollouts with one token replaced by the runner-up, from where they continue as the policy does;
     - one in three likewise, at the nearest ties that are no honest noise: there a quantized copy goes wrong, too;
@@ -88,10 +82,8 @@ class CanaryProducer(HonestProducer):
     A validator without the policy could compare the noise of the chosen tokens, which is public, with that of other
     groups. So edits are made where they change the noise least, and in no more rollouts than a plain rejection needs.
 
-    Args:
-        trainer: the key whose secret decides which groups are false, and how.
-        trainer_state: where the log-probabilities of true groups are noted for the collector, which compares what
-            validators say with them; None for nowhere.
+    The log-probabilities of true groups are noted in the trainer's state, if it is there, for the collector, which
+    compares what validators say with them.
     """
 
     def __init__(
@@ -267,23 +259,17 @@ _AT_ONCE: Final = 4  # miners whose groups are being read
 
 @dataclass(frozen=True)
 class CanaryAudit:
-    """Computes the log-probabilities of picked groups, window after window.
-
-    Attributes:
-        node, task, engine: of the canary.
-        trainer: the key whose secret picks groups.
-        trainer_state: where the log-probabilities are noted.
-        shares_of: by which the groups of a version draw their strata.
-        share_ppm: of the groups that are picked, in millionths.
+    """Computes the log-probabilities of picked groups, window after window, with the node, task and engine of the
+    canary.
     """
 
     node: Node
     task: Task
     engine: Engine
-    trainer: SigningKey
-    trainer_state: ObjectStore
-    shares_of: SharesOf
-    share_ppm: int = AUDIT_PPM
+    trainer: SigningKey  # the key whose secret picks groups
+    trainer_state: ObjectStore  # where the log-probabilities are noted
+    shares_of: SharesOf  # by which the groups of a version draw their strata
+    share_ppm: int = AUDIT_PPM  # of the groups that are picked, in millionths
 
     async def run(self) -> None:
         node, window = self.node, -1

@@ -43,13 +43,9 @@ class View:
 
 
 class Dashboard:
-    """The pages of one run.
-
-    Args:
-        read: reads the run; it says in the state what it could not read.
-        pace: seconds between two readings.
-        now: returns the seconds since the Unix epoch.
-        streams: of events at a time; fewer than the server's connections, of which the page needs some.
+    """The pages of one run, which is read every `pace` seconds; `read` says in the state what it could not read. `now`
+    returns the seconds since the Unix epoch. There are fewer streams of events at a time than the server has
+    connections, of which the page needs some.
     """
 
     def __init__(

@@ -38,11 +38,9 @@ def trainer_bytes(policy: Policy, lora: LoraSpec | None = None) -> int:
 
 
 def follower_bytes(run: RunManifest, config: Config, policy: Policy | None, versions: int = 1) -> int:
-    """Return the bytes that a miner's or a validator's state takes at most.
-
-    Args:
-        policy: None as long as the run's files have not been fetched.
-        versions: that the node keeps; beside vLLM they lie on the disk, with two more while it catches up.
+    """Return the bytes that a miner's or a validator's state takes at most, with this number of versions; beside vLLM
+    they lie on the disk, with two more while it catches up. The policy is None as long as the run's files have not been
+    fetched.
     """
     files = [*run.model.files, *([run.data] if run.data is not None else [])]
     base = 0 if run.lora is None else run.lora.base_bytes

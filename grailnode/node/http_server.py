@@ -47,15 +47,10 @@ async def serve_http(
     *,
     task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled.
+    """Serve a number of connections at a time until cancelled; OSError if the port is in use, or not for this process.
 
-    Args:
-        respond: computes the answer to a GET or HEAD; an exception ends that connection alone, and is logged.
-        connections: how many are served at a time.
-        send_seconds: in which a client must take a body, or one piece of a stream.
-
-    Raises:
-        OSError: the port is in use, or this process may not listen on it.
+    `respond` computes the answer to a GET or HEAD; an exception ends that connection alone, and is logged. A client
+    must take a body, or one piece of a stream, in `send_seconds`.
     """
     limiter = trio.CapacityLimiter(connections)
 

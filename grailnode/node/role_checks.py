@@ -55,17 +55,13 @@ class Check:
 
 @dataclass(frozen=True)
 class RoleChecks:
-    """The checks of a node before its start.
-
-    Attributes:
-        waits: whether a wrong clock, or a beacon that does not answer, is waited for; else it is a failure.
-    """
+    """The checks of a node before its start."""
 
     config: Config
     role: Role
     name: str
     report: LineReporter
-    waits: bool = True
+    waits: bool = True  # whether a wrong clock, or a beacon that does not answer, is waited for; else it is a failure
 
     @cached_property
     def node(self) -> Node:

@@ -40,13 +40,13 @@ from grailnode.store.state.envelope import EnvelopeError
 from grailnode.store.state.name_list import NameListError
 from grailnode.store.state.state_store import REMAKEABLE
 from protocol import paths
-from protocol.errors import ChainError, ProtocolError
+from protocol.errors import ChainError
 from protocol.rollout.batch import Commitment
 from roles.authority_updates import AUTHORITY, refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import TRUST_PATH, Follower
-from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
-from roles.records import fetch_record
+from roles.ports import LineReporter, RepairError
+from roles.records import FOREIGN, fetch_record
 from roles.trainer.collect.acceptance import repair_collector
 from roles.trainer.learn.checkpoint_files import CHECKPOINTS, NOTES, repair_checkpoint, whole_checkpoint
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
@@ -196,10 +196,8 @@ async def repair_other_host(node: Node, say: LineReporter) -> None:
 
 
 async def repair_state(node: Node, say: LineReporter, hosts: int = 1) -> None:
-    """Rebuild what the state of a node has lost: its state is a draft, which is written at the end.
-
-    Args:
-        hosts: of a trainer on several; the state is that of host 0.
+    """Rebuild what the state of a node has lost: its state is a draft, which is written at the end. Of a trainer on
+    several hosts, it is the state of host 0.
     """
     draft = node.state
     assert isinstance(draft, StateDraft)
@@ -276,7 +274,7 @@ async def _newest_use(node: Node) -> tuple[int, bytes | None]:
     for path in reversed(commitments):
         try:
             return (await fetch_record(node, Commitment, path)).record.version, None
-        except (NotFoundError, TooLargeError, ProtocolError):
+        except FOREIGN:
             continue  # of another run, or bytes of somebody else
     return -1, None
 

@@ -78,11 +78,8 @@ async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: f
 
 
 class Storage:
-    """Opens the stores of one node.
-
-    Args:
-        writes: whether the node writes. A node that does not, and has no credentials, reads its bucket by URL.
-        caches: whether objects are kept on this machine. Who audits storage must read what is there now.
+    """Opens the stores of one node. A node that does not write, and has no credentials, reads its bucket by URL.
+    Objects are cached on this machine, but for those who audit storage: they must read what is there now.
     """
 
     def __init__(self, config: Config, telemetry: NodeTelemetry, *, writes: bool = True, caches: bool = True) -> None:

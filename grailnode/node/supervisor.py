@@ -58,17 +58,13 @@ class ProcessError(UserError):
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """A process to keep running.
-
-    Attributes:
-        target: a module-level function that runs until the process is stopped; its arguments are picklable.
-        seats: of processes that are started together, each with its seat as another argument. When one of them ends,
-            the others are killed, and all are started again.
-    """
+    """A process to keep running."""
 
     name: str
-    target: Callable[..., None]
-    arguments: tuple[Any, ...]
+    target: Callable[..., None]  # a module-level function that runs until the process is stopped
+    arguments: tuple[Any, ...]  # of the target, picklable
+    # of processes that are started together, each with its seat as another argument. When one of them ends, the others
+    # are killed, and all are started again
     seats: Sequence[Seat] = ()
 
 

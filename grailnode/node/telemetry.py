@@ -22,13 +22,9 @@ _DOWNLOAD_REPORT_SECONDS: Final = 3.0  # from one report of a download to the ne
 
 
 class NodeTelemetry:
-    """Implements the Telemetry port.
-
-    Args:
-        name: of the node's process; it is part of every line and every metric.
-        file: receives every event as a JSON line; None for no file.
-        terminal: receives a short line for every event; None for no terminal.
-        alarm_url: receives the events that are alarms; empty for nobody.
+    """Implements the Telemetry port. The name of the node's process is part of every line and every metric. Every event
+    goes to the file as a JSON line, and to the terminal as a short one; those that are alarms also to the URL, if there
+    is one.
     """
 
     def __init__(

@@ -48,15 +48,10 @@ class SystemClock:
 
 @dataclass(frozen=True)
 class ClockError:
-    """How far this machine's clock is from another's, at least.
+    """How far this machine's clock is from another's, at least."""
 
-    Attributes:
-        source: the other clock, for people.
-        seconds: that this machine's clock is ahead; negative if it is behind, 0 if the two may be equal.
-    """
-
-    source: str
-    seconds: float
+    source: str  # the other clock, for people
+    seconds: float  # that this machine's clock is ahead; negative if it is behind, 0 if the two may be equal
 
 
 ReadClockError = Callable[[], Awaitable[ClockError | None]]

@@ -15,8 +15,8 @@ from protocol.proof import ProofSpec
 from protocol.rollout.batch import Commitment
 from roles.node.identity import Node
 from roles.policy.follower import Follower
-from roles.ports import BeaconError, LineReporter, NotFoundError, StoreError, TooLargeError
-from roles.records import fetch_record
+from roles.ports import BeaconError, LineReporter, NotFoundError, StoreError
+from roles.records import FOREIGN, fetch_record
 from roles.seals import fetch_witnessed_seals
 
 
@@ -133,7 +133,7 @@ async def _check_sealed(node: Node, validator: bytes, summary: Summary, place: s
         raise ProtocolError("not the summary that was sealed", place)
     for other in sorted(set(node.authority.validators) - {validator}):
         seals: set[tuple[bytes, bytes]] = set()
-        with suppress(NotFoundError, TooLargeError, ProtocolError):  # a bad witness is no evidence against anybody
+        with suppress(*FOREIGN):  # a bad witness is no evidence against anybody
             seals = await fetch_witnessed_seals(node, summary.window, other)
         if any(sealer == validator and other_digest != digest for sealer, other_digest in seals):
             raise ProtocolError(f"sealed twice: another seal was shown to validator {other.hex()[:16]}", place)

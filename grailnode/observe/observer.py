@@ -21,7 +21,7 @@ from roles.gather import answer_of, gather
 from roles.node.identity import Node
 from roles.participants import find_participants
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.records import fetch_envelope, fetch_record
+from roles.records import FOREIGN, fetch_envelope, fetch_record
 
 RECENT_WINDOWS = 50
 _MOST_ALARMS: Final = 200
@@ -64,11 +64,8 @@ async def _summarized(node: Node, validator: bytes, after: str) -> list[int]:
 
 
 class Observer:
-    """Reads a run's public objects, the new ones at every `refresh`.
-
-    Args:
-        node: its store is read; nothing is written.
-        first_window, last_window: only windows between these, both included, are read; None: up to the current one.
+    """Reads a run's public objects, the new ones at every `refresh`, from a node's store; nothing is written. Only
+    windows from the first to the last one are read, by default up to the current one.
     """
 
     def __init__(
@@ -133,7 +130,7 @@ class Observer:
             fetch = partial(fetch_record, self._node, Summary, paths.summary(validator, window))
             try:
                 return (await answer_of(fetch, _SUMMARY_SECONDS)).record
-            except (NotFoundError, TooLargeError, ProtocolError):
+            except FOREIGN:
                 continue
             except StoreError as error:
                 failures.append(error)
@@ -217,7 +214,7 @@ class Observer:
         async for item in self._node.store.list(prefix, after=self._last_report.get(trainer, "")):
             try:
                 await self._read_report(item.path)
-            except (ProtocolError, NotFoundError, TooLargeError) as error:
+            except FOREIGN as error:
                 self._alarm(str(error))
             self._last_report[trainer] = item.path
 

@@ -30,29 +30,21 @@ _SHOWN_MINERS: Final = 20
 
 @dataclass(frozen=True)
 class PublishedRollout:
-    """One rollout as the storage shows it.
+    """One rollout as the storage shows it."""
 
-    Attributes:
-        miner: its public key; window, group, index: the rollout's place.
-        completion: the text behind the prompt, of an episode with the environment's replies; tokens: of the policy.
-        turns: the same in turns, each with its speaker: 'policy' or 'environment'.
-        reward: as a validator computed it; the miner's claim where no validator accepted the group.
-        reasons: why validators rejected the group, each once; empty if none did.
-    """
-
-    miner: bytes
+    miner: bytes  # its public key
     window: int
     group: int
-    index: int
+    index: int  # of the rollout in its group
     version: int
     prompt: str
-    completion: str
-    tokens: int
-    reward: float
-    reasons: tuple[str, ...]
+    completion: str  # the text behind the prompt, of an episode with the environment's replies
+    tokens: int  # of the policy
+    reward: float  # as a validator computed it; the miner's claim where no validator accepted the group
+    reasons: tuple[str, ...]  # why validators rejected the group, each once; empty if none did
     accepted: int
     judged: int
-    turns: tuple[tuple[str, str], ...] = ()
+    turns: tuple[tuple[str, str], ...] = ()  # the completion in turns, each with its speaker: 'policy' or 'environment'
 
     @property
     def place(self) -> str:

@@ -24,21 +24,16 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 @dataclass(frozen=True, config=STRICT)
 class VersionRow:
-    """One published policy version, of which 0 is genesis.
-
-    Attributes:
-        patch_bytes: size of its patch; None for genesis and for an anchor without a patch (after a failed upload).
-        anchor_bytes: size of its anchor's shards; None for a version without an anchor.
-        changed: elements of the BF16 view that differ from the version before; total: all elements.
-    """
+    """One published policy version, of which 0 is genesis."""
 
     version: int
     optimizer_step: int
     first_window: int
+    # size of its patch; None for genesis and for an anchor without a patch (after a failed upload)
     patch_bytes: int | None
-    anchor_bytes: int | None
-    changed: int
-    total: int
+    anchor_bytes: int | None  # size of its anchor's shards; None for a version without an anchor
+    changed: int  # elements of the BF16 view that differ from the version before
+    total: int  # all elements
 
     @property
     def sparsity(self) -> float | None:
@@ -60,42 +55,30 @@ class StratumRow:
 
 @dataclass(frozen=True, config=STRICT)
 class WindowRow:
-    """One window as the validators judged it.
-
-    Attributes:
-        reward: mean reward over the rollouts of accepted groups; None if there were none.
-        pass_at_1, pass_at_k: of `version` on held-out problems, in [0, 1], as a validator measured it; None if nobody
-            did.
-    """
+    """One window as the validators judged it."""
 
     window: int
     version: int
     accepted: int
     rejected: int
-    reward: float | None
+    reward: float | None  # mean reward over the rollouts of accepted groups; None if there were none
+    # of `version` on held-out problems, in [0, 1], as a validator measured it; None if nobody did
     pass_at_1: float | None
-    pass_at_k: float | None = None
+    pass_at_k: float | None = None  # the same
     strata: tuple[StratumRow, ...] = ()
 
 
 @dataclass(frozen=True, config=STRICT)
 class MinerRow:
-    """One miner over the windows that were read.
-
-    Attributes:
-        name: the operator's name for it, else the name that it announced, else the first eight digits of its key.
-        kind: only the demo knows it.
-        submitted: groups committed to; accepted: groups that validators accepted.
-        score: share of the window rewards, in [0, 1].
-    """
+    """One miner over the windows that were read."""
 
     key: Hex
-    name: str
-    kind: MinerKind
-    submitted: Count
-    accepted: Count
+    name: str  # the operator's name for it, else the name that it announced, else the first eight digits of its key
+    kind: MinerKind  # only the demo knows it
+    submitted: Count  # groups committed to
+    accepted: Count  # groups that validators accepted
     rejected: dict[str, Count]
-    score: Share
+    score: Share  # share of the window rewards, in [0, 1]
 
     @property
     def rejections(self) -> int:
@@ -113,18 +96,13 @@ class MinerRow:
 
 @dataclass(frozen=True, config=STRICT)
 class RoundRow:
-    """One closed round of sites that train together.
-
-    Attributes:
-        step: rounds so far that changed the weights; version: the policy version after the round.
-        counted: contributions that count; sites: those that the round had.
-    """
+    """One closed round of sites that train together."""
 
     number: Count
-    step: Count
-    version: Count
-    counted: Count
-    sites: Count
+    step: Count  # rounds so far that changed the weights
+    version: Count  # the policy version after the round
+    counted: Count  # contributions that count
+    sites: Count  # those that the round had
     local_steps: Count
     groups: Count
     payload_bytes: Count
@@ -132,18 +110,12 @@ class RoundRow:
 
 @dataclass(frozen=True, config=STRICT)
 class SiteRow:
-    """One site over the rounds that were read.
-
-    Attributes:
-        name: the operator's name for it, else the name that it announced, else the first eight digits of its key.
-        rounds: in which its contribution counted.
-        refused: rounds in which nothing of it counted, by reason code.
-    """
+    """One site over the rounds that were read."""
 
     key: Hex
-    name: str
-    rounds: Count
-    refused: dict[str, Count]
+    name: str  # see `MinerRow`
+    rounds: Count  # in which its contribution counted
+    refused: dict[str, Count]  # rounds in which nothing of it counted, by reason code
     steps: Count
     groups: Count
     payload_bytes: Count
@@ -160,57 +132,41 @@ class JudgedWindow:
 
 @dataclass(frozen=True, config=STRICT)
 class ValidatorRow:
-    """One validator of the run.
-
-    Attributes:
-        windows: how many of the windows that were read it has revealed; recent: its groups in the newest of them.
-        check_rate: completion tokens in a second of checking.
-    """
+    """One validator of the run."""
 
     key: str
     name: str
-    windows: int
+    windows: int  # how many of the windows that were read it has revealed
     accepted: int
     rejected: int
-    check_rate: float
-    recent: tuple[JudgedWindow, ...]
+    check_rate: float  # completion tokens in a second of checking
+    recent: tuple[JudgedWindow, ...]  # its groups in the newest of the windows
 
 
 @dataclass(frozen=True, config=STRICT)
 class StageRow:
-    """A window that is not decided yet.
-
-    Attributes:
-        stage: what happens now; until: the time at which it ends, in seconds since the Unix epoch, None for never.
-        revealed: validators that have revealed their summary.
-    """
+    """A window that is not decided yet."""
 
     window: int
-    stage: str
-    until: float | None
-    revealed: int
+    stage: str  # what happens now
+    until: float | None  # the time at which the stage ends, in seconds since the Unix epoch, None for never
+    revealed: int  # validators that have revealed their summary
 
 
 @dataclass(frozen=True, config=STRICT)
 class HeadRow:
-    """The head, as the trainer signed it (docs/spec/chain.md).
-
-    Attributes:
-        made_at: when its newest version was made, by the beacon; signed_at, expires_at: when the head was signed, and
-            when it ceases to be valid; all in seconds since the Unix epoch.
-        weights: digest of the newest version's weights, in hex.
-    """
+    """The head, as the trainer signed it (docs/spec/chain.md). Times are in seconds since the Unix epoch."""
 
     version: int
-    made_at: float
+    made_at: float  # when its newest version was made, by the beacon
     signed_at: float
-    expires_at: float
+    expires_at: float  # when it ceases to be valid
     epoch: int
     revision: int
     base: int
     oldest_patch: int
     anchors: tuple[int, ...]
-    weights: str
+    weights: str  # digest of the newest version's weights, in hex
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -224,58 +180,42 @@ class NodeRow:
 
 @dataclass(frozen=True, config=STRICT)
 class NetworkState:
-    """A run at one moment.
+    """A run at one moment."""
 
-    Attributes:
-        run_id: hex digest of the run manifest; run_name: its human name.
-        seconds: since the view began.
-        window: the current window (None before the first); windows_planned: how many a demo runs (None: endless).
-        window_seconds: length of a window; window_elapsed: seconds into the current one.
-        full_bytes: size of a full BF16 checkpoint.
-        rounds, sites: none where the trainer trains alone.
-        tokens_generated, tokens_verified: completion tokens of judged groups, and of accepted ones.
-        check_rate: completion tokens that a validator checks in a second of checking; 0 before the first summary.
-        bottleneck: what limits the trainer, where it runs on this machine; empty elsewhere.
-        unjudged: a line for each validator of this machine whose newest window was short of time.
-        troubles: a line for each process of this machine that waits, or is started again and again.
-        head_age: seconds since the trainer signed the head, which it renews; None before the first one.
-        has_ended: whether the head has expired: the run has ended, or its trainer has stopped.
-        silent: trainer and validators who take part by the authority, and show no sign of it.
-        alarms: one line each (forks, false objects, validators that a canary deceived, storage that does not answer).
-        recent: the newest judged windows of each miner, by its key.
-        stages: the windows that are not decided yet, the newest first.
-        read_at: the last time at which all of storage answered, in seconds since the Unix epoch; None for never.
-    """
-
-    run_id: str
-    run_name: str
-    seconds: float
-    window: int | None
-    windows_planned: int | None
+    run_id: str  # hex digest of the run manifest
+    run_name: str  # its human name
+    seconds: float  # since the view began
+    window: int | None  # the current window; None before the first
+    windows_planned: int | None  # how many a demo runs; None for endless
     window_seconds: float
-    window_elapsed: float
-    full_bytes: int
+    window_elapsed: float  # seconds into the current window
+    full_bytes: int  # size of a full BF16 checkpoint
     versions: tuple[VersionRow, ...] = ()
     windows: tuple[WindowRow, ...] = ()
     miners: tuple[MinerRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
-    rounds: tuple[RoundRow, ...] = ()
-    sites: tuple[SiteRow, ...] = ()
-    tokens_generated: int = 0
-    tokens_verified: int = 0
+    rounds: tuple[RoundRow, ...] = ()  # none where the trainer trains alone
+    sites: tuple[SiteRow, ...] = ()  # likewise
+    tokens_generated: int = 0  # completion tokens of judged groups
+    tokens_verified: int = 0  # completion tokens of accepted groups
+    # completion tokens that a validator checks in a second of checking; 0 before the first summary
     check_rate: float = 0.0
+    # one line each (forks, false objects, validators that a canary deceived, storage that does not answer)
     alarms: tuple[str, ...] = ()
+    # seconds since the trainer signed the head, which it renews; None before the first one
     head_age: float | None = None
-    has_ended: bool = False
-    silent: tuple[str, ...] = ()
+    has_ended: bool = False  # whether the head has expired: the run has ended, or its trainer has stopped
+    silent: tuple[str, ...] = ()  # trainer and validators who take part by the authority, and show no sign of it
     pass_at: int = 1
-    bottleneck: str = ""
-    unjudged: tuple[str, ...] = ()
-    troubles: tuple[str, ...] = ()
+    bottleneck: str = ""  # what limits the trainer, where it runs on this machine; empty elsewhere
+    unjudged: tuple[str, ...] = ()  # a line for each validator of this machine whose newest window was short of time
+    troubles: tuple[str, ...] = ()  # a line for each process of this machine that waits, or is started again and again
+    # the newest judged windows of each miner, by its key
     recent: Mapping[str, tuple[JudgedWindow, ...]] = field(default_factory=dict)
     validators: tuple[ValidatorRow, ...] = ()
-    stages: tuple[StageRow, ...] = ()
+    stages: tuple[StageRow, ...] = ()  # the windows that are not decided yet, the newest first
     head: HeadRow | None = None
+    # the last time at which all of storage answered, in seconds since the Unix epoch; None for never
     read_at: float | None = None
 
     @property

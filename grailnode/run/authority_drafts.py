@@ -51,11 +51,8 @@ class Draft(Record):
 
 def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, **changes: Any) -> Draft:
     """Return a draft of the next revision: the current authority with new values of its fields; RevisionError if these
-    contradict each other.
-
-    Args:
-        note: why, for people.
-        rewind: the last version that counts of a chain that a thief continued with a key.
+    contradict each other. The note says why, for people. A rewind names the last version that counts of a chain that a
+    thief continued with a key.
     """
     try:
         authority = Authority(**(dict(revisions.current) | changes))

@@ -97,17 +97,11 @@ def _provider(host: str | None) -> Provider:
 
 @dataclass(frozen=True)
 class BucketUse:
-    """Who uses a bucket, and how.
+    """Who uses a bucket, and how."""
 
-    Attributes:
-        keys: the participants whose objects the owner's credentials may write.
-        readers: AWS or MinIO principals that may read; everybody where there are none.
-        beacon: for a meeting point, the first part of the paths of the run's beacon.
-    """
-
-    keys: tuple[bytes, ...]
-    readers: tuple[str, ...] = ()
-    beacon: str = ""
+    keys: tuple[bytes, ...]  # the participants whose objects the owner's credentials may write
+    readers: tuple[str, ...] = ()  # AWS or MinIO principals that may read; everybody where there are none
+    beacon: str = ""  # for a meeting point, the first part of the paths of the run's beacon
     days: int = 7
 
     @property

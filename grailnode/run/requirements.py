@@ -49,20 +49,14 @@ class RequirementError(UserError):
 
 @dataclass(frozen=True)
 class CheckedTask:
-    """An environment, its data and a policy that fit each other.
-
-    Attributes:
-        problems: of the data file; None for a task without one.
-        generated: the environments that generate their problems, by name.
-        notice: what whoever creates the run should know; empty for nothing.
-    """
+    """An environment, its data and a policy that fit each other."""
 
     members: MixtureSpec
-    problems: Dataset | None
-    generated: Mapping[str, Environment]
+    problems: Dataset | None  # of the data file; None for a task without one
+    generated: Mapping[str, Environment]  # the environments that generate their problems, by name
     wheels: tuple[Wheel, ...]
     chat: ChatSpec | None
-    notice: str = ""
+    notice: str = ""  # what whoever creates the run should know; empty for nothing
 
     def problem(self, seed: bytes) -> Problem:
         member = self.members[drawn_member([member.ppm for member in self.members], seed)]

@@ -55,12 +55,9 @@ _SHOWN: Final[Mapping[str, Sequence[str]]] = {
 
 
 def for_new_run(values: Sections, starts: Sequence[str], bucket: Bucket | None, beacon: ChainInfo | None) -> str:
-    """Return the run.toml of a run that is created here.
-
-    Args:
-        values: what differs from the defaults.
-        bucket: where the run is stored and its participants meet; None for a directory of this machine.
-        beacon: the public beacon; None for one of the run's own.
+    """Return the run.toml of a run that is created here, with the values that differ from the defaults. The run is
+    stored and its participants meet in a bucket, or else a directory of this machine; without a public beacon it has
+    one of its own.
     """
     header = _HEADER.format(starts="\n".join(f"  {start}" for start in starts))
     lines = [f"# {line}" for line in header.splitlines()]

@@ -49,25 +49,17 @@ _RATE_DIVISOR: Final = 3.5  # of a site's learning rate: the outer momentum make
 
 @dataclass(frozen=True)
 class Workspace:
-    """A new run on this machine.
-
-    Attributes:
-        config: run.toml in the directory.
-        rules: those of the run, each with a value.
-        keys: the public keys by name.
-        problems: those of the data file; None for an environment without one.
-        notice: what its creator should know; empty for nothing.
-    """
+    """A new run on this machine."""
 
     directory: Path
-    config: Path
-    rules: Rules
+    config: Path  # run.toml in the directory
+    rules: Rules  # those of the run, each with a value
     run_id: bytes
-    keys: dict[str, bytes]
-    problems: Dataset | None
+    keys: dict[str, bytes]  # the public keys by name
+    problems: Dataset | None  # those of the data file; None for an environment without one
     start_commands: tuple[str, ...]
     files: NewFiles
-    notice: str
+    notice: str  # what its creator should know; empty for nothing
 
 
 class WorkspaceError(UserError):

@@ -126,12 +126,8 @@ class BubblewrapSandbox:
         stderr: int = subprocess.DEVNULL,
         cpu: int = 1,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a module of `inside` in a sandbox; at the end of the block kill every process in the sandbox.
-
-        Args:
-            standard_input: bytes that it can read from its standard input.
-            channels: descriptors that it inherits.
-            cpu: factor on the limit of CPU seconds.
+        """Start a module of `inside` in a sandbox, with bytes at its standard input and inherited descriptors, the
+        channels; at the end of the block kill every process in the sandbox. `cpu` multiplies the limit of CPU seconds.
         """
         limits = self._limits
         numbers = (*channels, cpu * limits.cpu_seconds, limits.memory_bytes, limits.file_bytes, limits.files)
@@ -161,13 +157,9 @@ class BubblewrapSandbox:
 def isolation_arguments(
     interpreter: Interpreter, scratch_bytes: int, folders: Sequence[Path] = (), **variables: str
 ) -> tuple[str, ...]:
-    """Return bubblewrap's arguments that precede the command.
-
-    Args:
-        scratch_bytes: size of all files in /tmp.
-        folders: of this machine, mounted at /wheels/0, /wheels/1, ...; not on the path of Python, which finds its own
-            modules there first.
-        variables: further variables of the environment, or others in the place of those here.
+    """Return bubblewrap's arguments that precede the command. Files in /tmp may have `scratch_bytes` in all. Folders of
+    this machine are mounted at /wheels/0, /wheels/1, ..., which are not on the path of Python, which finds its own
+    modules there first. The variables are added to those of the environment, or take their place.
     """
     mounts = {str(folder): f"/wheels/{number}" for number, folder in enumerate(folders)}
     arguments = [f"--unshare-{space}" for space in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]

@@ -39,18 +39,12 @@ _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 
 @dataclass(frozen=True)
 class PluginLimits:
-    """The limits of a plug-in. None of them decides a reward.
+    """The limits of a plug-in. None of them decides a reward."""
 
-    Attributes:
-        load_seconds: elapsed time in which the environment loads.
-        call_seconds: elapsed time of one call, or of all calls of an episode together.
-        cpu_seconds: processor time of the same.
-    """
-
-    load_seconds: float = 120.0
-    call_seconds: float = 30.0
+    load_seconds: float = 120.0  # elapsed time in which the environment loads
+    call_seconds: float = 30.0  # elapsed time of one call, or of all calls of an episode together
     memory_bytes: int = 2 << 30
-    cpu_seconds: int = _ENDLESS
+    cpu_seconds: int = _ENDLESS  # processor time of the same
 
 
 class CallError(Exception):

@@ -126,11 +126,9 @@ machines: Final = tuple(_ARCHITECTURES)
 
 
 def build_filter(machine: str, kind: Kind = "program") -> bytes:
-    """Return the filter of a machine: struct sock_filter[], little-endian as the machine.
-
-    Args:
-        kind: of what is filtered. A "host" may start processes, in no name spaces of their own. A "fork" of it, which
-            shares its name space of processes with others, sends no signals either.
+    """Return the filter of a machine: struct sock_filter[], little-endian as the machine. A "host" may start processes,
+    in no name spaces of their own. A "fork" of it, which shares its name space of processes with others, sends no
+    signals either.
     """
     column = machines.index(machine)
     calls = {name: call[column] for name, call in (_CALLS | (_SIGNALS if kind == "fork" else {})).items()}

@@ -30,12 +30,9 @@ class RefusedError(StoreError):
 def check_path(path: str) -> str:
     """Return the path if it is the path of an object.
 
-    Single slashes separate its parts. No part begins with '.', so that there is neither '.' nor '..', and no path
-    leads to the local store's own files.
-
-    Raises:
-        ValueError: the path is empty, absolute or too long; a part is empty, too long or begins with '.'; or a
-            character is not printable or is a backslash.
+    Single slashes separate its parts. No part begins with '.', so that there is neither '.' nor '..', and no path leads
+    to the local store's own files. ValueError if it is empty, absolute or too long; if a part is empty, too long or
+    begins with '.'; or if a character is not printable or is a backslash.
     """
     if not is_path(path):
         raise ValueError(f"not an object path: {path[:200]!r}")

@@ -30,16 +30,11 @@ T = TypeVar("T")
 
 
 class LocalStore:
-    """Implements ObjectStore below a directory, which several processes may share.
+    """Implements ObjectStore below a directory, which several processes may share; it is created when it is missing.
+    StoreError if it cannot be created or read. At most `threads` file operations run at a time.
 
-    Args:
-        root: the directory; created when it is missing.
-        inline: access files on the event loop instead of in worker threads. For tests on trio's MockClock, which does
-            not notice that a thread is busy and would advance meanwhile.
-        threads: concurrent file operations.
-
-    Raises:
-        StoreError: the directory cannot be created or read.
+    Files are accessed in worker threads or, for tests on trio's MockClock, inline on the event loop: that clock does
+    not notice that a thread is busy and would advance meanwhile.
     """
 
     def __init__(self, root: Path, *, inline: bool = False, threads: int = 8) -> None:

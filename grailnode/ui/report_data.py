@@ -15,51 +15,35 @@ _MUCH = 0.5  # share of its time from which on a trainer's wait has a reason bes
 
 
 class DemoReport(BaseModel):
-    """A whole report.json: the public state of a run that has ended, and what only its operator knows.
-
-    Attributes:
-        command: the command line that repeats the run; verify_command: that checks its chain again.
-        seed: of the run; environment: the name of its task; model_parameters: elements of the policy.
-        weights_digest: hex digest of the weights that each node holds at the end, by node name; the trainer is one of
-            the nodes.
-        trainer_io_wait_fraction: share of the training process' time spent waiting for its own uploads and downloads.
-        trainer_data_wait_fraction: share of it spent waiting for verified groups to exist.
-    """
+    """A whole report.json: the public state of a run that has ended, and what only its operator knows."""
 
     model_config = ConfigDict(**STRICT, frozen=True)
 
-    command: str
-    verify_command: str = "grailnode verify --run run.toml"
-    seed: int
-    environment: str
-    model_parameters: Count
+    command: str  # the command line that repeats the run
+    verify_command: str = "grailnode verify --run run.toml"  # that checks its chain again
+    seed: int  # of the run
+    environment: str  # the name of the run's task
+    model_parameters: Count  # elements of the policy
+    # hex digest of the weights that each node holds at the end, by node name; the trainer is one of the nodes
     weights_digest: dict[str, Hex]
-    trainer_io_wait_fraction: Share
-    trainer_data_wait_fraction: Share
+    trainer_io_wait_fraction: Share  # of the training process' time, spent waiting for its own uploads and downloads
+    trainer_data_wait_fraction: Share  # of the same, spent waiting for verified groups to exist
     state: NetworkState
 
 
 @dataclass(frozen=True)
 class Findings:
-    """A run in a few figures.
+    """A run in a few figures."""
 
-    Attributes:
-        pass_at_1, reward: the change over the run; None if nothing was measured.
-        sparsity: mean over versions; patch_bytes: median over versions; None if there was no patch.
-        groups: judged groups of all miners.
-        false_rejections: rejected groups of honest miners; false_acceptances: accepted groups of cheating ones.
-        equal_nodes: nodes that hold the reference weights at the end; nodes: all that reported a digest.
-    """
-
-    pass_at_1: Change | None
-    reward: Change | None
-    sparsity: float | None
-    patch_bytes: int | None
-    groups: Tally
-    false_rejections: int
-    false_acceptances: int
-    equal_nodes: int
-    nodes: int
+    pass_at_1: Change | None  # the change over the run; None if nothing was measured
+    reward: Change | None  # the same
+    sparsity: float | None  # mean over versions; None if there was no patch
+    patch_bytes: int | None  # median over versions; None if there was no patch
+    groups: Tally  # judged groups of all miners
+    false_rejections: int  # rejected groups of honest miners
+    false_acceptances: int  # accepted groups of cheating miners
+    equal_nodes: int  # nodes that hold the reference weights at the end
+    nodes: int  # all that reported a digest
 
     @classmethod
     def of(cls, state: NetworkState, digests: Mapping[str, str] | None = None) -> Self:

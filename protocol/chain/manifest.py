@@ -27,14 +27,11 @@ TensorRow = tuple[
 
 
 class PatchRef(Record):
-    """A reference to the patch from the version before.
-
-    Attributes:
-        parts: the objects that are the patch's bytes, one after the other. A follower decodes each when it has arrived
-            and has its digest, while the next ones still arrive.
-    """
+    """A reference to the patch from the version before."""
 
     kind: ClassVar[str] = "patch"
+    # the objects that are the patch's bytes, one after the other. A follower decodes each when it has arrived and has
+    # its digest, while the next ones still arrive
     parts: Annotated[tuple[ObjectRef, ...], Field(min_length=1, max_length=limits.MAX_PATCH_PARTS)]
     changed: Annotated[int, Field(ge=0)]
 

@@ -162,13 +162,11 @@ def lottery(salt: bytes, key: bytes) -> bytes:
 
 
 def draw_places(salt: bytes, keys: Iterable[bytes], history_keys: AbstractSet[bytes], places: int) -> list[bytes]:
-    """Return the keys that get one of a number of places, in the order of the lottery.
+    """Return the keys that get one of a number of places, in the order of the lottery; its salt is randomness that
+    nobody knew when the keys were made.
 
     Three quarters of the places are kept for keys with a history, so that no crowd of new keys displaces those that
     have worked; all others, and known keys beyond that, draw for the rest. Places that one side leaves go to the other.
-
-    Args:
-        salt: randomness that nobody knew when the keys were made.
     """
     ordered_keys = sorted(keys, key=lambda key: lottery(salt, key))
     first = [key for key in ordered_keys if key in history_keys][: int(_KNOWN_PLACES * places)]

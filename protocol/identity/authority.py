@@ -97,17 +97,15 @@ class Revision(Record):
 class Revisions:
     """The verified revisions of one run that a node has; the last one gives the current authority.
 
-    Use: `check` the bytes at the path of a revision, persist them, then `adopt` the revision.
-
-    Attributes:
-        rewind: the number and the rewind of the newest revision that rewinds the chain; None if there is none.
-        all_validators: those of any revision; lowest_quorum: of all revisions.
+    Use: `check` the bytes at the path of a revision, persist them, then `adopt` the revision. `all_validators` and
+    `lowest_quorum` are those of any revision.
     """
 
     def __init__(self, run_id: bytes, initial: Authority) -> None:
         self.run_id = run_id
         self.current = initial
         self.all_validators, self.lowest_quorum = set(initial.validators), initial.quorum
+        # the number and the rewind of the newest revision that rewinds the chain; None if there is none
         self.rewind: tuple[int, ChainPoint] | None = None
         self._digests = [run_id]
         self._roots = [(initial.roots, initial.root_threshold)]

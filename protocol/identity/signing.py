@@ -137,16 +137,9 @@ def sign(record: Record, *keys: SigningKey) -> bytes:
 
 
 def open_signed(data: bytes, record_type: type[R], signers: Collection[bytes], threshold: int = 1) -> Signed[R]:
-    """Verify an envelope and parse the record in it.
-
-    Args:
-        data: hostile bytes.
-        signers: the keys that may sign it.
-        threshold: how many of them must have signed it.
-
-    Raises:
-        LimitError, MalformedError: the bytes are no envelope of that type, or the body is no such record.
-        SignatureError: too few of the signers or another key signed it, or a signature is invalid.
+    """Verify an envelope, hostile bytes that a number of the signers must have signed, and parse the record in it.
+    LimitError, MalformedError if it is no envelope of that type, or the body no such record; SignatureError if too few
+    of the signers or another key signed it, or a signature is invalid.
     """
     envelope = _open_envelope(data, record_type)
     keys = [signature.key for signature in envelope.signatures]

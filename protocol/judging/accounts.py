@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from protocol import limits
 from protocol.judging.evidence import LUCK_BETS, NO_EVIDENCE, Evidence, weigh
-from protocol.judging.ledger import GROUP, PRICE_DIVISORS, SHARE, Amendment, Summary, excess_misses, shares
-from protocol.proof import STATISTICS, ProofSpec, StatisticName, Thresholds
+from protocol.judging.ledger import GROUP, SHARE, Amendment, Summary, excess_misses, shares
+from protocol.proof import MEASURED, STATISTICS, ProofSpec, StatisticName, Thresholds
 from protocol.run import ScoringSpec
 
 _ABSENT: Final = -(1 << 61)
@@ -66,27 +66,18 @@ class _Slots:
 
 @dataclass(frozen=True)
 class _Window:
-    """The rows of one window, N of them: M with accepted groups, and C in which a statistic was computed.
-
-    Attributes:
-        miners: [N], numbers of the miners.
-        groups: int32 [6, N], by _GROUPS; amendments: int64 [3, N]: how many, and the groups that they accept and
-            reject.
-        clean: bool [N], `LedgerRow.is_clean`.
-        priced, excesses: [M] numbers of (miner, arithmetic), and [M, P] their excess misses of each statistic.
-        computed, evidence: [C] numbers of (miner, arithmetic), and int64 [C, A] what they add to each alternative.
-    """
+    """The rows of one window, N of them: M with accepted groups, and C in which a statistic was computed."""
 
     window: int
     scale: tuple[int, int]
-    miners: NDArray[np.intp]
-    groups: NDArray[np.int32]
-    amendments: NDArray[np.int64]
-    clean: NDArray[np.bool_]
-    priced: NDArray[np.intp]
-    excesses: NDArray[Any]
-    computed: NDArray[np.intp]
-    evidence: NDArray[np.int64]
+    miners: NDArray[np.intp]  # [N], numbers of the miners
+    groups: NDArray[np.int32]  # int32 [6, N], by _GROUPS
+    amendments: NDArray[np.int64]  # int64 [3, N]: how many, and the groups that they accept and reject
+    clean: NDArray[np.bool_]  # bool [N], `LedgerRow.is_clean`
+    priced: NDArray[np.intp]  # [M] numbers of (miner, arithmetic)
+    excesses: NDArray[Any]  # [M, P] excess misses of `priced` in each statistic
+    computed: NDArray[np.intp]  # [C] numbers of (miner, arithmetic)
+    evidence: NDArray[np.int64]  # int64 [C, A], what `computed` add to each alternative
 
     @property
     def is_unaudited(self) -> NDArray[np.bool_]:
@@ -97,10 +88,8 @@ class _Window:
 
 
 class Accounts:
-    """The accounts of all miners by the summaries of one validator that count, up to the newest one.
-
-    Args:
-        proof: the thresholds of each pair of arithmetics.
+    """The accounts of all miners by the summaries of one validator that count, up to the newest one; the proof has the
+    thresholds of each pair of arithmetics.
     """
 
     def __init__(self, scoring: ScoringSpec, proof: ProofSpec) -> None:
@@ -136,7 +125,7 @@ class Accounts:
         excesses = [
             [
                 excess_misses(row, self._proof.row(row.arithmetic, summary.arithmetic), name) * scale[0] // scale[1]
-                for name in PRICE_DIVISORS
+                for name in MEASURED
             ]
             for row in priced
         ]
@@ -158,7 +147,7 @@ class Accounts:
             amendments=np.zeros((3, len(rows)), np.int64),
             clean=np.array([row.is_clean for row in rows], np.bool_),
             priced=self._pairs.use((row.miner, row.arithmetic) for row in priced),
-            excesses=self._array(excesses).reshape(len(priced), len(PRICE_DIVISORS)),
+            excesses=self._array(excesses).reshape(len(priced), len(MEASURED)),
             computed=pairs,
             evidence=evidence,
         )
@@ -192,8 +181,7 @@ class Accounts:
         exact = np.result_type(np.int64, *(value for _, value in values))
         balances = np.zeros(len(self._miners), exact)
         excesses = np.zeros(
-            (len(self._pairs), len(PRICE_DIVISORS)),
-            np.result_type(np.int64, *(t.excesses for t in self._windows.values())),
+            (len(self._pairs), len(MEASURED)), np.result_type(np.int64, *(t.excesses for t in self._windows.values()))
         )
         decay, age, newest = SHARE, 0, max(self._windows, default=0)  # what remains of a value after so many windows
         for table, value in reversed(values):
@@ -202,11 +190,9 @@ class Accounts:
             balances[table.miners] += _decayed(value, decay)
             excesses[table.priced] += _decayed(table.excesses, decay)
         result = {miner: int(balances[number]) for miner, number in self._miners.numbers.items()}
-        prices = list(PRICE_DIVISORS.values())
         for (miner, _), number in self._pairs.numbers.items():
-            for excess, divisor in zip(excesses[number].tolist(), prices, strict=True):
-                if excess > 0:
-                    result[miner] -= self._scoring.miss_price * excess // (GROUP * divisor)
+            for excess in excesses[number].tolist():
+                result[miner] -= self._scoring.miss_price * max(0, excess) // GROUP
         return result
 
     def _values(self, table: _Window) -> NDArray[Any]:
@@ -254,10 +240,7 @@ class Accounts:
 
     def unaudited(self, rejections: Mapping[bytes, int]) -> list[tuple[int, bytes]]:
         """Return each (window, miner) whose row has unaudited groups that count although the miner was rejected in a
-        later window, ascending by window.
-
-        Args:
-            rejections: the newest window of a rejection, by miner.
+        later window, ascending by window. The newest window of a rejection is given by miner.
         """
         ends = np.full(len(self._miners), -1, np.int64)
         names = {self._miners.numbers[miner]: miner for miner in rejections}

@@ -15,7 +15,7 @@ from protocol import limits, paths
 from protocol.difficulty import Counts as StratumCounts
 from protocol.encoding import OPTIONAL, Line, Record, Version, Window, content_digest
 from protocol.identity.signing import Digest, Key, PublishedRecord
-from protocol.judging.evidence import LUCK_UNIT, NO_COUNTS, Counts
+from protocol.judging.evidence import NO_COUNTS, Counts
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
 from protocol.proof import RATE_UNIT, Arithmetic, OptionalArithmetic, StatisticName, Thresholds
@@ -114,31 +114,24 @@ class Amendment(Record):
     """The result of a re-audit: a verdict on those dealt groups of a miner's earlier window that had not been audited.
 
     Groups that were not audited then and are not counted here lose their credit.
-
-    Attributes:
-        window: the earlier window.
-        verdict: SHA-256 of the body of the verdict on these groups; empty if they were not available any more.
-        accepted, rejected: numbers of groups.
     """
 
     kind: ClassVar[str] = "amendment"
-    window: Window
+    window: Window  # the earlier window
     miner: Key
+    # SHA-256 of the body of the verdict on these groups; empty if they were not available any more
     verdict: OptionalDigest
-    accepted: Groups
-    rejected: Groups
+    accepted: Groups  # number of groups
+    rejected: Groups  # number of groups
 
 
 class StratumResult(Record):
-    """The held-out problems of one kind, by the number of their completions with full reward.
-
-    Attributes:
-        name: of the stratum; empty for problems of no particular kind.
-        right: right[c] is the number of problems of which c completions are right.
-    """
+    """The held-out problems of one kind, by the number of their completions with full reward."""
 
     kind: ClassVar[str] = "stratum-result"
+    # of the stratum; empty for problems of no particular kind
     name: Annotated[Line, Field(max_length=limits.MAX_STRATUM_CHARS)]
+    # right[c] is the number of problems of which c completions are right
     right: Annotated[
         tuple[Annotated[int, Field(ge=0, le=limits.MAX_EVALUATION_PROBLEMS)], ...],
         Field(min_length=2, max_length=limits.MAX_EVALUATION_SAMPLES + 1),
@@ -150,16 +143,11 @@ class StratumResult(Record):
 
 
 def pass_at_k(right: Sequence[int], k: int) -> float:
-    """Return the probability that at least one of k completions solves a problem: the mean over problems of the
-    unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, equation 1).
+    """Return the probability that at least one of k completions solves a problem: the mean over problems, at least one,
+    of the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, equation 1). `right` is as of a StratumResult.
 
-    If c of a problem's n completions are right, 1 - C(n - c, k) / C(n, k) is the share of the choices of k among them
-    that have a right one.
-
-    Args:
-        right: right[c] is the number of problems of which c completions are right; n is its length less 1, and there is
-            at least one problem.
-        k: 1 to n.
+    If c of a problem's n completions are right, 1 - C(n - c, k) / C(n, k) is the share of the choices of k among them,
+    1 to n, that have a right one.
     """
     completions = len(right) - 1
     solved = sum(
@@ -284,17 +272,9 @@ class Witness(PublishedRecord):
         return paths.witness(self.validator, self.window)
 
 
-PRICE_DIVISORS: Final[dict[StatisticName, int]] = {"sketch": 1, "margin": 1, "stop": 1, "luck": 20}
-"""By what the price of a miss is divided, for each statistic. As luck saves no work, a small price suffices."""
-
 _MOST_PRICED_RATES: Final[dict[StatisticName, int]] = {"sketch": 1000, "margin": 1000, "stop": 1}
 """A miss is a trial that reaches the first step with a rate of at most one in so many. A rollout has many tokens, so
 that its stops may be missed more often.
-"""
-
-_LUCK_FREE: Final = 95
-"""Luck begins to cost at so many percent of the bad luck. A miner that knows its evidence could add as much luck as
-chance took off, if the price began at 100%. That costs honest work a little, too.
 """
 
 
@@ -308,29 +288,23 @@ def priced_step(thresholds: Thresholds, statistic: StatisticName) -> int:
 
 def excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticName) -> int:
     """Return how many more misses a window with accepted groups has than are free, in millionths; fewer are negative.
-    A miss is a trial that reaches the priced step; of luck, a reward more than the validator's own.
+    A miss is a trial that reaches the priced step. Luck has no price, since it changes no reward that counts.
 
     The audited groups stand for all that were dealt and count.
     """
     tally = row.counts.tally(statistic)
-    if statistic == "luck":
-        less, more = tally.steps or (0, 0)
-        excess = (100 * more - _LUCK_FREE * less) * (GROUP // LUCK_UNIT) // 100
-    else:
-        first = priced_step(thresholds, statistic)
-        expected = tally.trials * thresholds.table(statistic).rates[first]
-        excess = sum(tally.steps[first:]) * GROUP - expected // (RATE_UNIT // GROUP)
+    first = priced_step(thresholds, statistic)
+    expected = tally.trials * thresholds.table(statistic).rates[first]
+    excess = sum(tally.steps[first:]) * GROUP - expected // (RATE_UNIT // GROUP)
     return row.counting * excess // row.accepted
 
 
 def shares(balances: Mapping[bytes, int], scoring: ScoringSpec) -> dict[bytes, int]:
-    """Compute each miner's share of the reward, in billionths: proportional to its balance, at most `cap`.
+    """Compute each miner's share of the reward, in billionths: proportional to its balance, which is in millionths of a
+    group, and at most `cap`.
 
     A key earns nothing until its balance exceeds the deposit, and then by its whole balance. So whoever abandons a key
     loses what the next one delivers for the deposit, and miners gain nothing by work under one key instead of several.
-
-    Args:
-        balances: by miner, in millionths of a group.
     """
     weights = {miner: balance if balance > scoring.deposit else 0 for miner, balance in sorted(balances.items())}
     total = sum(weights.values())

@@ -40,11 +40,7 @@ class Roster:
         return max(len(self.validators), self.judges), self.judges
 
     def judges_of(self, run: bytes, window: int, randomness: bytes, miner: bytes, group: int) -> frozenset[bytes]:
-        """Return the validators to which a group is dealt.
-
-        Args:
-            randomness: of the window's round R1.
-        """
+        """Return the validators to which a group is dealt by the randomness of the window's round R1."""
         if self.judges >= len(self.validators):
             return frozenset(self.validators)
         return frozenset(challenge.deal_order(run, window, randomness, miner, group, self.validators)[: self.judges])
@@ -52,11 +48,8 @@ class Roster:
     def dealt_groups(
         self, run: bytes, window: int, randomness: bytes, miner: bytes, *, groups: int, validator: bytes
     ) -> tuple[int, ...]:
-        """Return the indices of a miner's groups that are dealt to one validator, ascending.
-
-        Args:
-            randomness: of the window's round R1.
-            groups: how many of the miner's groups count.
+        """Return the indices of a miner's groups, as many as count, that are dealt to one validator, ascending, by the
+        randomness of the window's round R1.
         """
         return tuple(
             group for group in range(groups) if validator in self.judges_of(run, window, randomness, miner, group)

@@ -13,10 +13,8 @@ SharesOf = Callable[[int], Sequence[int]]
 def accepted_groups(
     run_id: bytes, randomness: bytes, verdicts: Iterable[Verdict], shares_of: SharesOf
 ) -> Iterator[tuple[int, bool]]:
-    """Yield the number of the stratum of each accepted group, and whether its rewards are not all equal.
-
-    Args:
-        randomness: of the round that opened the verdicts' window.
+    """Yield the number of the stratum of each accepted group, and whether its rewards are not all equal. The randomness
+    is that of the round that opened the verdicts' window.
     """
     for verdict in verdicts:
         accepted = [judgement for judgement in verdict.judgements if judgement.accepted]

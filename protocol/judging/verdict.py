@@ -59,6 +59,10 @@ class Judgement(Record):
     tokens: Annotated[int, Field(ge=0, le=limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS)]
     counts: Counts
     rewards: Annotated[tuple[Reward, ...], Field(max_length=limits.MAX_GROUP_SIZE)]
+    ends: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=limits.MAX_COMPLETION_TOKENS)], ...],
+        Field(max_length=limits.MAX_GROUP_SIZE),
+    ] = ()
     logprobs: bytes
 
     @model_validator(mode="after")
@@ -67,6 +71,8 @@ class Judgement(Record):
             raise ValueError("rewards or log-probabilities of a rejected group")
         if not self.reason and len(self.logprobs) != 4 * self.tokens:
             raise ValueError("not one log-probability for each token")
+        if self.ends and (len(self.ends) != len(self.rewards) or sum(self.ends) >= self.tokens):
+            raise ValueError("not one end for each rollout, or none that is before the last token")
         trials = [self.counts.tally(name).trials for name in STATISTICS]
         if max(*trials, sum(self.counts.luck.steps)) > LUCK_UNIT * self.tokens:
             raise ValueError("more trials than tokens can have")

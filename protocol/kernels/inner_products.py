@@ -86,14 +86,9 @@ def add_scaled(total: Matrix, values: NDArray[np.float32], factor: float) -> Non
 
 
 def add_signed(sums: Matrix, values: NDArray[np.float32], bits: NDArray[np.uint8]) -> float:
-    """Add each value, with a sign, to the sum with its index modulo their number.
-
-    Args:
-        sums: float64 [m], m a multiple of 8; values: float32 [n].
-        bits: a bit for each value, the highest of a byte first, 1 for a positive sign: uint8 [ceil(n / 8)].
-
-    Returns:
-        The sum of the squares of the values.
+    """Add each value, float32 [n], with a sign to the sum with its index modulo their number, float64 [m], m a multiple
+    of 8; return the sum of the squares of the values. There is a bit for each value, the highest of a byte first, 1 for
+    a positive sign: uint8 [ceil(n / 8)].
     """
     squares = np.zeros(BYTE)
     _add_signed(sums, values, bits, _SIGNS, squares)

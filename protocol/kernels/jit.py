@@ -21,15 +21,13 @@ _compile = cast(Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def kernel(*arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that compiles a function.
+    """Return a decorator that compiles a function for numba types of its arguments; without any, the function is
+    inlined into its callers.
 
     The compiled function runs without the GIL. Reference counting is off (`_nrt`): kernels allocate nothing, and
     counting references to the arrays that kernels pass to each other took nine tenths of the time. The machine code is
     cached beside the source or, if that folder is not writable, in the user's cache folder; if neither is writable,
     every process compiles for itself.
-
-    Args:
-        arguments: the numba types of the arguments; if there are none, the function is inlined into its callers.
     """
 
     def compiled(function: Callable[P, R]) -> Callable[P, R]:

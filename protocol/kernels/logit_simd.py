@@ -67,18 +67,13 @@ def _mix(builder: Any, x: Any) -> Any:
 
 @intrinsic
 def contenders(_typing: Any, logits: Any, offset: Any, first: Any, key: Any, other: Any, top: Any) -> Any:
-    """Return a mask of 64 tokens: whether each may have a score above `top`.
+    """Return a mask of 64 tokens: whether each may have a score above `top`. Their logits begin at an offset, and their
+    ids with `first`; the hashes of all tokens at this position share `key` and `other`.
 
     The score is bounded with one product and one sum. A word h has the noise -ln(-ln u) <= -ln(1 - u) = ln(2**32) -
     ln(m + 1/2), where m = 2**32 - 1 - h; and a float's bits, read as an integer, are at most 2**23 times its binary
     logarithm, plus the bias. For each of the 2**32 words the bound is at least 0.001 above the noise, and for the
     quarter of words with the largest noise it is at most 0.17 above.
-
-    Args:
-        logits: float32 [...].
-        offset: index of the first of the 64 logits.
-        first: token id of the first.
-        key, other: the keys that the hashes of all tokens at this position share.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -209,16 +209,9 @@ def copy(_typing: Any, source: Any, target: Any, offset: Any) -> Any:
 def count_classes(
     _typing: Any, elements: Any, offset: Any, shift: Any, mask: Any, first: Any, last: Any, classes: Any, counts: Any
 ) -> Any:
-    """Classify 64 elements, and subtract the number of elements of each class from its count.
-
-    Args:
-        shift, mask: an element's exponent is `element >> shift & mask`, at most 255.
-        first, last: its class is the exponent minus `first`, limited to 0..`last`.
-        classes: result: the class of each element: uint8 [64].
-        counts: counts to subtract from: int64 [MAX_CLASSES].
-
-    Returns:
-        The classes whose count is negative, as a mask: uint64.
+    """Classify 64 elements, uint8 [64]; subtract the number of each class from its count, int64 [MAX_CLASSES]; and
+    return a mask, uint64, of the classes whose count is negative. An element's exponent is `element >> shift & mask`,
+    at most 255; its class is the exponent minus `first`, limited to 0..`last`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

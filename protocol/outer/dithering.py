@@ -26,13 +26,10 @@ _BLOCK: Final = 1 << 20
 
 
 def dither(name: str, master: Tensor) -> Tensor:
-    """Move the elements of a master within what is rounded to their BF16 weights, and return it.
+    """Move the elements of a master, contiguous float32, within what is rounded to their BF16 weights, in place, and
+    return it. The moves are a function of the tensor's name, the same in each process.
 
     Elements that are no BF16 numbers stay, and so do zeros, subnormal numbers, infinities and NaN.
-
-    Args:
-        name: of the tensor; the moves are a function of it, the same in each process.
-        master: float32, contiguous; changed in place.
     """
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     generator = torch.Generator().manual_seed(seed >> 1)

@@ -81,10 +81,8 @@ def settled_contributions(local_steps: int) -> int:
 
 
 def largest_drift(sites: int) -> float:
-    """Return the longest drift in a contribution that counts, as a share of the length that the others have in common.
-
-    Args:
-        sites: whose contributions are compared in the round.
+    """Return the longest drift that counts in a contribution to a round in which so many sites' are compared, as a
+    share of the length that the others have in common.
     """
     return min(LARGEST_DRIFT, LARGEST_SHIFT * sites)
 
@@ -162,27 +160,19 @@ def _drift_of(worker: bytes, sums: Sequence[SiteSums], local_steps: int) -> _Dri
 
 @dataclass(frozen=True)
 class _Block:
-    """Consecutive contributions of a site, as far as they have one stream.
-
-    Attributes:
-        begin, end: local steps that the site took before the block and up to its end.
-        weight: sum of the weights.
-        rest: sum of the rests times their weights: float64 [PROJECTED].
-    """
+    """Consecutive contributions of a site, as far as they have one stream."""
 
     stream: int
-    begin: int
-    end: int
-    weight: float
-    rest: Matrix
+    begin: int  # local steps that the site took before the block
+    end: int  # local steps up to the block's end
+    weight: float  # sum of the weights
+    rest: Matrix  # sum of the rests times their weights: float64 [PROJECTED]
 
 
 def _blocks(weights: Matrix, rests: Matrix, streams: Sequence[int], steps: Sequence[int]) -> list[_Block]:
-    """Return the blocks, oldest first: the last one ends with the newest rest, and some of the oldest are left over.
-
-    Args:
-        weights: float64 [N]; rests: float64 [N, PROJECTED], oldest first, times their weights.
-        streams, steps: of the N contributions.
+    """Return the blocks, oldest first: the last one ends with the newest rest, and some of the oldest are left over. Of
+    the N contributions, oldest first, there are the weights, float64 [N], the rests times their weights, float64 [N,
+    PROJECTED], the streams and the steps.
     """
     ends = list(accumulate(steps))
     blocks: list[_Block] = []

@@ -100,26 +100,18 @@ def product_bounds(projections: Sequence[Projection]) -> Matrix:
 
 @dataclass
 class ShareCase:
-    """What the coordinator knows of a share.
+    """What the coordinator knows of a share."""
 
-    Attributes:
-        worker, checker: who computes it, and who repeats a part of it.
-        parts: their places.
-        products: of the aggregator; repeat: of the checker; None as long as storage has shown none.
-    """
-
-    worker: bytes
-    checker: bytes
-    parts: list[int]
-    products: Signed[RoundProducts] | None = None
-    repeat: Signed[RoundProducts] | None = None
+    worker: bytes  # who computes it
+    checker: bytes  # who repeats a part of it
+    parts: list[int]  # their places
+    products: Signed[RoundProducts] | None = None  # of the aggregator; None as long as storage has shown none
+    repeat: Signed[RoundProducts] | None = None  # of the checker; likewise
 
     def disputed(self, bounds: Matrix, secret: bytes) -> list[int]:
-        """Return the parts of which the coordinator must compute the products to decide: none if two sites agree, some
-        if they do not or if the checker said nothing, all if the aggregator said nothing that can be true.
-
-        Args:
-            bounds: see `product_bounds`; secret: of the coordinator.
+        """Return the parts of which the coordinator, by its secret, must compute the products to decide: none if two
+        sites agree, some if they do not or if the checker said nothing, all if the aggregator said nothing that can be
+        true. For the bounds see `product_bounds`.
         """
         own, repeated = self._own(bounds), self._repeated(bounds)
         if self.products is None or own is None:

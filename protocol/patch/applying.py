@@ -85,11 +85,8 @@ def apply_frame(
     new: torch.Tensor | None = None,
     changes: list[Changes] | None = None,
 ) -> tuple[torch.Tensor, bytes]:
-    """Decode a changed tensor; return the new tensor and its BLAKE3.
-
-    Args:
-        new: where to write it, which may be `old` itself; None for new memory.
-        changes: gets the changed elements of each piece.
+    """Decode a changed tensor into `new`, which may be `old` itself, or else into new memory; return it and its BLAKE3.
+    The changed elements of each piece are added to `changes`.
     """
     # Each piece is hashed while it is in the processor's cache: a second pass over the tensor would take as long again.
     # The values of changes are taken from the bytes that were hashed.
@@ -111,12 +108,9 @@ def apply_unit(
     places: Weights | None = None,
     changes: dict[str, list[Changes]] | None = None,
 ) -> dict[str, tuple[torch.Tensor, bytes]]:
-    """Decode the changed tensors of a frame; return each new tensor with its BLAKE3, by name.
-
-    Args:
-        old: the tensors, by name; rows: of them, the last one that of the frame.
-        places: where to write the new ones, which may be `old` itself; None for new memory.
-        changes: gets the changed elements of each tensor.
+    """Decode the changed tensors of a frame, whose row is the last one; return each new tensor with its BLAKE3, by
+    name. They are written to `places`, which may be `old` itself, or else to new memory. `changes` gets the changed
+    elements of each.
     """
     if changes is not None:
         changes |= {row.name: [] for row in rows}
@@ -165,9 +159,8 @@ class StreamingApply:
     """The application of a patch while it arrives. With one thread, only one frame is in memory at a time. More threads
     go on decoding while the next bytes arrive, of up to `_WAITING_FRAMES` frames a thread.
 
-    Args:
-        new_tensors: where the new weights lie, all of them: it is called once, and none of its tensors is one of
-            `weights`. None for memory of the process, where unchanged tensors are shared with `weights`.
+    `new_tensors` is called once, and says where all new weights lie, none of which is one of `weights`. Without it they
+    lie in memory of the process, where unchanged tensors are shared with `weights`.
     """
 
     def __init__(

@@ -56,23 +56,16 @@ class EncodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PatchSummary:
-    """The contents of a patch's table.
-
-    Attributes:
-        base: digest of the weights that the patch applies to; result: of those that it gives.
-        changed, elements: numbers of elements of all tensors.
-        nbytes: bytes of the patch.
-        weight_bytes: bytes of the full weights.
-    """
+    """The contents of a patch's table."""
 
     profile: str
-    base: bytes
-    result: bytes
+    base: bytes  # digest of the weights that the patch applies to
+    result: bytes  # digest of those that it gives
     rows: Table
-    changed: int
-    elements: int
-    nbytes: int
-    weight_bytes: int
+    changed: int  # number of changed elements of all tensors
+    elements: int  # number of all elements
+    nbytes: int  # bytes of the patch
+    weight_bytes: int  # bytes of the full weights
 
 
 def for_each(work: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:

@@ -147,16 +147,11 @@ def form_of(layout: Layout, first: int, classes: int) -> NDArray[np.uint64]:
 
 
 class Statistics:
-    """The statistics to which a model is fitted, by group.
-
-    Attributes:
-        elements: number of elements: int64[GROUPS].
-        steps: number of changes by their step symbol: int64[GROUPS, STEP_SYMBOLS].
-    """
+    """The statistics to which a model is fitted, by group."""
 
     def __init__(self) -> None:
-        self.elements = np.zeros(GROUPS, np.int64)
-        self.steps = np.zeros((GROUPS, STEP_SYMBOLS), np.int64)
+        self.elements = np.zeros(GROUPS, np.int64)  # number of elements
+        self.steps = np.zeros((GROUPS, STEP_SYMBOLS), np.int64)  # number of changes by their step symbol
 
     def model(self, layout: Layout, first: int, classes: int) -> Model:
         """Return the model that fits best, with so many classes from the exponent `first` on."""
@@ -205,11 +200,8 @@ def choose_classes(old: Bits, new: Bits, layout: Layout) -> tuple[int, int]:
 
 
 def classes_of(changes: NDArray[np.int64], share: float = 1.0) -> tuple[int, int]:
-    """Choose the classes of a tensor by the changes in a sample of it; see `choose_classes`.
-
-    Args:
-        changes: their number by the exponent of their old value: int64 [exponents].
-        share: of the tensor that the sample is.
+    """Choose the classes of a tensor by a sample of it, which is a share of the tensor; see `choose_classes`. The
+    changes are counted by the exponent of their old value: int64 [exponents].
     """
     minimum = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
     # The run of MAX_CLASSES exponents with the most changes, by differences of sums.

@@ -63,12 +63,8 @@ reasons: Final = {
 
 @lazy_kernel("uint32[:, ::1]", "uint32[:, ::1]")
 def fill_rows(widths: UInt32Array, table: UInt32Array) -> Any:
-    """Fill decoder tables from the widths of symbols.
-
-    Args:
-        widths: slots of each symbol: uint32 [rows, symbols].
-        table: result: for every slot its symbol's width, its place within the symbol (shifted left by 12) and the
-            symbol (shifted left by 24): uint32 [rows, SLOTS].
+    """Fill decoder tables, uint32 [rows, SLOTS], from the slots of each symbol, uint32 [rows, symbols]: for every slot
+    its symbol's width, its place within the symbol (shifted left by 12) and the symbol (shifted left by 24).
     """
     for row in range(widths.shape[0]):
         slot = U(0)
@@ -204,10 +200,8 @@ def apply_all(
 ) -> Any:
     """Copy a piece of the chunk and apply its changes without classes; return their number, or a status.
 
-    Args:
-        cursor: index of the next change of each group: int64[GROUPS].
-        places: result: the indices of the changed elements in the piece; an array for as many as the piece has.
-        gap: number of elements before the next change: int64[1].
+    `cursor` is the index of the next change of each group: int64[GROUPS]; `gap` the number of elements before the next
+    change: int64[1]. `places` gets the indices of the changed elements in the piece, and has room for all its elements.
     """
     # The whole piece first, 64 elements at a time, and then its changes, which are few.
     for block in range(new.size // VECTOR_SIZE):

@@ -128,10 +128,8 @@ def scan(
 
 @lazy_kernel(_MASKS, "int64", _INTEGERS, _MASKS)
 def sort(changes: UInt64Array, count: int, ends: Int64Array, target: UInt64Array) -> Any:
-    """Write changes to `target` by group; the changes of a group stay in their order.
-
-    Args:
-        ends: index at which each group begins in `target`; afterwards the index at which it ends: int64[GROUPS].
+    """Write changes to `target` by group, in their order. `ends` is where each group begins in it, and afterwards where
+    it ends: int64[GROUPS].
     """
     # Counting sort: the place of each group is known beforehand, so every change is written once.
     for number in range(count):
@@ -144,11 +142,8 @@ def sort(changes: UInt64Array, count: int, ends: Int64Array, target: UInt64Array
 
 @lazy_kernel(_MASKS, "int64", _INTEGERS, "int64[:, ::1]")
 def tally(changes: UInt64Array, count: int, elements: Int64Array, symbols: Int64Array) -> Any:
-    """Add changes to the statistics of their groups.
-
-    Args:
-        elements: number of elements up to the last change: int64[GROUPS].
-        symbols: number of changes by their step symbol: int64[GROUPS, STEP_SYMBOLS].
+    """Add changes to the statistics of their groups: the number of elements up to the last change, int64[GROUPS], and
+    the number of changes by their step symbol, int64[GROUPS, STEP_SYMBOLS].
     """
     for number in range(count):
         change = changes[number]
@@ -162,15 +157,12 @@ def tally(changes: UInt64Array, count: int, elements: Int64Array, symbols: Int64
 
 @lazy_kernel("uint32[:, ::1]", _TABLE)
 def fill_entries(widths: UInt32Array, table: UInt64Array) -> Any:
-    """Fill encoder tables from the widths of symbols.
+    """Fill encoder tables, uint64 [rows, 2 * symbols], from the slots of symbols, uint32 [rows, symbols]: 0 for unused
+    ones, which come last.
 
     A table has two integers for each symbol: 2^64 / width, rounded up; and the width (shifted left by 32) plus the
     addend of the symbol. The addend is the symbol's first slot. For a width of 1, the first integer is 2^64 - 1, which
     makes the quotient one too small, so the addend is 4095 larger.
-
-    Args:
-        widths: slots of each symbol, 0 for unused symbols, which come last: uint32 [rows, symbols].
-        table: result: uint64 [rows, 2 * symbols].
     """
     for row in range(widths.shape[0]):
         begin = U(0)
@@ -249,15 +241,8 @@ def put_changes(
 
 @kernel()
 def put_bits(out: UInt32Array, position: int, pending: int, fill: int, value: int, width: int) -> Any:
-    """Append a value of at most `width` <= 32 bits.
-
-    Args:
-        position: index in `out` of the integer that is being filled.
-        pending: its bits so far.
-        fill: how many bits these are.
-
-    Returns:
-        The new position, pending bits and fill.
+    """Append a value of at most `width` <= 32 bits to `out[position]`, which has `fill` pending bits so far; return the
+    new position, pending bits and fill.
     """
     # Fewer than 32 bits are pending, so 32 more fit. The integer is always written, and stays if it is full.
     pending |= value << fill
@@ -271,14 +256,11 @@ def put_bits(out: UInt32Array, position: int, pending: int, fill: int, value: in
 def put_raw(
     changes: UInt64Array, counts: Int64Array, buckets: UInt64Array, symbols: UInt64Array, out: UInt32Array
 ) -> Any:
-    """Write the raw bits of sorted changes, in their order; return the number of bits.
+    """Write the raw bits of sorted changes to uint32 `out`, in their order; return the number of bits. The other arrays
+    are as for `put_changes`.
 
     The raw bits are the low bits of the gap, the direction of the step, and the bits of the step's size that its symbol
     does not determine.
-
-    Args:
-        counts, buckets, symbols: as for `put_changes`.
-        out: result: uint32.
     """
     # Forwards, unlike the words: raw bits have no state, so they are read in the order in which they are written.
     position, pending, fill, number = U(0), U(0), U(0), U(0)

@@ -22,15 +22,8 @@ def varint(value: int) -> bytes:
 
 
 class Cursor:
-    """A reader of fields.
-
-    Args:
-        data: hostile bytes.
-        where: the name of the bytes in error messages.
-        offset: where to begin, in bytes.
-
-    Raises:
-        MalformedError: by every method, if the bytes end too early.
+    """A reader of fields in hostile bytes, from an offset on; errors name the bytes as `where` says. Every method
+    raises MalformedError if the bytes end too early.
     """
 
     def __init__(self, data: bytes | bytearray | memoryview, where: str, offset: int = 0) -> None:
@@ -85,11 +78,7 @@ class BufferFullError(Exception):
 
 
 class BoundedBuffer:
-    """A buffer of at most `capacity` bytes, filled from the front.
-
-    Attributes:
-        size: bytes in the buffer.
-    """
+    """A buffer of at most `capacity` bytes, filled from the front; `size` bytes are in it."""
 
     def __init__(self, capacity: int) -> None:
         # Not touched here: pages that are never written take no memory.

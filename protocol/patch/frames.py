@@ -64,14 +64,10 @@ def _probe(old: Bits, new: Bits) -> tuple[Bits, Bits]:
 
 
 def _dense_modes(old: Bits, new: Bits, layout: Layout, changes: int, best: int) -> Iterator[Mode]:
-    """Yield the dense modes whose frame may be smaller than `best` bytes.
+    """Yield the dense modes whose frame may be smaller than the smallest one so far, `best` bytes.
 
-    The changes may be concentrated in a few rows, of which the probe contains too many or too few. So the size of its
-    frame is scaled by the share of the changes that it contains.
-
-    Args:
-        changes: number of changed elements; 0 if it is unknown.
-        best: size of the smallest frame so far, in bytes.
+    The changes, 0 if their number is unknown, may be concentrated in a few rows, of which the probe contains too many
+    or too few. So the size of its frame is scaled by the share of the changes that it contains.
     """
     # What the best frame so far costs for the probe's share, with a margin and the constant costs of a zstd frame.
     old_probe, new_probe = _probe(old, new)
@@ -88,16 +84,12 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, changes: int, best: int) 
 class _SmallestFrame:
     """The smallest frame of a tensor so far. To save memory, a frame of more than half its tensor is dropped while
     others are tried, and encoded again at the end.
-
-    Attributes:
-        below: size that the next frame must stay below, in bytes.
-        changes: number of changed elements; 0 if it is unknown.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.mode = Mode.RAW_STEP_PLANES
-        self.below = nbytes + 1
-        self.changes = 0
+        self.below = nbytes + 1  # size that the next frame must stay below, in bytes
+        self.changes = 0  # number of changed elements; 0 if it is unknown
         self._nbytes = nbytes
         self._encode: Callable[[int], tuple[int, memoryview]] | None = None
         self._frame: memoryview | None = None
@@ -228,13 +220,9 @@ def _decode_rows(row: TensorRow, frame: memoryview, old: Bits, target: Bits | No
 
 
 def decode_frame(row: TensorRow, frame: memoryview, old: Bits, target: Bits | None = None) -> Iterator[Decoded]:
-    """Yield the new elements of a changed tensor and the indices of the changed ones, piece by piece, in order.
-
-    Args:
-        frame: hostile bytes.
-        old: the previous elements, flat.
-        target: an array for the new elements, which may be `old` itself; if None, each piece is valid only until the
-            next one is requested. Indices are in any case.
+    """Decode hostile bytes: yield a changed tensor's new elements and the indices of the changed ones, piece by piece,
+    in order. The old and new elements are flat, and may lie in the same array; without a target, each piece is valid
+    only until the next one is requested. Indices are in any case.
     """
     layout = layout_of(row.dtype)
     with error_context(row.name):

@@ -86,15 +86,8 @@ def _read(
 
 
 def decode_small_changes(old: Bits, frame: memoryview, changes: int, layout: Layout) -> Iterator[Decoded]:
-    """Yield the new elements of a tensor and the indices of the changed ones, block by block.
-
-    Args:
-        old: the previous elements, flat.
-        frame: hostile bytes.
-        changes: number of changed elements in the table.
-
-    Raises:
-        MalformedError, LimitError, PatchError: the frame breaks docs/spec/patch.md.
+    """Decode hostile bytes, which have as many changes as the table says: yield the new elements of a flat tensor and
+    the indices of the changed ones, block by block. A ProtocolError says where the frame breaks docs/spec/patch.md.
     """
     places, steps = _read(frame, old.size, changes, layout)
     keys = to_keys(old[places], layout).astype(np.int64) + steps
@@ -168,14 +161,8 @@ def _compress(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[byte
 
 
 def decode_dense(old: Bits, frame: memoryview, layout: Layout, mode: Mode) -> Iterator[Decoded]:
-    """Yield the new elements of a tensor and the indices of the changed ones, block by block.
-
-    Args:
-        old: the previous elements, flat.
-        frame: hostile bytes.
-
-    Raises:
-        MalformedError, LimitError, PatchError: the frame is no zstd frame of the tensor's size.
+    """Decode hostile bytes: yield the new elements of a flat tensor and the indices of the changed ones, block by
+    block. A ProtocolError says that they are no zstd frame of the tensor's size.
     """
     if mode not in DENSE_MODES:
         raise MalformedError(f"{mode.name} is not a dense mode")

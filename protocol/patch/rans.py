@@ -98,15 +98,11 @@ def step_widths(weights: tuple[int, ...]) -> tuple[int, ...]:
 
 @kernel()
 def put_symbol(state: int, out: UInt16Array, position: int, inverse: int, entry: int) -> Any:
-    """Code a symbol; return the new state and position.
+    """Code a symbol; return the new state and position. Words are written from the end of `out`, the first one at
+    `position`. `inverse` is 2^64 / width, rounded up; `entry` the width (shifted left by 32) and addend; see
+    `fill_entries`.
 
     The quotient is exact: the state is below 2^48, so the error of the rounded-up inverse adds less than 1 / width.
-
-    Args:
-        out: words are written from the end: uint16.
-        position: index of the first word in `out`; it decreases by one when a word is written.
-        inverse: 2^64 / width, rounded up.
-        entry: width (shifted left by 32) and addend of the symbol; see `fill_entries`.
     """
     width = entry >> U(32)
     # The new state is about state * SLOTS / width, which must stay below 2^48: else 16 bits move to the output first.

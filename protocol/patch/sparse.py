@@ -64,20 +64,16 @@ def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 class Scratch:
     """The scratch memory of one thread, reused for all tensors. The operating system provides memory only for the parts
-    that are written.
-
-    Attributes:
-        unsorted: the changes of one chunk in the order of the elements.
-        words, raw: the sections of one chunk; they use the same memory as `unsorted`, one after the other.
-        classes: the classes of one vector of elements.
+    that are written. The sections of a chunk, `words` and `raw`, use the same memory as `unsorted`, one after the
+    other.
     """
 
     def __init__(self) -> None:
         self._changes = np.empty(0, np.uint64)
-        self.unsorted = np.empty(CHUNK_ELEMENTS + 1, np.uint64)
+        self.unsorted = np.empty(CHUNK_ELEMENTS + 1, np.uint64)  # the changes of one chunk in the order of the elements
         self.words = self.unsorted.view(np.uint16)[: 2 * CHUNK_ELEMENTS]
         self.raw = self.unsorted.view(np.uint32)
-        self.classes = np.empty(VECTOR_SIZE, np.uint8)
+        self.classes = np.empty(VECTOR_SIZE, np.uint8)  # of one vector of elements
 
     def changes(self, size: int) -> NDArray[np.uint64]:
         """Return an array for at least `size` changes; it overwrites the array of the last call."""
@@ -170,21 +166,10 @@ class _Encoder:
 def encode_sparse(
     old: Bits, new: Bits, shape: Sequence[int], layout: Layout, scratch: Scratch, below: int, *, classes: bool
 ) -> tuple[int, memoryview]:
-    """Encode a sparse frame.
+    """Encode a sparse frame of a tensor's flat old and new elements; return the number of changes, and the frame. Only
+    floats have classes. BufferFullError if it takes `below` bytes or more, so that another mode is better.
 
     The model is fitted to the changes of the first chunks (see SAMPLE_SHARE), which for most tensors are all chunks.
-
-    Args:
-        old, new: the previous and the new elements, flat.
-        scratch: memory of the calling thread.
-        below: size that the frame must stay below, in bytes.
-        classes: whether to use classes, which only floats have.
-
-    Returns:
-        The number of changed elements, and the frame.
-
-    Raises:
-        BufferFullError: the frame would take `below` bytes or more, so that another mode is better.
     """
     encoder = _Encoder(layout, *(choose_classes(old, new, layout) if classes else (0, 0)), scratch)
     ranges = list(chunks_of(shape))
@@ -224,22 +209,14 @@ def encode_sparse(
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The directory entry of one chunk.
+    """The directory entry of one chunk."""
 
-    Attributes:
-        begin, end: index of the first element, and index behind the last.
-        counts: number of changes of each group.
-        words: number of 16-bit words of the first section.
-        raw: bytes of the second section.
-        offset: of the first section in the frame, in bytes.
-    """
-
-    begin: int
-    end: int
-    counts: tuple[int, ...]
-    words: int
-    raw: int
-    offset: int
+    begin: int  # index of the first element
+    end: int  # index behind the last element
+    counts: tuple[int, ...]  # number of changes of each group
+    words: int  # number of 16-bit words of the first section
+    raw: int  # bytes of the second section
+    offset: int  # of the first section in the frame, in bytes
 
     @property
     def nbytes(self) -> int:
@@ -259,14 +236,8 @@ def _read_chunk(cursor: Cursor, begin: int, end: int, model: Model, offset: int)
 
 
 def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout: Layout) -> tuple[Model, list[Chunk]]:
-    """Read the model and the directory of a sparse frame.
-
-    Args:
-        frame: hostile bytes.
-        changes: number of changed elements in the table.
-
-    Raises:
-        MalformedError, LimitError, PatchError: the frame breaks docs/spec/patch.md.
+    """Read the model and the directory of a sparse frame, hostile bytes that have as many changes as the table says. A
+    ProtocolError says where they break docs/spec/patch.md.
     """
     cursor = Cursor(frame, "sparse frame")
     model = read_model(cursor, layout)
@@ -324,15 +295,9 @@ class Decoder:
         return changes, np.cumsum(counts + 1) - counts - 1
 
     def pieces(self, chunk: Chunk, old: Bits, new: Bits | None) -> Iterator[Decoded]:
-        """Yield the chunk's new elements and the indices of the changed ones, piece by piece.
-
-        Args:
-            old: the chunk's elements, flat.
-            new: an array for the decoded elements, which may be `old` itself; if None, each piece is valid only until
-                the next one is requested. Indices are in any case.
-
-        Raises:
-            PatchError: the sections do not fit the elements.
+        """Yield the chunk's new elements and the indices of the changed ones, piece by piece; PatchError if the
+        sections do not fit the chunk's old elements. The decoded elements may take the place of the old ones; without
+        an array for them, each piece is valid only until the next one is requested. Indices are in any case.
         """
         # All changes are decoded before the first element is written: 8 bytes for each, of at most 2^21. Then a cursor
         # and a gap for each group go on from piece to piece.

@@ -99,13 +99,9 @@ def _squares(values: Any, sums: Any) -> Any:
 
 
 def pseudo_gradient(base: Floats, local: Floats, feedback: Floats, decay: float) -> Floats:
-    """Return decay * feedback + (base - local), what a site would send if it sent everything: float32 [n].
-
-    Args:
-        base: the shared weights with which the round began.
-        local: the site's weights after its local steps.
-        feedback: the site's error feedback.
-        decay: 1 for PULSELoCo, less for SparseLoCo (beta); rounded to float32.
+    """Return decay * feedback + (base - local), what a site would send if it sent everything: float32 [n]. `base` are
+    the shared weights with which the round began, `local` the site's weights after its local steps. The decay is 1 for
+    PULSELoCo, less for SparseLoCo (beta), and rounded to float32.
     """
     out = np.empty_like(base)
     _refuse_infinite(_update(base, local, feedback, np.float32(decay), out), "an update")
@@ -148,11 +144,7 @@ def _refuse_infinite(count: int, where: str) -> None:
 
 
 class SquaredNorm:
-    """The sum of the squares of a contribution's values in float64, in a fixed order.
-
-    Attributes:
-        value: the sum so far.
-    """
+    """The sum of the squares of a contribution's values in float64, in a fixed order; `value` is the sum so far."""
 
     def __init__(self) -> None:
         self.value = 0.0

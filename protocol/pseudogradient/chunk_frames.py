@@ -43,13 +43,11 @@ def entries_of(blocks: Blocks, chosen: int) -> int:
 
 
 def quantize(values: Floats) -> tuple[NDArray[np.uint8], Floats]:
-    """Quantize values to four levels, as SparseLoCo's published implementation does.
+    """Quantize values to four levels, as SparseLoCo's published implementation does; return the level of each value,
+    uint8 [n], and the value of each level, float32[LEVELS].
 
     The bins have a width of 6/4 standard deviations; the third is centred on the mean, and the outer ones are open. A
     level's value is the mean of its bin's values.
-
-    Returns:
-        The level of each value: uint8 [n], and the value of each level: float32[LEVELS].
     """
     # Only the encoder computes this. The frame has the values of the levels, so no other machine must agree.
     mean = float(values.mean(dtype=np.float64))
@@ -69,16 +67,8 @@ def _segments(blocks: Blocks) -> Iterator[NDArray[np.int64]]:
 def encode_chunks(
     update: Floats, shapes: Sequence[Sequence[int]], chosen: int, sent: Floats | None = None
 ) -> tuple[int, bytes]:
-    """Encode a part.
-
-    Args:
-        update: the part, flat: float32 [n]; what is sent is subtracted from it.
-        shapes: of the part's tensors, in their order.
-        chosen: entries of a whole chunk.
-        sent: result: what is sent, flat: float32 [n]; zeros before.
-
-    Returns:
-        The number of entries, and the frame.
+    """Encode a part, float32 [n], of tensors with these shapes; return the number of entries, and the frame. What is
+    sent is subtracted from the part, and written to `sent`, zeros before. `chosen` are the entries of a whole chunk.
     """
     entries, begin, pieces, scratch = 0, 0, list[bytes](), Scratch()
     sent = np.zeros_like(update) if sent is None else sent

@@ -32,17 +32,12 @@ SIXTEENTH_OCTAVE: Final = 0x00080000
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a tensor is cut into chunks.
+    """How a tensor is cut into chunks."""
 
-    Attributes:
-        rows, columns: of the matrix.
-        height, width: of a chunk that is not at an edge.
-    """
-
-    rows: int
-    columns: int
-    height: int
-    width: int
+    rows: int  # of the matrix
+    columns: int  # of the matrix
+    height: int  # of a chunk that is not at an edge
+    width: int  # of the same
 
     @property
     def count(self) -> int:
@@ -65,18 +60,12 @@ def blocks_of(shape: Sequence[int]) -> Blocks:
 
 
 class Area(NamedTuple):
-    """The elements of one chunk.
+    """The elements of one chunk."""
 
-    Attributes:
-        begin: index of its first element.
-        height, width: number of its rows and of its columns.
-        stride: by how much the index grows from one row to the next.
-    """
-
-    begin: int
-    height: int
-    width: int
-    stride: int
+    begin: int  # index of its first element
+    height: int  # number of its rows
+    width: int  # number of its columns
+    stride: int  # by how much the index grows from one row to the next
 
 
 @kernel()
@@ -90,13 +79,10 @@ def area_of(chunk: int, bounds: Int64Array) -> Area:
 
 @kernel()
 def advance_to(place: int, row_end: int, offset: int, area: Area) -> Any:
-    """Go on from one row of a chunk to the row of a later place; return the new `row_end` and `offset`.
+    """Go on from one row of a chunk to the row of a later place; return the place behind that row's last element, and
+    what is added to a place in it for its index. For the first row they are the area's width and begin.
 
     In one row, index and place differ by the same number. So a pass over ascending places needs no division.
-
-    Args:
-        row_end: the place behind the row's last element; for the first row, the area's width.
-        offset: what is added to a place in this row for its index; for the first row, the area's begin.
     """
     while place >= row_end:
         row_end, offset = row_end + area.width, offset + area.stride - area.width
@@ -121,10 +107,8 @@ def count_entries(bounds: Int64Array, chosen: int) -> Any:
 
 @kernel()
 def count_at_least(magnitudes: UInt32Array, size: int, least: int) -> Any:
-    """Count the magnitudes that reach a number above 0: int64.
-
-    Args:
-        magnitudes: uint32 [CHUNK]; zeros follow the first `size` up to a multiple of 64.
+    """Count the magnitudes, uint32 [CHUNK], that reach a number above 0: int64. Zeros follow the first `size` of them
+    up to a multiple of 64.
     """
     count = I(0)
     for word in range((size + I(63)) >> I(6)):
@@ -134,14 +118,11 @@ def count_at_least(magnitudes: UInt32Array, size: int, least: int) -> Any:
 
 @kernel()
 def threshold_of(magnitudes: UInt32Array, size: int, chosen: int, guess: int) -> Any:
-    """Return a threshold that keeps the `chosen` largest magnitudes: uint32.
+    """Return a threshold that keeps the `chosen` largest magnitudes (see `count_at_least`), which are bit patterns of
+    floats without the sign, and so in their order: uint32. `guess` is the threshold of the chunk before, or 0.
 
     It is a number that exactly `chosen` magnitudes reach or, if equal magnitudes leave no such number, the largest one
     that more of them reach. It is found by bisection: a pass over a chunk in the cache costs less than a sort.
-
-    Args:
-        magnitudes: see `count_at_least`; they are bit patterns of floats without the sign, so they have their order.
-        guess: the result for the chunk before, or 0.
     """
     # At every step, at least `chosen` magnitudes reach `low`, and fewer reach `high`, which begins above all of them.
     low, high, count_low, count_high = U(0), U(1) << U(32), size, I(0)
@@ -192,13 +173,9 @@ def drop_surplus(bitmap: UInt64Array, magnitudes: UInt32Array, threshold: int, s
 
 @kernel()
 def take_values(update: Floats, area: Area, bitmap: UInt64Array, values: Floats, count: int) -> Any:
-    """Append the values of a chunk's chosen elements, in ascending order of places; return the new number of values.
-
-    Args:
-        update: the tensor, flat: float32 [n].
-        area: of the chunk.
-        bitmap: a one for each place whose element is chosen: uint64 [CHUNK / 64].
-        values: result: float32; the first `count` have been filled by the chunks before.
+    """Append the values of a chunk's chosen elements to the first `count`, in ascending order of places; return the new
+    number of values. The flat tensor is float32 [n]; the bitmap has a one for each place whose element is chosen:
+    uint64 [CHUNK / 64].
     """
     row_end, offset = area.width, area.begin
     for word in range(CHUNK // 64):

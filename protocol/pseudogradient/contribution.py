@@ -19,11 +19,8 @@ from protocol.pseudogradient.sparse_encoding import Inputs, SparseCoding, Sparse
 
 
 class ContributionEncoder:
-    """The encoder of one contribution. It holds one part at a time; the caller stores the frames.
-
-    Args:
-        base: digest of the FP32 weights that the contribution starts from: 32 bytes.
-        sender: 32 bytes that name the site and the round.
+    """The encoder of one contribution. It holds one part at a time; the caller stores the frames. `base` is the digest
+    of the FP32 weights that it starts from, `sender` names the site and the round: 32 bytes each.
     """
 
     def __init__(self, coding: Coding, base: bytes, sender: bytes) -> None:
@@ -74,17 +71,11 @@ def decode_part(
     norm: SquaredNorm | None = None,
     out: Floats | None = None,
 ) -> Floats:
-    """Decode one part; return its values, zeros where nothing was sent: float32 [n].
+    """Decode one part, hostile bytes; return its values, zeros where nothing was sent, in `out` or new memory: float32
+    [n]. A ProtocolError says where the frame breaks docs/spec/pseudogradient.md.
 
-    Args:
-        frame: hostile bytes.
-        base: the part of the shared weights: float32 [n].
-        entries: the number of entries that the head states.
-        norm: to which the part is added.
-        out: memory for the values; None for new memory.
-
-    Raises:
-        MalformedError, LimitError, ContributionError: the frame breaks docs/spec/pseudogradient.md.
+    `base` is the part of the shared weights: float32 [n]; `entries` the number that the head states. The part is added
+    to `norm`.
     """
     norm = norm or SquaredNorm()
     values: Floats = np.empty(part.elements, np.float32) if out is None else out[: part.elements]
@@ -151,17 +142,9 @@ def encode(
 
 
 class ContributionDecoder:
-    """The decoder of a payload, part by part.
-
-    Args:
-        payload: hostile bytes.
-        base: the receiver's FP32 weights.
-        digest: of `base`.
-        max_norm: largest L2 norm of the values that the receiver accepts.
-
-    Raises:
-        MalformedError, LimitError, ContributionError: the payload breaks docs/spec/pseudogradient.md or starts from
-            other weights.
+    """The decoder of a payload, hostile bytes, part by part. `base` are the receiver's FP32 weights, with their digest;
+    `max_norm` the largest L2 norm of the values that the receiver accepts. A ProtocolError says that the payload breaks
+    docs/spec/pseudogradient.md or starts from other weights.
     """
 
     def __init__(

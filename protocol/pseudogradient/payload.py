@@ -43,11 +43,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """The coding of a payload.
-
-    Raises:
-        MalformedError: a field is out of range.
-    """
+    """The coding of a payload; MalformedError if a field is out of range."""
 
     kind: Kind
     # for GRID, log2 of the grid steps in a BF16 unit in the last place, from 0 to MAX_FRACTION; else 0
@@ -108,16 +104,9 @@ def _read_fixed(cursor: Cursor, parts: int) -> tuple[Coding, bytes, bytes, int, 
 
 
 def read_head(data: bytes | bytearray | memoryview, parts: Sequence[Part], *, max_norm: float = math.inf) -> Head:
-    """Read a head; the frames need not be there yet.
-
-    Args:
-        data: hostile bytes, at least the head.
-        parts: of the weights that the receiver has.
-        max_norm: largest L2 norm of the values that the receiver accepts.
-
-    Raises:
-        MalformedError, LimitError, ContributionError: the bytes break docs/spec/pseudogradient.md, exceed a limit,
-            contradict themselves, or do not fit the weights.
+    """Read a head, hostile bytes that need not contain the frames yet. A ProtocolError says that they break
+    docs/spec/pseudogradient.md, exceed a limit, contradict themselves, do not fit the weights with these parts, or that
+    the L2 norm of the values is above `max_norm`.
     """
     cursor = Cursor(data, _WHERE)
     coding, base, sender, total, squared_norm = _read_fixed(cursor, len(parts))

@@ -71,13 +71,9 @@ def block_scratch() -> BlockArrays:
 def gate_exact(
     base: Floats, local: Floats, feedback: Floats, decay: Any, values: Floats, residual: Floats, flags: UInt8Array
 ) -> Any:
-    """Choose the entries that are sent as exact values; return how many updates are not finite.
-
-    Args:
-        base, local, feedback: float32 [n].
-        values: result: what is sent, zeros elsewhere: float32 [n].
-        residual: result: the error feedback after sending: float32 [n].
-        flags: result: 1 where the entry is sent: uint8 [n].
+    """Choose the entries that are sent as exact values; return how many updates are not finite. `values` gets what is
+    sent, zeros elsewhere, and `residual` the error feedback after sending: float32 [n], as the inputs; `flags` is 1
+    where the entry is sent: uint8 [n].
     """
     # No branches, so that the loop is compiled to SIMD: all results are computed, and selected by `visible`.
     infinite = W(0)
@@ -157,12 +153,8 @@ def sample(
     block: BlockArrays,
     counts: Int64Array,
 ) -> Any:
-    """Count the entries of any number of elements by the exponents of their weights.
-
-    Args:
-        inputs, decay, grid, block: see `scan`.
-        residual: scratch memory: float32 [BLOCK_ELEMENTS].
-        counts: result: int64[256].
+    """Count the entries of any number of elements by the exponents of their weights: int64[256]. The other arguments
+    are as for `scan`; `residual` is scratch memory, float32 [BLOCK_ELEMENTS].
     """
     base, flags = inputs[0], block[1]
     for start in range(0, base.size, BLOCK_ELEMENTS):
@@ -176,13 +168,9 @@ def sample(
 
 @kernel()
 def list_entries(base: UInt32Array, form: UInt64Array, block: BlockArrays, gaps: Int64Array, counts: Int64Array) -> Any:
-    """List the entries of a block in the order of its elements; return their number.
-
-    Args:
-        base: bit patterns of the weights: uint32 [n].
-        form, gaps, counts: see `scan`.
-        block: floats and flags say what is sent; result: weights and values in words, packed gaps and classes in
-            entries.
+    """List the entries of a block in the order of its elements; return their number. The block's floats and flags say
+    what is sent; it gets weights and values in words, packed gaps and classes in entries. The base is bit patterns of
+    the weights, uint32 [n]; for the others see `scan`.
     """
     values, flags, words, entries, _, classes = block
     shift, mask, first, last = form[0], form[1], form[2], form[3]

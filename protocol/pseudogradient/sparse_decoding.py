@@ -62,14 +62,9 @@ def locate_entries(
     entry_list: tuple[UInt64Array, Int64Array, Int64Array],
     block: BlockArrays,
 ) -> Any:
-    """Find the entries of a block; return their number.
-
-    Args:
-        base: bit patterns of the weights: uint32 [n].
-        bare: size of the entries that `complete` needs to know, or 0.
-        form, entry_list: see `place`.
-        block: result: places and weights of the entries in words, the entries, and in masks which elements of each
-            vector have a bare one.
+    """Find the entries of a block; return their number. It gets their places and weights in words, the entries, and in
+    masks which elements of each vector have a bare one: one of the size that `complete` needs to know, or 0. The base
+    is bit patterns of the weights, uint32 [n]; for the others see `place`.
     """
     shift, mask, first, last = form[0], form[1], form[2], form[3]
     (changes, cursor, gaps), (_, _, words, entries, masks, classes) = entry_list, block
@@ -223,17 +218,9 @@ def place(
 def decode_sparse(
     frame: memoryview, base: Floats, coding: SparseCoding, entries: int, squares: Lanes, out: Floats
 ) -> None:
-    """Decode a part.
-
-    Args:
-        frame: hostile bytes.
-        base: the shared weights: float32 [n].
-        entries: the number of entries that the head states.
-        squares: to which the squares of the values are added, see `SquaredNorm`.
-        out: gets the values, zeros where nothing was sent: float32 [n].
-
-    Raises:
-        MalformedError, LimitError, ContributionError: the frame breaks docs/spec/pseudogradient.md.
+    """Decode a part of hostile bytes. `base` are the shared weights, `out` gets the values, zeros where nothing was
+    sent: float32 [n]; their squares are added to `squares`, see `SquaredNorm`. `entries` is the number that the head
+    states. A ProtocolError says where the frame breaks docs/spec/pseudogradient.md.
     """
     # Without entries the weights are not looked at. With some, each chunk has its own model, and memory stays small.
     if not entries:
@@ -314,12 +301,8 @@ def _place(
     unranked: tuple[bytes | memoryview, int],
     out: _Output,
 ) -> None:
-    """Write the values to their places.
-
-    Args:
-        forms: `form` and `grid` of `scanning.scan`.
-        entries: those of all classes, and how many each class has.
-        unranked: the bits of the values without a rank, and how many these are.
+    """Write the values to their places, by `form` and `grid` of `scanning.scan`, the entries of all classes with the
+    number of each, and the bits of the values without a rank, with their number.
     """
     changes, counts = entries
     cursor = np.cumsum(counts + 1) - counts - 1

@@ -95,14 +95,8 @@ class SparseEncoder:
         self._unranked = np.empty(CHUNK_ELEMENTS * UNRANKED_BITS // 32 + 2 if coding.exact else 2, np.uint32)
 
     def encode(self, inputs: Inputs, residual: Floats, squares: Lanes) -> tuple[int, bytes]:
-        """Encode a part.
-
-        Args:
-            residual: result: the error feedback after sending: float32 [n].
-            squares: to which the squares of what is sent are added, see `SquaredNorm`.
-
-        Returns:
-            The number of entries, and the frame.
+        """Encode a part; return the number of entries, and the frame. `residual` gets the error feedback after sending,
+        float32 [n]; the squares of what is sent are added to `squares`, see `SquaredNorm`.
         """
         entries, blobs = 0, []
         for begin in range(0, inputs.base.size, CHUNK_ELEMENTS):

@@ -52,13 +52,9 @@ def exponent_of(bits: Any) -> Any:
 
 @kernel()
 def grid_step(bits: Any, floor: Any, fraction: Any) -> Any:
-    """Return the grid step of a weight, and its reciprocal: float32.
-
-    The step is a BF16 unit in the last place of the weight, divided by 2^fraction.
-
-    Args:
-        bits: bit pattern of the weight: uint32.
-        floor: the least exponent field by which a grid is made, from MIN_FLOOR + `fraction` on: uint32.
+    """Return the grid step of a weight, from its bit pattern, and its reciprocal: float32. It is a BF16 unit in the
+    last place of the weight, divided by 2^fraction. The floor is the least exponent field by which a grid is made, from
+    MIN_FLOOR + `fraction` on: uint32.
     """
     # Both are powers of two, which have an exponent field only. A BF16 number has 7 bits behind its leading one, and
     # the floor keeps the step's exponent field above 0.
@@ -77,14 +73,11 @@ def grid_shift(bits: Any, floor: Any, fraction: Any) -> Any:
 
 @kernel()
 def distances(bits: Any) -> Any:
-    """Return how far the borders of a weight's cell are, and whether the bit pattern of the cell's number is odd.
+    """Return the units to the border of a weight's cell away from zero, those to the border towards zero, and 1 if the
+    bit pattern of the cell's number is odd, so that a border belongs to the next cell, else 0: int32.
 
     The view may be a power of two that is the weight's next binade, whose numbers are twice as far apart. If it is that
     of the weight's own, the border towards zero lies among numbers that are half as far apart.
-
-    Returns:
-        Units to the border away from zero, units to the border towards zero, 1 if a border belongs to the next cell:
-        int32.
     """
     # Within a binade, numbers that follow each other have bit patterns that do: their difference is one of units.
     magnitude = S(bits & W(UNSIGNED))
@@ -99,11 +92,8 @@ def distances(bits: Any) -> Any:
 
 @kernel()
 def least_steps(distance: Any, shift: Any, odd: Any) -> Any:
-    """Return how many steps leave a cell whose border is at a distance: int32.
-
-    Args:
-        distance: in units; shift: log2 of the units in a step.
-        odd: 1 if the border itself belongs to the next cell.
+    """Return how many steps, each of 2^shift units, leave a cell whose border is `distance` units away: int32. `odd` is
+    1 if the border itself belongs to the next cell.
     """
     # A whole number of steps may end at the border itself, which belongs to the number whose bit pattern is even.
     exact = S(S(distance & S(S(S(1) << shift) - S(1))) == S(0))
@@ -112,10 +102,8 @@ def least_steps(distance: Any, shift: Any, odd: Any) -> Any:
 
 @kernel()
 def borders(bits: Any, shift: Any) -> Any:
-    """Return the least steps that leave a weight's cell away from zero, and those that leave it towards zero: int32.
-
-    Args:
-        shift: log2 of the units in a step, from 0 to 31.
+    """Return the least steps, of 2^shift units with a shift from 0 to 31, that leave a weight's cell away from zero,
+    and those that leave it towards zero: int32.
     """
     above, below, odd = distances(bits)
     return least_steps(above, shift, odd), least_steps(below, shift, odd)
@@ -123,12 +111,8 @@ def borders(bits: Any, shift: Any) -> Any:
 
 @kernel()
 def rank_of(steps: Any, outwards: Any, least_out: Any, least_in: Any) -> Any:
-    """Return the rank of a visible value, from 0 on: int32.
-
-    Args:
-        steps: its size in steps.
-        outwards: 1 if it moves the weight away from zero, else 0.
-        least_out, least_in: see `borders`.
+    """Return the rank of a visible value of some steps, from 0 on: int32. `outwards` is 1 if it moves the weight away
+    from zero, else 0; for the least steps see `borders`.
     """
     # Below `far` steps only one direction is visible, so each size has one value; from there on each has two.
     near, far = min(least_out, least_in), max(least_out, least_in)

@@ -217,14 +217,8 @@ def assemble(groups: Sequence[Group], arithmetic: Arithmetic) -> tuple[bytes, Co
 
 
 def open_group(frame: bytes, commitment: Commitment, index: int, max_bytes: int = limits.MAX_GROUP_BYTES) -> Group:
-    """Parse a group of a batch and check it against the commitment that promised it.
-
-    Args:
-        frame: hostile bytes.
-        max_bytes: largest size of the record, decompressed.
-
-    Raises:
-        LimitError, MalformedError: the bytes are not the promised ones, no group, or the group of another place.
+    """Parse a group, hostile bytes, and check it against the commitment that promised it. LimitError, MalformedError if
+    it is not the promised one, no group, that of another place, or larger than `max_bytes` when decompressed.
     """
     place = f"group {index}"
     if content_digest(frame) != commitment.groups[index][0]:

@@ -125,11 +125,8 @@ def _sketch_values(hidden: Tensor, completions: Sequence[DrawnTokens]) -> Tensor
 
 
 def _pieces(lengths: Sequence[int], rows: int, first: int) -> Iterator[tuple[slice, list[int], int]]:
-    """Split completions into pieces of at most `rows` tokens.
-
-    Yields:
-        Which completions the piece covers, how many tokens of each, and how many tokens of the first one come before
-        these.
+    """Split completions into pieces of at most `rows` tokens: yield which completions the piece covers, how many tokens
+    of each, and how many tokens of the first one come before these.
     """
     completion = offset = 0
     while completion < len(lengths):

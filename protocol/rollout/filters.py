@@ -74,12 +74,9 @@ def _log_sum(scaled: Tensor) -> Tensor:
 
 
 def certain_border(scaled: Tensor, filters: Filters, slack: float) -> Tensor:
-    """Return the logit above which a token passes the filters in every honest computation: float32 [..., 1].
-
-    Args:
-        scaled: float32 [..., V], logits / temperature of one honest computation.
-        slack: how far two honest computations may differ in the difference of two tokens' logits / temperature. The
-            odds of any set of tokens then differ by a factor of at most e**slack.
+    """Return the logit above which a token passes the filters in every honest computation, float32 [..., 1], from
+    logits / temperature of one of them, float32 [..., V]. Two of them may differ by `slack` in the difference of two
+    tokens' logits / temperature: the odds of any set of tokens then differ by a factor of at most e**slack.
     """
     border = torch.full_like(scaled[..., :1], -math.inf)
     if 0 < filters.top_k < scaled.shape[-1]:

@@ -141,14 +141,8 @@ def best_tokens(scaled: Any, seeds: Any, positions: Any, table: Any, largest: An
 
 @kernel("float32[:, ::1]", "float32[::1]", "float32[::1]", "float32[::1]")
 def exponential_sums(scaled: Any, scratch: Any, largest: Any, sums: Any) -> None:
-    """Compute the largest value of each row, and the sum of exp(value - largest). A row with a NaN has a NaN as its
-    sum.
-
-    Args:
-        scaled: float32 [N, V].
-        scratch: float32 [64], overwritten.
-        largest: float32 [N], result.
-        sums: float32 [N], result.
+    """Compute the largest value of each row of float32 [N, V], and the sum of exp(value - largest): float32 [N] each. A
+    row with a NaN has a NaN as its sum. `scratch` is float32 [64].
     """
     width = scaled.shape[1]
     whole = width // VECTOR_SIZE * VECTOR_SIZE

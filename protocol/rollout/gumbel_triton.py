@@ -69,15 +69,10 @@ def _block_best(
 
 
 def best_tokens(scaled: Tensor, keys: tuple[Tensor, Tensor], table: Tensor) -> Tensor:
-    """Find the token with the best score of each row; of equal scores, the one with the smallest id.
+    """Return the token with the best score of each row, of equal scores that with the smallest id: int64 [B].
 
-    Args:
-        scaled: float32 [B, V], contiguous, logits / temperature, -inf for tokens that may not be sampled.
-        keys: int64 [B] each, from `sampling.noise_keys`.
-        table: int64 [2, 8193], the noise table.
-
-    Returns:
-        int64 [B].
+    Logits / temperature are float32 [B, V], contiguous, -inf for tokens that may not be sampled; the keys int64 [B]
+    each, from `sampling.noise_keys`; the noise table int64 [2, 8193].
     """
     rows, vocabulary = scaled.shape
     blocks = triton.cdiv(vocabulary, _BLOCK)

@@ -161,14 +161,8 @@ def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
 def choose(
     logits: Tensor, seeds: Tensor, positions: Tensor, temperature: float, filters: Filters = EVERY_TOKEN
 ) -> Tensor:
-    """Choose the next token: the argmax of logits / temperature + noise over the tokens that pass the filters.
-
-    Args:
-        logits: float32 [..., V].
-        seeds, positions: see `noise`.
-
-    Returns:
-        int64 [...], token ids.
+    """Choose the next token, int64 [...], for logits float32 [..., V]: the argmax of logits / temperature + noise over
+    the tokens that pass the filters. For seeds and positions see `noise`.
     """
     scaled = logits / temperature
     scores = scaled + noise(seeds, positions, logits.shape[-1])
@@ -244,10 +238,7 @@ def drawn_stops(
     first: int = 0,
 ) -> Tensor:
     """Return where a completion takes a stop token, or has another token where the policy draws a stop token: bool [N].
-
-    Args:
-        margins: float32 [N], of `batch_margins`; the others are those of `batch_margins`.
-        stops: the token ids that end a completion.
+    The margins are of `batch_margins`, float32 [N], as are the other arguments; the stops end a completion.
     """
     ids = torch.tensor(stops, dtype=torch.int64, device=logits.device)
     is_stop = torch.isin(tokens, ids)
@@ -276,13 +267,9 @@ def token_places(words: Tensor, lengths: Sequence[int], first: int) -> tuple[Ten
 def _scores(
     contenders: Tensor, tokens: Tensor, token_logits: Tensor, words: Tensor, lengths: Sequence[int], first: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute the score of each token, and the best score of each row: float32 [N] each.
-
-    Args:
-        contenders: float32 [N, V], logits / temperature, -inf for tokens that are not considered.
-        token_logits: float32 [N], logits / temperature of the tokens.
-        words: int64 [C, 4], the seed of each completion.
-        tokens, lengths, first: see `batch_margins`.
+    """Compute the score of each token, and the best score of each row: float32 [N] each. Of `contenders`, logits /
+    temperature float32 [N, V], -inf is not considered; `token_logits` are those of the tokens, float32 [N]; `words` the
+    seed of each completion, int64 [C, 4]. For the others see `batch_margins`.
     """
     words, positions = token_places(words, lengths, first)
     own = token_logits + gumbel(hash_pairs(words, positions, tokens))

@@ -117,16 +117,9 @@ def commit(kind: SketchKind, hidden: Tensor, seed: bytes) -> bytes:
 
 
 def distances(sketch: bytes, recomputed: bytes) -> np.ndarray:
-    """Compute the largest of the four differences on the circle at each position of two sketches.
-
-    Args:
-        sketch: the miner's; recomputed: the validator's, 4 * T bytes.
-
-    Returns:
-        uint8 [T], in sketch units, at most 128.
-
-    Raises:
-        MalformedError: the miner's sketch has another length.
+    """Compute the largest of the four differences on the circle at each position of the miner's and the validator's
+    sketch of T positions, 4 * T bytes: uint8 [T], in sketch units, at most 128. MalformedError if the miner's has
+    another length.
     """
     if len(sketch) != len(recomputed):
         raise MalformedError(f"a sketch of {len(sketch)} bytes where {len(recomputed)} are required")

@@ -30,17 +30,12 @@ from protocol.rollout.sampling import (
 def choose_with_log_probabilities(
     logits: Tensor, seeds: Tensor | None, positions: Tensor, temperature: float, filters: Filters = EVERY_TOKEN
 ) -> tuple[Tensor, Tensor]:
-    """Choose the next token of each row, and compute its log-probability under the distribution that is sampled from.
+    """Choose the next token of each row, int64 [B], and compute its log-probability under the distribution that is
+    sampled from, float32 [B]. The tokens have the same bits on every device; the log-probabilities agree to rounding
+    errors.
 
-    The tokens have the same bits on every device; the log-probabilities agree to rounding errors.
-
-    Args:
-        logits: float32 [B, V].
-        seeds: int64 [B, 4] from `seed_words`; None for the most likely tokens.
-        positions: int64 [B], index of the token in its completion.
-
-    Returns:
-        int64 [B], token ids, and float32 [B].
+    Logits are float32 [B, V]; seeds int64 [B, 4] from `seed_words`, None for the most likely tokens; positions int64
+    [B], the index of the token in its completion.
     """
     compiled = logits.dtype == torch.float32 and (
         logits.device.type == "cpu" or (logits.is_cuda and not triton_fault(logits.device))

@@ -14,14 +14,10 @@ WAIT_REPORT_SECONDS: Final = 600.0
 
 @dataclass(frozen=True)
 class Pause:
-    """Pauses that grow from try to try.
+    """Pauses that grow from try to try."""
 
-    Attributes:
-        first, longest: seconds.
-    """
-
-    first: float
-    longest: float
+    first: float  # seconds
+    longest: float  # seconds
     factor: float = 2.0
 
     def after(self, last: float = 0.0) -> float:

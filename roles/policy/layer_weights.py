@@ -21,11 +21,8 @@ class PartialWeights(Mapping[str, Tensor]):
 
     @abstractmethod
     def within(self, prefix: str, compute: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Return `compute(*arguments, **options)`, with the weights of a part at hand.
-
-        Args:
-            prefix: with which the names of the part's weights begin; empty for those of no layer, which stay until the
-                backward pass is over.
+        """Return `compute(*arguments, **options)`, with the weights of a part at hand, whose names begin with a prefix;
+        it is empty for those of no layer, which stay until the backward pass is over.
         """
 
 

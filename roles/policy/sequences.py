@@ -16,24 +16,17 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """B prompts with their completions; N completion tokens in all, row after row.
-
-    Attributes:
-        ids: int64 [B, S].
-        mask: bool [B, S], False at pads.
-        rows, columns: int64 [N], the place of the state from which each completion token is drawn, one before it.
-        targets: int64 [N], the completion tokens.
-        lengths: completion tokens of each row, N in sum.
-
-    Of an episode only the tokens that the policy drew are completion tokens.
+    """B prompts with their completions; N completion tokens in all, row after row. Of an episode only the tokens that
+    the policy drew are completion tokens.
     """
 
-    ids: Tensor
-    mask: Tensor
+    ids: Tensor  # int64 [B, S]
+    mask: Tensor  # bool [B, S], False at pads
+    # int64 [N], with `columns` the place of the state from which each completion token is drawn, one before it
     rows: Tensor
-    columns: Tensor
-    targets: Tensor
-    lengths: tuple[int, ...]
+    columns: Tensor  # int64 [N]
+    targets: Tensor  # int64 [N], the completion tokens
+    lengths: tuple[int, ...]  # completion tokens of each row, N in sum
 
 
 def check_ids(sequences: Iterable[Tokens], vocabulary: int) -> None:

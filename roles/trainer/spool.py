@@ -130,6 +130,11 @@ async def delete_unnamed_weights(state: ObjectStore, newest: int) -> None:
             await delete_below(state, weights_folder(version))
 
 
+def published_path(version: int) -> str:
+    """Return the path of the note of a published version, which says how many files its weights have."""
+    return f"{PUBLISHED_WEIGHTS}{version:010d}"
+
+
 async def newest_published_version(state: ObjectStore) -> int:
     """Return the newest version that the publisher has published; -1 before the first."""
     versions = [-1]
@@ -157,7 +162,7 @@ async def newest_weights(state: ObjectStore) -> tuple[int, int] | None:
         return snapshots[-1].version, await count_shards(state, snapshots[-1].path)
     if version < 0:
         return None
-    return version, await count_shards(state, f"{PUBLISHED_WEIGHTS}{version:010d}")
+    return version, await count_shards(state, published_path(version))
 
 
 def checked_genesis(run: RunManifest, genesis: Callable[[], Weights]) -> Weights:

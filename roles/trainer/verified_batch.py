@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from protocol import limits
 from protocol.encoding import REWARD_UNIT, Record, Version, Window
 from protocol.identity.signing import Digest, Key
+from protocol.judging.evidence import count_luck
 from protocol.judging.verdict import Judgement, unpack_logprobs
 from protocol.rollout.batch import EpisodeRollout, Group, join_turns, unpack_tokens
 
@@ -27,13 +28,14 @@ class VerifiedGroup(Record):
     digest: Digest  # SHA-256 of its frame, which the verdicts name and the fetched bytes have
     version: Version  # the policy version that sampled it
     prompt: bytes  # token ids, 32-bit little-endian words
-    completions: tuple[bytes, ...]  # likewise, one for each rollout
+    # likewise, one for each rollout, up to where validators draw another token that leads to another reward
+    completions: tuple[bytes, ...]
     # of each rollout in a run with episodes, as in the group; empty in any other
     turns: tuple[tuple[tuple[int, bytes], ...], ...] = ()
     # float32 little-endian, one for each completion token, rollouts in order: the median over the accepting validators
     # of the log-probability under `version` at the sampling temperature
     logprobs: bytes
-    # recomputed, one for each rollout; the median over the validators where machines may differ in them
+    # recomputed, one for each rollout, the median over the validators; of one that ends early, of their continuations
     rewards: tuple[float, ...]
 
     @model_validator(mode="after")
@@ -153,28 +155,45 @@ def verified_group(
     group: Group, digest: bytes, accepting: tuple[Judgement, ...], *, exact: bool
 ) -> VerifiedGroup | None:
     """Return an accepted group with the values of the judgements that fit it; None if none does. If rewards are exact,
-    a judgement with other rewards than the group claims does not fit.
+    a judgement of another reward for a whole rollout than the group claims does not fit, nor one whose luck is not by
+    how much its rewards differ from the claims; of a rollout that ends early the reward is at most 1 more or less than
+    its claim.
     """
-    tokens = sum(len(rollout.completion) // 4 for rollout in group.rollouts)
-    claims = tuple(rollout.reward for rollout in group.rollouts)
+    lengths = [len(rollout.completion) // 4 for rollout in group.rollouts]
+    claims = [rollout.reward for rollout in group.rollouts]
+    turns = tuple(rollout.turns for rollout in group.rollouts if isinstance(rollout, EpisodeRollout))
     fitting = [
-        (np.frombuffer(judgement.logprobs, dtype="<f4"), judgement.rewards)
+        (np.frombuffer(judgement.logprobs, dtype="<f4"), judgement.rewards, judgement.ends or lengths)
         for judgement in accepting
-        if len(judgement.logprobs) == 4 * tokens
+        if len(judgement.logprobs) == 4 * sum(lengths)
         and len(judgement.rewards) == len(claims)
-        and (not exact or judgement.rewards == claims)
+        and not (turns and judgement.ends)
+        and (
+            not judgement.ends
+            or not exact
+            or count_luck(zip(claims, judgement.rewards, strict=True)) == judgement.counts.luck
+        )
+        and all(
+            end < length or (end == length and (not exact or reward == claim))
+            for end, length, reward, claim in zip(
+                judgement.ends or lengths, lengths, judgement.rewards, claims, strict=True
+            )
+        )
         and whole_logprobs(judgement.logprobs) is not None
     ]
     if not fitting:
         return None
-    median_logprobs = np.median([logprobs for logprobs, _ in fitting], axis=0)
-    median_rewards = np.median([rewards for _, rewards in fitting], axis=0)
+    median_logprobs, median_rewards = (np.median([item[part] for item in fitting], axis=0) for part in (0, 1))
+    if exact:
+        median_rewards = np.clip(median_rewards, np.array(claims) - REWARD_UNIT, np.array(claims) + REWARD_UNIT)
+    ends = np.min([item[2] for item in fitting], axis=0).tolist()
+    logprobs = unpack_logprobs(median_logprobs.astype("<f4").tobytes(), lengths)
     return VerifiedGroup(
         digest=digest,
         version=group.version,
         prompt=group.prompt,
-        completions=tuple(rollout.completion for rollout in group.rollouts),
-        turns=tuple(rollout.turns for rollout in group.rollouts if isinstance(rollout, EpisodeRollout)),
-        logprobs=median_logprobs.astype("<f4").tobytes(),
+        completions=tuple(rollout.completion[: 4 * end] for rollout, end in zip(group.rollouts, ends, strict=True)),
+        turns=turns,
+        logprobs=b"".join(values[:end].tobytes() for values, end in zip(logprobs, ends, strict=True)),
         rewards=tuple((median_rewards / REWARD_UNIT).tolist()),
     )

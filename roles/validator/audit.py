@@ -279,7 +279,7 @@ def reject_accepted(judgements: Sequence[Judgement], reason: Reason | None) -> S
     """
     if reason is None:
         return judgements
-    refusal = {"reason": reason.value, "rewards": (), "logprobs": b""}
+    refusal = {"reason": reason.value, "rewards": (), "ends": (), "logprobs": b""}
     return [
         item if item.rejected or not item.counts.computed else item.model_copy(update=refusal) for item in judgements
     ]

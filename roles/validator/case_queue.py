@@ -42,20 +42,14 @@ SHARES: Final[Mapping[Reputation, float]] = MappingProxyType(
 
 
 class CaseQueue:
-    """The order of one window's cases.
-
-    Attributes:
-        ledger: of this validator.
-        clean_windows: clean windows of each miner since its last rejection.
-        engine_seconds: by reputation, for how long the engine was busy with cases.
-    """
+    """The order of one window's cases, by the ledger of this validator."""
 
     def __init__(self, node: Node, ledger: Ledger, draw: bytes) -> None:
         self._node = node
         self._draw = draw
         self.ledger = ledger
-        self.clean_windows = ledger.accounts.clean_windows()
-        self.engine_seconds = dict.fromkeys(Reputation, 0.0)
+        self.clean_windows = ledger.accounts.clean_windows()  # of each miner since its last rejection
+        self.engine_seconds = dict.fromkeys(Reputation, 0.0)  # for how long the engine was busy with cases
         self._rejections = ledger.accounts.rejections()
         self._earning = ledger.earning_miners()
 

@@ -2,7 +2,8 @@
 
 Order: version, quota and form, prompt, tokens and ending, sketch, sampling, stops, turns, reward. The sketch comes
 before sampling, so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did
-but drew other tokens. Rollouts with misses are continued after these, to count luck. The environment of an episode is
+but drew other tokens. Rollouts with misses are continued after these: what a miner gains by its misses is counted as
+luck, and the reward of the continuation counts instead. The environment of an episode is
 stepped after these, too: with a forged reply a miner could make the true policy write whatever it likes, so no
 environment sees a turn before all replies ahead of it are its own.
 """
@@ -46,18 +47,32 @@ Reservation = Callable[[], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True)
+class Continuation:
+    """A rollout as the validator generates it.
+
+    Attributes:
+        begin: index of the first miss.
+        tokens: of the whole rollout.
+    """
+
+    begin: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class GroupCheck:
     """The result for one group.
 
     Attributes:
         reason: why the group is rejected; None if it is accepted.
-        rewards, logprobs: of an accepted group; rewards in millionths, log-probabilities float32 little-endian.
+        rewards, ends, logprobs: of an accepted group, as in `Judgement`.
         margins: int64 [N], `whole_margins` of its tokens.
     """
 
     reason: Reason | None
     counts: Counts = NO_COUNTS
     rewards: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
     logprobs: bytes = b""
     margins: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -202,14 +217,15 @@ class Judge:
 
     async def _continue(
         self, groups: Sequence[Group], checks: Sequence[tuple[Assignment | None, GroupCheck]]
-    ) -> list[dict[int, tuple[int, ...]]]:
-        """Return, for each group, the rollouts that R1 selects and that have a miss, as this engine generates them from
-        their first miss on, by index. Episodes and groups that do not hold are not continued.
+    ) -> list[dict[int, Continuation]]:
+        """Return, for each group, the continuations of the rollouts that R1 selects and that have a miss, by index.
+        Episodes and groups that do not hold are not continued.
 
-        What follows from the first miss is all that a miner can have gained by any of its misses in a rollout.
+        What follows from the first miss is all that a miner can have gained by any of its misses in a rollout. Nothing
+        in a continuation depends on what the miner chose.
         """
         run, requests, places = self._task.run, list[Request](), list[tuple[int, int]]()
-        result: list[dict[int, tuple[int, ...]]] = [{} for _ in groups]
+        result: list[dict[int, Continuation]] = [{} for _ in groups]
         most = run.sampling.max_tokens
         for number, (group, (own, check)) in enumerate(zip(groups, checks, strict=True)):
             if self._draw is None or own is None or check.reason is not None or run.episode is not None:
@@ -231,8 +247,9 @@ class Judge:
             for place, generation in zip(batch, generations, strict=True):
                 # What is too long is cut off: noise depends on the position alone.
                 number, index = places[place]
-                begin = groups[number].rollouts[index].tokens[: requests[place].offset]
-                result[number][index] = (begin + generation.tokens)[:most]
+                begin = requests[place].offset
+                tokens = groups[number].rollouts[index].tokens[:begin] + generation.tokens
+                result[number][index] = Continuation(begin, tokens[:most])
         return result
 
     async def _check_rewards(
@@ -241,10 +258,10 @@ class Judge:
         assignment: Assignment,
         check: GroupCheck,
         thresholds: Thresholds,
-        continued: Mapping[int, tuple[int, ...]],
+        continued: Mapping[int, Continuation],
     ) -> GroupCheck:
         """Compare turns and rewards of a group that holds so far with the environment's, and its rewards with those of
-        what was continued. Raise SandboxLimitError if the environment reaches a limit.
+        continuations, which count where they differ. Raise SandboxLimitError if the environment reaches a limit.
         """
         counts, is_exact = check.counts, self._task.environment.exact
         if self._task.run.episode is None:
@@ -259,9 +276,14 @@ class Judge:
             counts += REPRODUCED if thresholds.replay else NO_COUNTS
         if is_exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
             return GroupCheck(Reason.REWARD, counts)
-        others = await self._task.rewards(assignment.problem, list(continued.values())) if continued else ()
-        luck = count_luck(zip((rewards[index] for index in continued), others, strict=True))
-        return replace(check, counts=counts.model_copy(update={"luck": luck}), rewards=rewards)
+        own = [item.tokens for item in continued.values()]
+        others = dict(zip(continued, await self._task.rewards(assignment.problem, own), strict=True)) if own else {}
+        luck = count_luck((rewards[index], other) for index, other in others.items())
+        counts = counts.model_copy(update={"luck": luck})
+        cut = {index: continued[index].begin for index, other in others.items() if other != rewards[index]}
+        ends = tuple(cut.get(index, len(rollout.tokens)) for index, rollout in enumerate(group.rollouts)) if cut else ()
+        rewards = tuple(others.get(index, reward) for index, reward in enumerate(rewards))
+        return replace(check, counts=counts, rewards=rewards, ends=ends)
 
     def _replay(self, group: Group, assignment: Assignment) -> list[int | None]:
         """Return the reward of each episode; None for one whose replies or end are not the environment's."""
@@ -302,5 +324,6 @@ def _judgement(index: int, digest: bytes, tokens: int, check: GroupCheck) -> Jud
         tokens=tokens,
         counts=check.counts,
         rewards=() if check.reason else check.rewards,
+        ends=() if check.reason else check.ends,
         logprobs=b"" if check.reason else check.logprobs,
     )

@@ -19,18 +19,13 @@ def ledger_path(window: int) -> str:
 
 
 class Ledger:
-    """The newest summaries of one validator, revealed or only sealed. Memory holds the newest one, and the accounts.
-
-    Attributes:
-        accounts: of the miners, by the summaries that count.
-        last: the newest summary; None before the first.
-    """
+    """The newest summaries of one validator, revealed or only sealed. Memory holds the newest one, and the accounts."""
 
     def __init__(self, state: ObjectStore, run: RunManifest) -> None:
         self._state = state
         self._run = run
-        self.accounts = Accounts(run.scoring, run.proof)
-        self.last: Summary | None = None
+        self.accounts = Accounts(run.scoring, run.proof)  # of the miners, by the summaries that count
+        self.last: Summary | None = None  # the newest summary; None before the first
         self.windows: list[int] = []
         """The windows of the summaries that count, ascending."""
         self._floor = -1  # windows up to this one were sealed, although their summaries are lost

@@ -69,14 +69,14 @@ def lenient(harness: TrialHarness, dtype: torch.dtype) -> TrialHarness:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_near_ties_that_are_decided_for_the_reward_refuse_a_miner_by_its_rewards_alone(
+def test_near_ties_that_are_decided_for_the_reward_raise_none_and_refuse_a_miner(
     harness: TrialHarness, dtype: torch.dtype
 ) -> None:
     own = lenient(harness, dtype)
     lucky = ADVERSARIES["lucky near ties"].producer(own)
-    counted, expected = trio.run(own.luck, lucky, 0)
-    assert counted == expected
-    assert counted.steps[0] < counted.steps[1]
+    outcome, expected = trio.run(own.luck, lucky, 0)
+    assert outcome == expected
+    assert outcome.counts.luck.steps[0] < outcome.counts.luck.steps[1]
     windows, reasons = trio.run(own.windows_until_refusal, lucky, 200)
     assert 10 < windows < 200
     assert reasons == {Reason.WINDOW.value: 1}
@@ -99,17 +99,19 @@ class MeasuredEngine:
 
 
 @pytest.mark.parametrize("name", ["forced end of sequence", "special tokens", "one edited token in 10% of rollouts"])
-def test_the_luck_of_any_cheat_is_what_its_rewards_differ_from_honest_ones(
+def test_no_cheat_with_tokens_changes_the_rewards_that_count(
     harness: TrialHarness, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A validator continues each rollout from its first miss, some at a time, and gets the rewards of honest work."""
+    """A validator continues each rollout from its first miss, some at a time, and gets the rewards of honest work, from
+    which the cheat's own differ by its luck.
+    """
     monkeypatch.setattr("roles.validator.judge._DECODED_AT_ONCE", 3 * harness.max_tokens)
     own = lenient(harness, torch.float32)
     producer = ADVERSARIES[name].producer(own)
     engine: Any = MeasuredEngine(trio.run(own.serving_engine))
-    counted, expected = trio.run(replace(own, judging_engine=engine).luck, producer, 0)
-    assert counted == expected
-    assert counted.trials
+    outcome, expected = trio.run(replace(own, judging_engine=engine).luck, producer, 0)
+    assert outcome == expected
+    assert outcome.counts.luck.trials
     assert engine.largest <= 3 * harness.max_tokens
 
 

@@ -70,39 +70,22 @@ def test_a_miner_without_a_cheat_is_never_refused_and_gains_nothing() -> None:
             assert gains(cheat, row, careful=False) == Gain(pytest.approx(1.0), 0.0, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("row", "tokens", "cost"), [("float32", 512, 5e-4), ("bfloat16", 59, 2e-3), ("bfloat16", 512, 5e-3)]
-)
-def test_the_price_of_luck_costs_honest_work_little(row: str, tokens: int, cost: float) -> None:
-    """Some honest misses raise the reward by chance."""
-    honest = choose_luck(tokens, 0.0, 0.25, COINS)
-    results = [gain(honest, ROWS[row], SCORING, careful=False, windows=20, seed=seed) for seed in range(4)]
-    assert {(result.reward, result.refused) for result in results} == {(0.0, None)}
-    assert 1 - cost < np.mean([result.pay for result in results]) <= 1
-
-
-@pytest.mark.parametrize(
-    ("row", "tokens", "rewards", "reach"),
-    [
-        *(("bfloat16", tokens, COINS, reach) for tokens in (59, 512) for reach in (0.1, 0.005)),
-        *(("bfloat16", 512, RARE, 0.1), ("float32", 59, COINS, 0.1), ("float32", 512, COINS, 0.02)),
-    ],
-)
-def test_who_chooses_its_luck_as_it_dares_gains_half_a_percent_of_reward_at_most(
-    row: str, tokens: int, rewards: list[list[float]], reach: float
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("tokens", [59, 512])
+@pytest.mark.parametrize("sacrificed", [0.0, 0.02])
+def test_who_chooses_its_luck_as_it_dares_raises_no_reward_and_is_not_refused(
+    row: str, tokens: int, sacrificed: float
 ) -> None:
-    result = gains(choose_luck(tokens, reach, 0.25, rewards), row, careful=True, windows=100)
-    assert result.refused is None
-    assert result.reward <= 0.005
+    cheat = choose_luck(tokens, 0.02, 0.25, COINS, sacrificed)
+    assert gains(cheat, row, careful=True) == Gain(pytest.approx(1.0), 0.0, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("sacrificed", "reward"), [(0.0, 0.03), (0.02, 0.05)])
-def test_who_pays_for_luck_gains_little_and_loses_pay(sacrificed: float, reward: float) -> None:
-    cheat = choose_luck(512, 0.02, 0.25, COINS, sacrificed)
-    result = gain(cheat, ROWS["bfloat16"], SCORING, careful=True, pays=True)
-    assert result.refused is None
-    assert result.reward < reward
-    assert result.pay < 0.995
+@pytest.mark.parametrize(("row", "sacrificed", "most"), [("float32", 0.0, 0.01), ("bfloat16", 0.02, 0.07)])
+def test_luck_is_worth_something_where_rollouts_are_too_long_to_continue_all(
+    row: str, sacrificed: float, most: float
+) -> None:
+    result = gains(choose_luck(1024, 0.02, 0.25, COINS, sacrificed), row, careful=True, windows=100)
+    assert 0.0 < result.reward < most
 
 
 @pytest.mark.parametrize("row", ROWS)

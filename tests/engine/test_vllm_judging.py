@@ -70,9 +70,9 @@ async def test_honest_miners_are_accepted_and_cheats_refused_for_what_they_did(h
 
 async def test_rollouts_are_continued_from_their_first_miss(harness: TrialHarness) -> None:
     lenient = replace(harness, proof=with_thresholds(harness.proof, **LENIENT))
-    counted, expected = await lenient.luck(ADVERSARIES["forced end of sequence"].producer(lenient), 0)
-    assert counted == expected
-    assert counted.trials
+    outcome, expected = await lenient.luck(ADVERSARIES["forced end of sequence"].producer(lenient), 0)
+    assert outcome == expected
+    assert outcome.counts.luck.trials
 
 
 async def test_a_pair_with_vllm_is_measured(tmp_path: Path) -> None:

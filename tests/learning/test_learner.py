@@ -270,6 +270,15 @@ def test_overlong_completions_leave_the_step_and_keep_their_part_in_the_advantag
     assert new_learner(model).step([one]).overlong == 0.0
 
 
+def test_a_rollout_without_tokens_keeps_its_part_in_the_advantages(model: CausalModel) -> None:
+    (one,) = [_fresh(model, group("a", completions=((3, 1), (), (9, 9)), rewards=(1.0, 1.0, 0.0)))]
+    report = new_learner(model).step([one])
+    scores = advantages(torch.tensor(one.rewards)).tolist()
+    assert report.tokens == 4
+    assert report.reward == pytest.approx(2 / 3)
+    assert report.loss == pytest.approx(-(2 * scores[0] + 2 * scores[2]) / 4, abs=1e-5)
+
+
 def test_the_ratio_is_that_of_the_filtered_distribution(model: CausalModel) -> None:
     """With top_k=1 only the most probable token and the sampled one count, so the ratio differs from 1."""
     groups = _groups(model)

@@ -167,6 +167,8 @@ INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
             {"rewards": (2 * 10**12,)},
         ),
         *({"rewards": (0.5, 1.0)}, {"index": 1 << 20}),
+        *({"ends": (1,)}, {"ends": (3, 2)}, {"ends": (-1, 2)}, {"ends": (1, 1, 1)}),
+        {"reason": "wrong-sketch", "rewards": (), "logprobs": b"", "ends": (1, 1)},
     ],
     row: [
         *({"accepted": 5}, {"audited": 17, "accepted": 17}, {"pledged": 15}, {"dealt": 3}, {"dealt": 17}),

@@ -18,7 +18,6 @@ from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, REPRODUCED, UNREPRODUCED, Counts, Evidence, Tally, advance
 from protocol.judging.ledger import (
     GROUP,
-    PRICE_DIVISORS,
     SHARE,
     Amendment,
     Evaluation,
@@ -31,7 +30,7 @@ from protocol.judging.ledger import (
     shares,
 )
 from protocol.judging.roster import Roster
-from protocol.proof import ProofSpec, StatisticName
+from protocol.proof import MEASURED, ProofSpec, StatisticName
 from protocol.run import ScoringSpec
 from roles.validator.reaudit import _amendment
 from tests.support.builders import samples
@@ -231,10 +230,9 @@ def test_misses_beyond_the_honest_rate_have_a_price() -> None:
     assert balance(summary(many), scoring=scoring) == 16 * GROUP - 4 * (6 * GROUP - 16_000) // 2
     both = balance(summary(few, window=1), summary(many, window=2), scoring=scoring)
     assert both == 32 * GROUP - 4 * (6 * GROUP - 32_000) // 2  # what one window has too few makes up for another
-    each = row(counts=counts(sketch=(16, 1), margin=(20, 1), stop=(8, 1), luck=(2_000, 1_000, 1_000)))
+    each = row(counts=counts(sketch=(16, 1), margin=(20, 1), stop=(8, 1), luck=(2_000, 0, 2_000)))
     excess = 4 * (GROUP - 16_000) + 4 * (GROUP - 20_000) + 4 * (GROUP - 80_000)
-    luck = 4 * (GROUP - GROUP * 95 // 100)  # has a twentieth of the price, from 95% of the bad luck on
-    assert balance(summary(each), scoring=scoring) == 16 * GROUP - excess // 2 - luck // 40
+    assert balance(summary(each), scoring=scoring) == 16 * GROUP - excess // 2  # luck has no price
 
 
 def test_a_miss_with_a_price_is_rare_in_honest_work() -> None:
@@ -394,11 +392,11 @@ def plain_balances(ledger: list[Summary], scoring: ScoringSpec, proof: ProofSpec
             earned = (credit * GROUP - scoring.penalty * refused) * multiplier // divisor
             value = 0 if item.lapsed else earned - scoring.shortfall * (item.pledged - item.submitted)
             result[item.miner] += value * decay // SHARE
-            for name in PRICE_DIVISORS if item.accepted else ():
+            for name in MEASURED if item.accepted else ():
                 excess = excess_misses(item, proof.row(item.arithmetic, entry.arithmetic), name)
                 excesses[item.miner, item.arithmetic, name] += excess * multiplier // divisor * decay // SHARE
-    for (miner, _, name), excess in excesses.items():
-        result[miner] -= scoring.miss_price * max(0, excess) // (GROUP * PRICE_DIVISORS[name])
+    for (miner, _, _), excess in excesses.items():
+        result[miner] -= scoring.miss_price * max(0, excess) // GROUP
     return dict(result)
 
 

@@ -15,6 +15,7 @@ from protocol.encoding import content_digest
 from protocol.errors import MalformedError
 from protocol.identity.authority import Revision
 from protocol.identity.signing import open_announced, sign
+from protocol.judging.evidence import count_luck
 from protocol.judging.verdict import Judgement
 from protocol.rollout.batch import pack_tokens
 from roles.ports import NotFoundError
@@ -271,6 +272,45 @@ def test_a_judgement_with_other_rewards_does_not_count_if_rewards_are_exact() ->
     group = verified_group(GROUP, samples.digest("frame"), (other, same), exact=True)
     assert group is not None
     assert group.rewards == (0.5, 1.0)
+
+
+def test_a_rollout_counts_up_to_the_first_token_by_which_its_reward_differs_from_a_validators() -> None:
+    """Its reward is the mean of those that the validators' own tokens lead to, and at most 1 beyond its claim."""
+    whole, second, both = accepting(500_000, 1_000_000), cut((500_000, 0), (3, 1)), cut((10**9, 200_000), (0, 1))
+    for judgements, ends, rewards in (
+        ((second,), (3, 1), (0.5, 0.0)),
+        ((whole, second), (3, 1), (0.5, 0.5)),
+        ((both,), (0, 1), (1.5, 0.2)),
+        ((second, second, both), (0, 1), (0.5, 0.0)),
+    ):
+        group = verified_group(GROUP, samples.digest("frame"), judgements, exact=True)
+        assert group is not None
+        assert group.rewards == rewards
+        whole_rollouts = [rollout.tokens for rollout in GROUP.rollouts]
+        assert group.completion_tokens == tuple(own[:end] for own, end in zip(whole_rollouts, ends, strict=True))
+        assert [len(values) for values in group.completion_logprobs] == list(ends)
+
+
+@pytest.mark.parametrize(("rewards", "ends"), [((500_000, 0), (3, 3)), ((0, 1_000_000), (3, 1))])
+def test_a_judgement_with_ends_behind_a_rollout_or_another_reward_of_a_whole_one_does_not_count(
+    rewards: tuple[int, int], ends: tuple[int, int]
+) -> None:
+    assert verified_group(GROUP, samples.digest("frame"), (cut(rewards, ends),), exact=True) is None
+
+
+def test_a_judgement_whose_luck_does_not_follow_from_its_rewards_does_not_count() -> None:
+    """So a validator that turns rewards round also counts it against the miner, whose evidence everybody adds up."""
+    second = cut((500_000, 0), (3, 1))
+    hidden = second.model_copy(update={"counts": accepting(500_000, 0).counts})
+    assert verified_group(GROUP, samples.digest("frame"), (hidden,), exact=True) is None
+    assert verified_group(GROUP, samples.digest("frame"), (hidden, second), exact=True) is not None
+
+
+def cut(rewards: tuple[int, int], ends: tuple[int, int]) -> Judgement:
+    """An accepting judgement of rollouts that end early, with the luck that follows from it."""
+    judgement, claims = accepting(*rewards), [rollout.reward for rollout in GROUP.rollouts]
+    counts = judgement.counts.model_copy(update={"luck": count_luck(zip(claims, rewards, strict=True))})
+    return judgement.model_copy(update={"counts": counts, "ends": ends})
 
 
 def test_the_median_of_the_validators_rewards_counts_if_rewards_are_not_exact() -> None:

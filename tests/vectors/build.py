@@ -253,6 +253,7 @@ def verdict() -> list[Case]:
     replayed = counts | {"replay": {"trials": 1, "steps": (1,)}}
     return [
         good("verdict", "verdict", record.to_bytes()),
+        good("a rollout that ends early", "judgement", samples.judgement(ends=(0, 2)).to_bytes()),
         good("a group that was not reproduced", "verdict", samples.verdict(samples.unreproduced()).to_bytes()),
         bad("a replay that was not tried", "counts", pack(counts | {"replay": untried}), MALFORMED),
         bad("an accepted group that was not reproduced", "judgement", pack(first | {"counts": replayed}), MALFORMED),
@@ -264,6 +265,7 @@ def verdict() -> list[Case]:
         bad("rewards of a rejected group", "judgement", pack(second | {"rewards": (500_000,)}), MALFORMED),
         bad("a reward that is no whole number", "judgement", pack(first | {"rewards": (0.5, 1.0)}), MALFORMED),
         bad("one log-probability missing", "judgement", pack(first | {"logprobs": bytes(16)}), MALFORMED),
+        bad("rollouts of which none ends early", "judgement", pack(first | {"ends": (3, 2)}), MALFORMED),
         bad("more values than trials", "counts", pack(counts | {"margin": {"trials": 5, "steps": (3, 3)}}), MALFORMED),
         bad("more trials than tokens", "judgement", pack(first | {"tokens": 0, "logprobs": b""}), MALFORMED),
         _counts(),

@@ -90,13 +90,11 @@ async def _serve(config: Config | None, node: Node, host: str, port: int) -> Non
 
 
 class RunReader:
-    """Reads the state of a run, and the rollouts of its newest judged window.
+    """Reads the state of a run, and the rollouts of its newest judged window, for which it needs the tokenizer in the
+    directory of the run's model files.
 
-    Of a run that has ended only the windows up to its last are read, and now and then whether there is a newer one.
-
-    Args:
-        directory: for the run's model files, of which the tokenizer is needed.
-        config: whose logs say for what this machine's nodes wait; None where others may see the page.
+    Of a run that has ended only the windows up to its last are read, and now and then whether there is a newer one. The
+    config's logs say for what this machine's nodes wait; it is left out where others may see the page.
     """
 
     def __init__(self, node: Node, directory: Path, config: Config | None = None) -> None:

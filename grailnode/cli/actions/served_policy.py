@@ -37,21 +37,14 @@ def _no_report(event: str, **fields: object) -> None:
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """An engine that serves a policy.
+    """An engine that serves a policy."""
 
-    Attributes:
-        source: the directory, or the run's name.
-        policy: without weights.
-        task: the run's; None for a checkpoint.
-        follower: of the run's versions; None for a checkpoint.
-    """
-
-    source: str
-    policy: Policy
+    source: str  # the directory, or the run's name
+    policy: Policy  # without weights
     engine: Engine
     node: Node | None = None
-    task: Task | None = None
-    follower: Follower | None = None
+    task: Task | None = None  # the run's; None for a checkpoint
+    follower: Follower | None = None  # of the run's versions; None for a checkpoint
 
     @property
     def label(self) -> str:

@@ -38,12 +38,8 @@ class _InvalidDownloadError(StoreError):
 
 
 class CachedStore:
-    """Decorates a store with a cache of content-addressed objects.
-
-    Args:
-        cache: shared by all nodes of this machine.
-        progress: called after each piece of a download that has several.
-        inline: access files on the event loop instead of in worker threads, for tests on trio's MockClock.
+    """Decorates a store with a cache of content-addressed objects, shared by all nodes of this machine. `progress` is
+    called after each piece of a download that has several; `inline` is for tests on trio's MockClock, see `LocalStore`.
     """
 
     def __init__(

@@ -27,16 +27,11 @@ _BLOCK_BYTES: Final = 512  # the unit of `st_blocks`
 
 @dataclass(frozen=True)
 class PartialDownload:
-    """A download under way, locked by this process.
+    """A download under way, locked by this process."""
 
-    Attributes:
-        descriptor: of the open file with the pieces.
-        piece_bytes: bytes of a piece; the last one may be shorter.
-    """
-
-    descriptor: int
+    descriptor: int  # of the open file with the pieces
     path: Path
-    piece_bytes: int
+    piece_bytes: int  # bytes of a piece; the last one may be shorter
 
     @property
     def _marks(self) -> Path:
@@ -77,11 +72,8 @@ class PartialDownload:
 
 
 class DiskCache:
-    """Objects by their SHA-256. Several processes may share the folder.
-
-    Args:
-        root: the folder, readable by its owner only; created when it is missing.
-        max_bytes: of all files in it.
+    """Objects by their SHA-256, at most `max_bytes` in all. Several processes may share the folder, which is readable
+    by its owner only, and created when it is missing.
     """
 
     def __init__(self, root: Path, max_bytes: int) -> None:

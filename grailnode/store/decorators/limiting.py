@@ -18,13 +18,9 @@ MAX_ENTRIES: Final = 1 << 18
 
 
 class LimitedStore:
-    """Delays operations until the limits allow them, first come, first served. Refuses objects that are too large.
-
-    Args:
-        concurrency: operations at a time.
-        rate: operations per second in the long run.
-        burst: operations that may start at once after a pause.
-        max_bytes: of one object to store, and of one answer.
+    """Delays operations until the limits allow them, first come, first served: a number at a time, operations per
+    second in the long run, and those that may start at once after a pause. Refuses objects to store, and answers, of
+    more than `max_bytes`.
     """
 
     def __init__(self, store: ObjectStore, *, concurrency: int, rate: float, burst: int, max_bytes: int) -> None:
@@ -118,11 +114,8 @@ class StoreMeter(Protocol):
     """Receives one record for every operation of a store."""
 
     def record(self, operation: str, outcome: str, payload_bytes: int, seconds: float) -> None:
-        """Add one operation to the totals.
-
-        Args:
-            operation: 'put', 'get', 'list' or 'delete'.
-            outcome: 'ok', 'missing', 'too_large', 'error' or 'cancelled'.
+        """Add a 'put', 'get', 'list' or 'delete' to the totals, whose outcome is 'ok', 'missing', 'too_large', 'error'
+        or 'cancelled'.
         """
 
 

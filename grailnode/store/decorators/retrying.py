@@ -64,16 +64,11 @@ class RepeatingStore(ABC):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often to try, and how long to wait. In a listing all of it applies to each step.
-
-    Attributes:
-        pause: between two tries; each is multiplied by a random factor of 0.5 to 1.
-        deadline: seconds for all tries and pauses of an operation.
-    """
+    """How often to try, and how long to wait. In a listing all of it applies to each step."""
 
     attempts: int = 6
-    pause: Pause = _PAUSE
-    deadline: float = 120.0
+    pause: Pause = _PAUSE  # between two tries; each is multiplied by a random factor of 0.5 to 1
+    deadline: float = 120.0  # seconds for all tries and pauses of an operation
 
 
 class RetryingStore(RepeatingStore):

@@ -23,12 +23,9 @@ from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 def open_client(
     *, connect: float = 10.0, silence: float = 20.0, connections: int = 32, public_only: bool = False
 ) -> httpx.AsyncClient:
-    """Return an HTTP client for HttpsStore, without redirects, cookies and settings from the environment.
-
-    Args:
-        connect: seconds for opening a connection.
-        silence: seconds that may pass without a byte.
-        public_only: connect to public addresses only, for URLs that strangers name.
+    """Return an HTTP client for HttpsStore, without redirects, cookies and settings from the environment. Opening a
+    connection may take `connect` seconds, and `silence` seconds may pass without a byte. For URLs that strangers name,
+    it connects to public addresses only.
     """
     return httpx.AsyncClient(
         transport=PublicTransport(connections) if public_only else None,

@@ -27,16 +27,11 @@ class ListingError(Exception):
 
 @dataclass
 class Page:
-    """One page of a listing, filled by the events of an XML parser.
+    """One page of a listing, filled by the events of an XML parser."""
 
-    Attributes:
-        objects: (key, size in bytes), in the order of the page.
-        token: requests the next page.
-    """
-
-    objects: list[tuple[str, int]] = field(default_factory=list)
+    objects: list[tuple[str, int]] = field(default_factory=list)  # (key, size in bytes), in the order of the page
     truncated: bool = False
-    token: str = ""
+    token: str = ""  # requests the next page
     _open: list[str] = field(default_factory=list)
     _text: str = ""
     _key: str = ""

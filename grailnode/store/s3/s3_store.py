@@ -35,10 +35,8 @@ T = TypeVar("T")
 class S3Store:
     """Implements ObjectStore with a bucket; PrefixedStore restricts it to a part of one.
 
-    Args:
-        place: of kind s3.
-        credentials: sign the requests; None for unsigned requests to a public bucket.
-        part_bytes: larger objects are uploaded in parts of this size, several at a time; at least 5 MiB, as S3 demands.
+    Credentials sign the requests; there are none for a public bucket. Larger objects than `part_bytes` are uploaded in
+    parts of this size, several at a time; it is at least 5 MiB, as S3 demands.
     """
 
     def __init__(self, place: PlaceSection, credentials: S3Credentials | None, part_bytes: int = PART_BYTES) -> None:

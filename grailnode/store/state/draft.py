@@ -32,11 +32,9 @@ class StateDraft:
     async def commit(self, last: tuple[str, ...] = ()) -> None:
         """Write the changes, and remove what was lost.
 
-        A repair that is killed meanwhile can be started again: what was lost is removed after what replaces it.
-
-        Args:
-            last: prefixes of paths. Their changes come after all others, in the order in which they were made, because
-                they are what shows the next repair that this one has to be done again.
+        A repair that is killed meanwhile can be started again: what was lost is removed after what replaces it. Changes
+        at the prefixes in `last` come after all others, in the order in which they were made, because they are what
+        shows the next repair that this one has to be done again.
         """
         first_changes = {path: data for path, data in self._changes.items() if not path.startswith(last)}
         for path, data in first_changes.items():

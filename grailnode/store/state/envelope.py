@@ -39,17 +39,12 @@ class ForeignError(EnvelopeError):
 
 @dataclass(frozen=True)
 class Envelope:
-    """What an envelope says.
+    """What an envelope says."""
 
-    Attributes:
-        path: of the object; length: of its data, in bytes.
-        run: id of the run; digest: BLAKE3 of the data.
-    """
-
-    path: str
-    run: bytes
-    length: int
-    digest: bytes
+    path: str  # of the object
+    run: bytes  # id of the run
+    length: int  # of the object's data, in bytes
+    digest: bytes  # BLAKE3 of the data
 
     def check_place(self, path: str, run: bytes) -> None:
         """Raise EnvelopeError if a file holds another object than that of its path, ForeignError if of another run."""

@@ -78,16 +78,11 @@ class IntactStateError(StateError):
 
 
 class StateStore(LocalStore):
-    """Implements ObjectStore for a node's own state, which all processes of the node share.
+    """Implements ObjectStore for a node's own state, which all processes of the node share. A state of another run is
+    refused.
 
-    Args:
-        root: the directory; created when it is missing.
-        run_id: of the run; a state of another run is refused.
-        repairing: accept a state without a list of names, which is then written from the files.
-
-    Raises:
-        StateError: the list of names is missing or damaged.
-        StoreError: the directory cannot be created or read.
+    StateError if the list of names is missing or damaged; while a repair writes it from the files, none is needed.
+    StoreError if the directory cannot be created or read.
     """
 
     def __init__(self, root: Path, run_id: bytes, *, inline: bool = False, repairing: bool = False) -> None:

@@ -47,16 +47,12 @@ def render_status(state: NetworkState) -> RenderableType:
 
 @dataclass(frozen=True)
 class RunPage:
-    """The page of a run; a live view cuts long lines.
-
-    Attributes:
-        most_rows: if there are more, the last one says how many are left out; 0: all are shown.
-    """
+    """The page of a run; a live view cuts long lines."""
 
     title: str
     state: NetworkState
     is_live: bool = False
-    most_rows: int = 0
+    most_rows: int = 0  # if there are more, the last one says how many are left out; 0: all are shown
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state, width = self.state, min(options.max_width, _WIDEST_STATUS)

@@ -102,10 +102,8 @@ PassSums = tuple[float, float, float, float]
 class Learner:
     """The policy in training. It may be read and saved while gradients are computed, and not during an update.
 
-    Args:
-        weights: the initial weights; the reference policy of a loss with a KL coefficient has them for ever.
-        dtype: to which the published weights are widened for computing; BF16 itself on a GPU.
-        precision: in which they are published.
+    The reference policy of a loss with a KL coefficient has the initial weights for ever. The published weights have
+    `precision`; to compute, they are widened to `dtype`: BF16 itself on a GPU.
     """
 
     def __init__(
@@ -357,4 +355,5 @@ def _samples(group: VerifiedGroup, advantage: AdvantageName) -> list[_Sample]:
         for sequence, logprobs, advantage in zip(
             group.sequences, group.completion_logprobs, group_advantages, strict=True
         )
+        if logprobs.size
     ]

@@ -39,11 +39,7 @@ class LocalLearner(Protocol):
     """What takes the local steps of a site: a state (protocol/outer/local_work.py) and a step, as `Learner` has."""
 
     def step(self, groups: Sequence[VerifiedGroup]) -> StepFigures:
-        """Take one optimizer step.
-
-        Raises:
-            ValueError: a gradient is not finite; nothing has changed.
-        """
+        """Take one optimizer step; ValueError if a gradient is not finite, and nothing has changed."""
 
     def state(self) -> dict[str, Tensor]:
         """Return masters and everything else by name: CPU tensors that nobody else changes."""
@@ -116,14 +112,10 @@ class GroupPool:
 
 
 class LocalSteps:
-    """Takes the local steps of one round after the other.
+    """Takes the local steps of one round after the other, each of its own groups from the pool of the verified ones.
 
-    Args:
-        pool: of the verified groups, from which each step takes its own.
-
-    Attributes:
-        number: the round for which the present steps are taken; 0 before the first, and when they were dropped.
-        groups: digests of the groups that they used; count: how many steps there are.
+    `number` is the round for which the present steps are taken, 0 before the first and when they were dropped; `count`
+    how many steps there are, and `groups` the digests of those that they used.
     """
 
     def __init__(self, node: Node, learner: LocalLearner, pool: GroupPool, settings: SiteSettings) -> None:

@@ -36,6 +36,7 @@ from roles.trainer.spool import (
     WEIGHTS,
     count_shards,
     list_snapshots,
+    published_path,
     stored_versions,
     weights_folder,
 )
@@ -69,7 +70,7 @@ class ChainRepair:
         # start goes on by itself (publisher.py). More than one, or a manifest that this state has not signed, means
         # that the state is a copy of an earlier time.
         own_manifest, version = history.manifests.get(head.version), history.published_version
-        path = f"{PUBLISHED_WEIGHTS}{version:010d}"
+        path = published_path(version)
         return (
             (version >= 0 and not await self._is_complete(version, await count_shards(self._node.state, path)))
             or head.version > version + 1
@@ -157,7 +158,7 @@ class ChainRepair:
 
     async def _rebuild_weights(self, head: Head) -> int:
         """Make the newest version's weights whole, from the state or else storage; return how many files they have."""
-        node, path = self._node, f"{PUBLISHED_WEIGHTS}{head.version:010d}"
+        node, path = self._node, published_path(head.version)
         # Damaged files are absent from the draft, so files that are all there are intact.
         with suppress(NotFoundError):
             count = await count_shards(node.state, path)
@@ -218,7 +219,7 @@ class ChainRepair:
             WRITER: self._node.key.public,
             FIRST_PATCH: str(head.oldest_patch).encode(),
             REWIND: str(head.revision).encode(),  # the head was made when the rewinds up to then had been obeyed
-            f"{PUBLISHED_WEIGHTS}{head.version:010d}": str(count).encode(),
+            published_path(head.version): str(count).encode(),
         }
         # Versions whose files stay: the base of the next patch, and what the outbox still has to publish.
         versions = {head.version, *(name.version for name in await list_snapshots(state))}

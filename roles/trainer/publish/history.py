@@ -22,7 +22,13 @@ from protocol.chain.manifest import Head, Manifest
 from protocol.errors import ChainError
 from protocol.identity.signing import Signed, open_announced
 from roles.ports import NotFoundError, ObjectStore, StateError
-from roles.trainer.spool import PUBLISHED_WEIGHTS, newest_published_version, stored_versions, weights_folder
+from roles.trainer.spool import (
+    PUBLISHED_WEIGHTS,
+    newest_published_version,
+    published_path,
+    stored_versions,
+    weights_folder,
+)
 from roles.trainer.tensor_shards import delete_below
 
 EPOCH = "chain/epoch"
@@ -35,29 +41,18 @@ RETIRED = b"retired"
 
 
 class History:
-    """The publisher's own record of its chain.
-
-    Attributes:
-        manifests: the signed manifests by version, including one that is not published yet.
-        anchors: versions whose anchor is complete in storage and was never retired.
-        retired_anchors: versions whose anchor was complete and may be deleted in storage.
-        first_patch: patches of versions before this one may be deleted in storage.
-        epoch: the fencing epoch.
-        published_version: the newest published version; -1 before the first.
-        writer: the public key in whose space the chain is; None before the first start.
-        rewind: number of the newest revision of the authority whose rewind this record contains; 0 for none.
-    """
+    """The publisher's own record of its chain."""
 
     def __init__(self, state: ObjectStore) -> None:
         self._state = state
-        self.manifests: dict[int, Signed[Manifest]] = {}
-        self.anchors: set[int] = set()
-        self.retired_anchors: set[int] = set()
-        self.first_patch = 0
-        self.epoch = 0
-        self.published_version = -1
-        self.writer: bytes | None = None
-        self.rewind = 0
+        self.manifests: dict[int, Signed[Manifest]] = {}  # signed, by version, including one that is not published yet
+        self.anchors: set[int] = set()  # versions whose anchor is complete in storage and was never retired
+        self.retired_anchors: set[int] = set()  # versions whose anchor was complete and may be deleted in storage
+        self.first_patch = 0  # patches of versions before this one may be deleted in storage
+        self.epoch = 0  # the fencing epoch
+        self.published_version = -1  # the newest published version; -1 before the first
+        self.writer: bytes | None = None  # the public key in whose space the chain is; None before the first start
+        self.rewind = 0  # number of the newest revision of the authority whose rewind this record contains; 0 for none
 
     @classmethod
     async def open(cls, state: ObjectStore) -> "History":
@@ -115,7 +110,7 @@ class History:
         """Forget all versions after one, which the roots take back."""
         for later_version in [number for number in self.manifests if number > version]:
             # The manifest goes last: as long as one is left, `promised_version` shows that there is something to do.
-            await self._state.delete(f"{PUBLISHED_WEIGHTS}{later_version:010d}")
+            await self._state.delete(published_path(later_version))
             await self._delete_anchor_note(later_version)
             await self._state.delete(f"{MANIFESTS}{later_version:010d}")
             del self.manifests[later_version]
@@ -150,13 +145,13 @@ class History:
 
     async def mark_published(self, version: int, shards: int) -> None:
         """Record that a version is published, and how many files its weights have; the next patch is made of them."""
-        await self._state.put(f"{PUBLISHED_WEIGHTS}{version:010d}", str(shards).encode())
+        await self._state.put(published_path(version), str(shards).encode())
         self.published_version = version
 
     async def delete_needless_weights(self, uploading: Set[int] = frozenset()) -> None:
         """Delete the weights before the newest published version, but for those whose anchor is being uploaded."""
         # Notes before files: a note says that its files are complete, so it must not outlive them.
-        newest = f"{PUBLISHED_WEIGHTS}{self.published_version:010d}"
+        newest = published_path(self.published_version)
         for path in [item.path async for item in self._state.list(PUBLISHED_WEIGHTS) if item.path < newest]:
             await self._state.delete(path)
         # These files are the only copy of which an anchor's upload can be made, again after a crash. Those of the

@@ -35,10 +35,10 @@ from roles.trainer.publish.version_build import VersionBuild, VersionWeights, re
 from roles.trainer.spool import (
     DIFFICULTY,
     OUTBOX,
-    PUBLISHED_WEIGHTS,
     SnapshotName,
     count_shards,
     list_snapshots,
+    published_path,
     read_note,
     weights_folder,
 )
@@ -122,7 +122,7 @@ class Publisher:
         # are compared with the signed manifest before anything is built on them; those of which other hosts have
         # files, when the next patch is built.
         if version >= 0:
-            files = await count_shards(node.state, f"{PUBLISHED_WEIGHTS}{version:010d}")
+            files = await count_shards(node.state, published_path(version))
             if not self._others or len(await self._own.numbers(version)) == files:
                 build = await self._encode(version, files, (self._own,))
                 self._check_weights(await node.run_sync(build.weights), history.manifests[version].record)
@@ -321,7 +321,7 @@ class Publisher:
         """
         node, history, base_version = self._node, self._history, version - 1
         anchor = history.manifests[base_version].record.anchor if base_version in history.anchors else ()
-        base_files = await count_shards(node.state, f"{PUBLISHED_WEIGHTS}{base_version:010d}")
+        base_files = await count_shards(node.state, published_path(base_version))
         needed_versions = self._uploading | {manifest.version for manifest in history.incomplete_anchors()}
         try:
             base = Base(base_version, base_files, anchor, needed_versions)

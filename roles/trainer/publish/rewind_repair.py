@@ -18,7 +18,7 @@ from roles.trainer.publish.chain_repair import rebuild_weights
 from roles.trainer.publish.fencing import reaches_rewind, read_own_head
 from roles.trainer.publish.head_writer import make_head
 from roles.trainer.publish.history import MANIFESTS, REWIND, History
-from roles.trainer.spool import CHAIN, INBOX, OUTBOX, PUBLISHED_WEIGHTS, stored_versions, weights_folder
+from roles.trainer.spool import CHAIN, INBOX, OUTBOX, published_path, stored_versions, weights_folder
 from roles.trainer.tensor_shards import delete_below
 
 LAST_CHANGES: Final = (MANIFESTS, REWIND)
@@ -62,7 +62,7 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
     for stored_version in await stored_versions(node.state):
         await delete_below(node.state, weights_folder(stored_version))
     count = await rebuild_weights(node, point.version)
-    await node.state.put(f"{PUBLISHED_WEIGHTS}{point.version:010d}", str(count).encode())
+    await node.state.put(published_path(point.version), str(count).encode())
     await _drop_later_work(node)
     span = f"{point.version + 1} to {taken_back}"
     say(f"{CHAIN}: versions {span} are taken back by revision {number}; {point.version} is the newest")

@@ -2,8 +2,8 @@
 
 Groups are drawn from what was measured, and counted and judged as real ones. Honest trials reach the steps of a row as
 often as its rates say, divided by the headroom. A *careful* miner knows all of its evidence, and decides only what
-leaves a reserve below the threshold, and does not cost it the price of a miss (docs/spec/ledger.md), unless it *pays*
-for luck; others decide whatever they can.
+leaves a reserve below the threshold, and does not cost it the price of a miss (docs/spec/ledger.md); others decide
+whatever they can.
 """
 
 import math
@@ -51,8 +51,8 @@ class SimulatedGroup:
     Attributes:
         counts: what a validator counts.
         tokens: that the miner generates; honest_tokens: that honest work has.
-        gained: the rewards that it has more than honest work, of all rollouts; nothing if all are equal, because then
-            the group teaches nothing.
+        gained: by how much the rewards that are trained on exceed those of honest work, of all rollouts; nothing if all
+            are equal, because then the group teaches nothing.
     """
 
     counts: Counts
@@ -80,14 +80,7 @@ class Gain:
 
 
 def gain(
-    cheat: Cheat,
-    thresholds: Thresholds,
-    scoring: ScoringSpec,
-    *,
-    careful: bool,
-    pays: bool = False,
-    windows: int = 100,
-    seed: int = 0,
+    cheat: Cheat, thresholds: Thresholds, scoring: ScoringSpec, *, careful: bool, windows: int = 100, seed: int = 0
 ) -> Gain:
     """Return what a miner gains that cheats in all groups of so many windows.
 
@@ -102,7 +95,7 @@ def gain(
     for window in range(1, windows + 1):
         inside, groups = evidence, list[SimulatedGroup]()
         for _ in range(GROUPS):
-            accepts = partial(_dares, inside, shown, reserved, pays) if careful else _always
+            accepts = partial(_dares, inside, shown, reserved) if careful else _always
             groups.append(cheat(thresholds, rng, accepts))
             inside, shown = advance(inside, groups[-1].counts, thresholds), shown + groups[-1].counts
         made += groups
@@ -126,15 +119,14 @@ def _always(counts: Counts) -> bool:
     return True
 
 
-def _dares(evidence: Evidence, shown: Counts, reserved: Thresholds, pays: bool, counts: Counts) -> bool:
-    return exceeded(advance(evidence, counts, reserved), reserved) is None and _is_free(shown + counts, reserved, pays)
+def _dares(evidence: Evidence, shown: Counts, reserved: Thresholds, counts: Counts) -> bool:
+    return exceeded(advance(evidence, counts, reserved), reserved) is None and _is_free(shown + counts, reserved)
 
 
-def _is_free(counts: Counts, thresholds: Thresholds, pays: bool) -> bool:
-    """Return whether these counts have no more misses than cost nothing, but for luck if the miner pays for it."""
-    names: tuple[StatisticName, ...] = ("margin", "stop") if pays else ("margin", "stop", "luck")
+def _is_free(counts: Counts, thresholds: Thresholds) -> bool:
+    """Return whether these counts have no more misses than cost nothing."""
     row = ledger_row(audited=1, accepted=1, counts=counts)
-    return all(excess_misses(row, thresholds, name) <= 0 for name in names)
+    return all(excess_misses(row, thresholds, name) <= 0 for name in ("margin", "stop"))
 
 
 def take_stops(tokens: int, reach: float) -> Cheat:
@@ -164,27 +156,32 @@ def choose_luck(
     """Return the cheat that decides one near tie of at most the reach in each rollout, if the reward becomes higher.
 
     What follows from another token has the reward of any rollout of the group, whoever computes it: a validator that
-    continues from its own token has the honest reward where the miner decided, and any where both are honest.
+    continues from its own token has the honest reward where the miner decided, and any where both are honest. Of a
+    rollout that R1 selects, the validator's reward counts. The miner does not know which ones are selected, and decides
+    as if all were.
 
     Args:
-        tokens: of a rollout on average; none has more than four times as many.
+        tokens: of a rollout on average; none has more than four times as many, or 1,024 where all can be selected so.
         density: near ties of a token, for each unit of their margin.
         rewards: of the rollouts of honest groups.
         sacrificed: reach of a tie before it that is decided whatever the reward, so that chance hides what is gained.
     """
+    longest = max(4 * tokens, 1024) if tokens > 512 else min(4 * tokens, 1024)
+    most_selected = min(GROUP_SIZE, max(1, GROUP_SIZE * 1024 // longest))
 
     def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
         honest_rewards = np.array(rewards[int(rng.integers(len(rewards)))])
-        lengths = np.minimum(rng.geometric(1.0 / tokens, GROUP_SIZE), 4 * tokens)
+        lengths = np.minimum(rng.geometric(1.0 / tokens, GROUP_SIZE), longest)
         total, rate = int(lengths.sum()), _rates(thresholds.margin)[0]
         missing = [_draw(thresholds.margin, rng) for _ in range(rng.binomial(total, rate))]
         own, others = honest_rewards.copy(), honest_rewards.copy()
         first = rng.geometric(rate, GROUP_SIZE).tolist()  # the place of the first honest miss, or behind the end
         for rollout in np.flatnonzero(first <= lengths).tolist():
             others[rollout] = rng.choice(honest_rewards)
-        continued = first <= lengths
+        misses = first <= lengths
+        selected = rng.permutation(GROUP_SIZE) < most_selected
 
-        def counts() -> Counts:
+        def counts(continued: np.ndarray) -> Counts:
             pairs = np.round(np.stack([own, others], axis=1)[continued] * REWARD_UNIT).astype(int).tolist()
             margin = _tally(thresholds.margin, missing, total)
             return Counts(margin=margin, stop=_tally(thresholds.stop, [], GROUP_SIZE), luck=count_luck(pairs))
@@ -195,18 +192,19 @@ def choose_luck(
                 tie, other = begin + int(rng.geometric(max(density * near, 1e-9))), rng.choice(honest_rewards)
                 if tie > length or (is_chosen and other <= own[rollout]):
                     continue
-                before = own.copy(), others.copy(), continued.copy()
-                own[rollout], continued[rollout] = other, True
+                before = own.copy(), others.copy(), misses.copy()
+                own[rollout], misses[rollout] = other, True
                 if tie < first[rollout]:
                     others[rollout] = honest_rewards[rollout]
                 missing.append(max(1, round(near * rng.random() / NOISE_UNIT)))
-                if accepts(counts()):
+                if accepts(counts(misses)):
                     begin = tie
                 else:
                     missing.pop()
-                    own, others, continued = before
-        gained = float((own - honest_rewards).sum()) if len(set(own)) > 1 else 0.0
-        return SimulatedGroup(counts(), total, total, gained)
+                    own, others, misses = before
+        trained = np.where(selected, honest_rewards, own)
+        gained = float((trained - honest_rewards).sum()) if len(set(trained)) > 1 else 0.0
+        return SimulatedGroup(counts(misses & selected), total, total, gained)
 
     return group
 

@@ -26,7 +26,7 @@ from protocol.digest import digest_weights
 from protocol.encoding import Record
 from protocol.environments import Environment
 from protocol.identity.signing import SigningKey, open_signed, sign
-from protocol.judging.evidence import NO_EVIDENCE, Counts, Evidence, Tally, advance, count_luck
+from protocol.judging.evidence import NO_EVIDENCE, Counts, Evidence, advance, count_luck
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
@@ -155,12 +155,14 @@ class TrialOutcome:
         accepted: number of accepted groups.
         tokens: number of completion tokens that were checked.
         counts: of the accepted groups.
+        rewards: of their rollouts, by which they are trained on, in millionths.
     """
 
     reasons: Counter[str]
     accepted: int
     tokens: int
     counts: Counts
+    rewards: tuple[int, ...]
 
 
 @dataclass
@@ -322,8 +324,8 @@ class TrialHarness:
             evidence = advance(evidence, outcome.counts, row)
         return max_windows, Counter()
 
-    async def luck(self, producer: Producer, window: int) -> tuple[Tally, Tally]:
-        """Return the luck that the validator counts of a window, and what the rewards of honest groups make it."""
+    async def luck(self, producer: Producer, window: int) -> tuple[TrialOutcome, TrialOutcome]:
+        """Return a window's outcome, and one with the luck and the rewards that honest groups make it."""
         groups = await producer.produce(self.mining_window(window), range(self.groups))
         honest = await self.honest_groups(self.mining_window(window), range(self.groups))
         batch, commitment = assemble(groups, self.arithmetic)
@@ -331,7 +333,8 @@ class TrialHarness:
             [rollout.reward for group in each for rollout in group.rollouts] for each in (groups, honest)
         )
         outcome = await self.judge(batch, commitment, self.miner)
-        return outcome.counts.luck, count_luck(zip(rewards, others, strict=True))
+        counts = alter(outcome.counts, luck=count_luck(zip(rewards, others, strict=True)))
+        return outcome, replace(outcome, counts=counts, rewards=tuple(others))
 
     async def honest_trial(self, miner: SigningKey, window: int) -> TrialOutcome:
         """Judge one window of an honest miner, whose accepted work the validator remembers."""
@@ -365,7 +368,9 @@ class TrialHarness:
 def _outcome(verdict: Verdict) -> TrialOutcome:
     reasons = Counter(judgement.reason for judgement in verdict.judgements if not judgement.accepted)
     tokens = sum(judgement.tokens for judgement in verdict.judgements)
-    return TrialOutcome(reasons, len(verdict.judgements) - reasons.total(), tokens, LedgerRow.of(verdict).counts)
+    rewards = tuple(reward for judgement in verdict.judgements for reward in judgement.rewards)
+    counts = LedgerRow.of(verdict).counts
+    return TrialOutcome(reasons, len(verdict.judgements) - reasons.total(), tokens, counts, rewards)
 
 
 def alter(record: Record, **changes: Any) -> Any:

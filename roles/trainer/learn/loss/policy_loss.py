@@ -66,11 +66,9 @@ def advantages(rewards: Tensor, name: AdvantageName = "standardized") -> Tensor:
 
 
 def reference_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """Estimate D_KL(pi_theta
-
-    pi_ref) of equation 23 at each token, in nats, as exp(d) - d - 1 with d = log pi_ref - log pi_theta: float32 [N] of
-    float32 [N] each. The estimator is never negative, and unbiased for tokens that pi_theta samples (Schulman 2020,
-    "k3").
+    """Estimate D_KL(pi_theta || pi_ref) of equation 23 at each token, in nats, as exp(d) - d - 1 with d = log pi_ref -
+    log pi_theta: float32 [N] of float32 [N] each. The estimator is never negative, and unbiased for tokens that
+    pi_theta samples (Schulman 2020, "k3").
     """
     difference = (reference - log_probs).clamp(max=LARGEST_LOG_RATIO)
     return difference.exp() - difference - 1
