@@ -7,12 +7,12 @@ import trio
 from grailnode.store.memory import MemoryStore
 from roles.ports import StoreError
 from tests.support.attacked_nodes.follower import HOUR_MS, AttackedFollower
-from tests.support.attacked_nodes.trainer import SilentStore
 from tests.support.builders.chains import Chain
+from tests.support.faults.decorated_store import SlowStore
 from tests.support.simulation.network import BEGIN
 
 
-class HangingStore(SilentStore):
+class HangingStore(SlowStore):
     """Storage that fails for some paths after `seconds`, and counts the reads that it keeps waiting."""
 
     def __init__(self, seconds: float = 3600.0) -> None:

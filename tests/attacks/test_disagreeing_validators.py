@@ -112,11 +112,11 @@ async def test_miners_that_one_validator_invents_cost_the_trainer_no_request_and
     await testbed.deliver()
     await invent_miners(testbed)
     await testbed.publish_records(SECOND)
-    reads_before = testbed.store.read_count
+    reads_before = testbed.store.reads
     await testbed.collect()
     assert await testbed.outcomes() == {"used"}
     assert len([item async for item in testbed.state.list(OUTCOMES)]) == 1
-    assert testbed.store.read_count - reads_before < len(INVENTED)
+    assert testbed.store.reads - reads_before < len(INVENTED)
     (event,) = testbed.log.named("verdicts-unread")
     assert (event["validator"], event["miners"]) == (FIRST.public.hex()[:8], len(INVENTED))
 

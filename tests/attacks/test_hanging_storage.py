@@ -27,14 +27,13 @@ from tests.support.attacked_nodes.trainer import (
     STRANGER,
     WINDOW,
     AttackedTrainer,
-    SilentStore,
     closing_time,
     collected_windows,
     make_honest_testbed,
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
-from tests.support.faults.decorated_store import UnreachableStore
+from tests.support.faults.decorated_store import SlowStore, UnreachableStore
 from tests.support.simulation.virtual_clock import running
 
 
@@ -167,7 +166,7 @@ async def test_a_restart_during_a_short_outage_of_storage_loses_no_window():
 
 async def test_a_report_that_storage_refuses_delays_nothing():
     reports, later = paths.kind_prefix(TRAINER.public, "reports"), WINDOW + 4
-    store: Any = UnreachableStore(SilentStore(), reports, operations=("put",), seconds=0.0)
+    store: Any = UnreachableStore(SlowStore(), reports, operations=("put",), seconds=0.0)
     testbed = AttackedTrainer(store=store)
     await testbed.deliver()
     await testbed.publish_records(FIRST, reject_group(0, testbed.judgement(0).digest, Reason.SKETCH))

@@ -16,20 +16,12 @@ from roles.node.identity import Node
 from roles.ports import ObjectStore
 from roles.validator.ledger_state import Ledger
 from roles.validator.reveal import Revealer
-from tests.support.attacked_nodes.trainer import (
-    FIRST,
-    SECOND,
-    STRANGER,
-    WINDOW,
-    AttackedTrainer,
-    SilentStore,
-    make_honest_testbed,
-)
+from tests.support.attacked_nodes.trainer import FIRST, SECOND, STRANGER, WINDOW, AttackedTrainer, make_honest_testbed
 from tests.support.builders import samples
 from tests.support.builders.chains import make_node
 from tests.support.builders.samples import digest
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
-from tests.support.faults.decorated_store import UnreachableStore
+from tests.support.faults.decorated_store import SlowStore, UnreachableStore
 from tests.support.simulation.network import Log
 from tests.support.simulation.trainer_events import Exclusions
 
@@ -146,7 +138,7 @@ async def judged_window(testbed: AttackedTrainer, node: Node) -> tuple[Revealer,
     return revealer, ledger, await ledger.record(testbed.summary(FIRST, verdict))
 
 
-class SealsLate(SilentStore):
+class SealsLate(SlowStore):
     """Storage of the second validator: a fetch of its seal waits until the first has revealed, and seals only then."""
 
     testbed: AttackedTrainer
@@ -249,18 +241,10 @@ async def test_verdicts_whose_window_is_not_in_the_ledger_are_dropped_after_a_cr
     assert not await paths_below(state)
 
 
-class SlowStore(SilentStore):
-    """A store that takes a second for each object."""
-
-    async def put(self, path: str, data: bytes) -> None:
-        await trio.sleep(1.0)
-        await super().put(path, data)
-
-
 async def test_the_verdicts_of_many_miners_are_stored_and_revealed_side_by_side():
     testbed = AttackedTrainer()
-    testbed.store = SlowStore()
-    node = validator_node(testbed, testbed.store, SlowStore())
+    testbed.store = SlowStore(put_seconds=1.0)
+    node = validator_node(testbed, testbed.store, SlowStore(put_seconds=1.0))
     verdicts = [testbed.verdict(FIRST, miner=samples.key(f"miner {number}").public) for number in range(200)]
     ledger = await Ledger.open(node.state, testbed.run)
     revealer, begin = Revealer(node, ledger), trio.current_time()

@@ -10,7 +10,8 @@ import trio
 from grailnode.beacon.relays import Relay, RelayBeacon, RelayTimeouts, StoreBeacon, publish_rounds
 from grailnode.store.memory import MemoryStore
 from protocol.beacon import LocalKey, open_round
-from roles.ports import BeaconError, StoreError
+from roles.ports import BeaconError
+from tests.support.faults.decorated_store import SlowStore, UnreachableStore
 from tests.support.faults.faulty_store import Fault, FaultyStore, Link
 from tests.support.measuring.store_listing import paths
 from tests.support.simulation.network import Log
@@ -163,25 +164,17 @@ class TestPublishing:
         assert faulty.trace
 
     async def test_storage_that_is_slow_or_refuses_is_reported(self, autojump_clock, clock, memory, nursery):
-        class SlowStore(MemoryStore):
-            seconds = 0.1
-
-            async def put(self, path: str, data: bytes) -> None:
-                await trio.sleep(self.seconds)
-                if self.seconds > 5:
-                    raise StoreError(f"{path}: no answer")
-                await super().put(path, data)
-
-        store, log = SlowStore(), Log("beacon")
+        slow_store, log = SlowStore(put_seconds=0.1), Log("beacon")
+        store = UnreachableStore(slow_store, "", operations=("put",), seconds=9.0, is_away=False)
         nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, store, clock, keep=4, telemetry=log))
         await trio.sleep(2.0)
         assert log.events == []
-        store.seconds = 3.0
+        slow_store.put_seconds = 3.0
         await trio.sleep(4.0)
         assert "storage took 3.0 s, where a round lasts 0.25 s" in log.named("round-late")[0]["error"]
-        store.seconds = 9.0
+        store.is_away = True
         await trio.sleep(20.0)
-        assert log.named("round-unpublished")[0]["error"].endswith("no answer")
+        assert log.named("round-unpublished")[0]["error"].endswith("refused")
 
     async def test_objects_with_other_names_are_not_removed(self, autojump_clock, clock, memory, nursery):
         foreign = [f"{CHAIN.rounds_prefix}{name}" for name in ("latest", "007", "-3", "٣", "1" * 60, "1.json")]

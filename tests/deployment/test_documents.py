@@ -74,12 +74,6 @@ def test_a_command_is_one_of_the_programs(line: str, complete: bool) -> None:
     parse(words[1:], whole=complete)
 
 
-@pytest.mark.parametrize("line", ["verify --runn x", "frobnicate", "keys turn x --run y", "status --run x --set a.b=1"])
-def test_a_command_of_another_program_is_refused(line: str) -> None:
-    with pytest.raises(AssertionError):
-        parse(shlex.split(line))
-
-
 def definitions(file: Path) -> set[str]:
     """Return the names of a module's functions, methods and classes."""
     return {

@@ -147,8 +147,8 @@ async def test_adapters_are_drafted_on_a_copy_of_their_base(name: str, tmp_path:
     assert 0 < (states - others).norm() / states.norm() < 0.2
 
 
-def test_a_node_drafts_if_its_settings_say_so(directory: Path) -> None:
-    model = build(Policy.load(directory))
+def test_a_node_drafts_if_its_settings_say_so(policy: Policy) -> None:
+    model = build(policy)
     assert isinstance(make_engine(Compute(model, drafts=True), inline), DraftEngine)
     assert not isinstance(make_engine(Compute(model), inline), DraftEngine)
     with pytest.raises(ValidationError, match='drafts are for kind "torch"'):

@@ -21,7 +21,6 @@ import torch
 
 from grailnode.convert import read_slime, write_slime, write_trl
 from grailnode.convert.slime import INDEX, SHARD
-from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_client import VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
@@ -70,11 +69,6 @@ class ReceivingServer(ChildServer):
         site.mkdir(parents=True, exist_ok=True)
         (site / "receiving_extension.py").write_text(EXTENSION)
         return own | {"PYTHONPATH": os.pathsep.join((own["PYTHONPATH"], str(site)))}
-
-
-@pytest.fixture(scope="module")
-def model(policy: Policy) -> CausalModel:
-    return build(policy)
 
 
 @pytest.fixture

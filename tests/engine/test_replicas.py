@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from grailnode.engine.compute import Compute, Replicas, open_engine
-from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
@@ -35,11 +34,6 @@ class CountingEngine(TorchEngine):
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
         self.requests += len(requests)
         return await super().generate(requests, params)
-
-
-@pytest.fixture(scope="module")
-def model(policy: Policy) -> CausalModel:
-    return build(policy)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The torch engine: its contract, prefill by another engine, versions of codes and scales, and exact logits."""
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from grailnode.engine import compute
-from grailnode.engine.models import build_exact
+from grailnode.engine.hf import TransformersModel
+from grailnode.engine.models import build, build_exact
 from grailnode.engine.output_projection import project
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
@@ -24,6 +24,12 @@ from tests.support.builders.policies import NOISE, PARAMS, engine_of, inline, ra
 
 
 class TestTorchEngine(EngineContract):
+    @pytest.fixture(scope="class", params=[build, lambda policy: TransformersModel(policy.directory)])
+    def model(self, request: pytest.FixtureRequest, policy: Policy) -> CausalModel:
+        """Return the same policy in each implementation of CausalModel."""
+        implementation: CausalModel = request.param(policy)
+        return implementation
+
     @pytest.fixture
     def new_engine(self, model: CausalModel) -> NewEngine:
         return lambda: TorchEngine(model, run_sync=inline)
@@ -149,8 +155,8 @@ async def test_codes_are_served_as_the_values_that_they_stand_for(
     assert served != await results_of(model, random_weights(model), dtype)
 
 
-async def test_exact_arithmetic_computes_with_codes(directory: Path) -> None:
-    exact = build_exact(Policy.load(directory))
+async def test_exact_arithmetic_computes_with_codes(policy: Policy) -> None:
+    exact = build_exact(policy)
     published = quantize(random_weights(exact), "fp8")
     assert await results_of(exact, published) == await results_of(exact, dequantize(published))
 

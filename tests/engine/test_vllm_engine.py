@@ -10,7 +10,6 @@ import torch
 import trio
 
 from grailnode.engine.compute import Compute, open_engine
-from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm import engine_weights
 from grailnode.engine.vllm.vllm_engine import VllmEngine
@@ -29,11 +28,6 @@ from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_wei
 from tests.support.processes.command_line import run_command
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture(scope="module")
-def model(policy: Policy) -> CausalModel:
-    return build(policy)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout.checking import CheckRules
 from roles.ports import EngineError, Request
@@ -74,22 +73,23 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerLaunche
 
 
 class PlainServer(ForkedServer):
-    """A vLLM whose operator does not load all of our code.
+    """A vLLM of somebody else.
 
     Args:
-        missing: the flags that it was started without.
+        missing: the flags without which it was started, as its operator does not load all of our code.
+        added: further flags.
     """
 
-    def __init__(self, model: Path, launcher: ServerLauncher, missing: tuple[str, ...]) -> None:
+    def __init__(self, model: Path, launcher: ServerLauncher, missing: Sequence[str], added: Sequence[str]) -> None:
         super().__init__(VllmSettings(python=vllm_python()), model, model / "server", launcher)
-        self._missing = missing
+        self._missing, self._added = missing, added
 
     def flags(self, socket: str) -> list[str]:
         words = super().flags(socket)
         for flag in self._missing:
             place = words.index(flag)
             del words[place : place + 2]
-        return words
+        return [*words, *self._added]
 
 
 def engine_in(directory: Path, model: Any, launcher: ServerLauncher, **settings: Any) -> VllmEngine:
@@ -140,44 +140,21 @@ async def test_a_kernel_that_reads_experts_in_another_order_is_refused(restarted
         server.end()
 
 
-async def test_quantized_serving_is_refused_by_its_name(tmp_path: Path) -> None:
-    model = model_of(tmp_path, "qwen3")
-    flags = ("--quantization", "fp8")
-    server = ChildServer(VllmSettings(python=vllm_python(), flags=flags), tmp_path, tmp_path / "server")
-    engine = VllmEngine(model, server, tmp_path / "engine")
-    await check_refusal(engine, random_weights(model), "fp8")
-
-
 @pytest.mark.parametrize(
-    ("missing", "reason"),
+    ("missing", "added", "reason"),
     [
-        (("--logits-processors", "--worker-extension-cls"), "does not answer as a grailnode engine"),
-        (("--logits-processors",), "has not loaded our logits processor"),
+        (("--logits-processors", "--worker-extension-cls"), (), "does not answer as a grailnode engine"),
+        (("--logits-processors",), (), "has not loaded our logits processor"),
+        ((), ("--quantization", "fp8"), "fp8"),
+        ((), ("--pipeline-parallel-size", "2"), "--pipeline-parallel-size 2: pipeline parallelism"),
     ],
 )
-async def test_a_server_without_our_code_is_refused(
-    tmp_path: Path, launcher: ServerLauncher, missing: tuple[str, ...], reason: str
+async def test_a_server_that_computes_otherwise_or_without_our_code_is_refused(
+    tmp_path: Path, launcher: ServerLauncher, missing: Sequence[str], added: Sequence[str], reason: str
 ) -> None:
     model = model_of(tmp_path, "qwen3")
-    server = PlainServer(tmp_path, launcher, missing)
-    engine = VllmEngine(model, server, tmp_path / "engine")
+    engine = VllmEngine(model, PlainServer(tmp_path, launcher, missing, added), tmp_path / "engine")
     await check_refusal(engine, random_weights(model), reason)
-
-
-class PipelineServer(ForkedServer):
-    """A server of somebody else, of which each process has some of the layers."""
-
-    def flags(self, socket: str) -> list[str]:
-        return [*super().flags(socket), "--pipeline-parallel-size", "2"]
-
-
-async def test_a_server_with_pipeline_parallelism_is_refused_by_its_name(
-    tmp_path: Path, launcher: ServerLauncher
-) -> None:
-    model = model_of(tmp_path, "qwen3")
-    server = PipelineServer(VllmSettings(python=vllm_python()), tmp_path, tmp_path / "server", launcher)
-    engine = VllmEngine(model, server, tmp_path / "engine")
-    await check_refusal(engine, random_weights(model), "--pipeline-parallel-size 2: pipeline parallelism")
 
 
 async def test_a_policy_of_another_architecture_is_refused_at_start(tmp_path: Path, launcher: ServerLauncher) -> None:

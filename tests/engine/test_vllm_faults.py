@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import VllmEngine
@@ -24,11 +23,6 @@ from tests.support.builders.policies import engine_of, random_weights, requests_
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 LONG = SamplingParams(temperature=1.0, max_tokens=40, stops=(31,))
-
-
-@pytest.fixture(scope="module")
-def model(policy: Policy) -> CausalModel:
-    return build(policy)
 
 
 @pytest.fixture(scope="module")

@@ -179,11 +179,6 @@ async def test_records_of_abandoned_requests_are_named_at_the_next_take_once(
 # With the real vLLM, whose memory for keys and values is short
 
 
-@pytest.fixture(scope="module")
-def model(policy: Policy) -> CausalModel:
-    return build(policy)
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
 def server(
     policy: Policy, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest

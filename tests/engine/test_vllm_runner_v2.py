@@ -66,11 +66,6 @@ def triton_site() -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def model(policy: Policy) -> CausalModel:
-    return build(policy)
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
 def server(
     policy: Policy, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest

@@ -265,11 +265,3 @@ def test_every_optimizer_learns_to_add(name: OptimizerName, rate: float) -> None
     """The updates of Muon are smaller than the first ones of AdamW."""
     setup = Setup(windows=4, groups=16, groups_per_step=8, held_out=64, lag=1, warmup=0)
     assert run(replace(setup, optimizer=name, learning_rate=rate), print)["rise"] > 0.15
-
-
-def test_two_windows() -> None:
-    setup = Setup(windows=2, groups=4, group_size=4, groups_per_step=1, held_out=16, lag=1, learning_rate=1e-5)
-    summary = run(setup, print)
-    assert summary["versions"] > 0
-    assert 0.0 <= summary["last"] <= 1.0
-    assert 0.5 < summary["sparsity_mean"] <= 1.0

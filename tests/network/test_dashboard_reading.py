@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,8 @@ from tests.support.simulation.virtual_clock import running
 WINDOW = 2
 
 
-class CountingStore(DecoratedStore):
-    """Counts the operations by the kind of object, and lets those of some prefixes hang."""
-
-    def __init__(self, network: Network, *hanging: str) -> None:
-        super().__init__(network.store)
-        self.hanging = hanging
-        self.paths: list[str] = []
-
-    async def before(self, operation: str, path: str) -> None:
-        self.paths.append(path)
-        if path.startswith(self.hanging):
-            await trio.sleep_forever()
-
-    def count(self, kind: str) -> int:
-        return sum(f"/{kind}/" in path for path in self.paths)
+def batches_read(store: UnreachableStore) -> int:
+    return sum("/batches/" in path for path in store.paths)
 
 
 async def deliver(network: Network, miner: str, groups: int, window: int = WINDOW) -> Commitment:
@@ -97,11 +85,11 @@ def miners(view: View) -> set[bytes]:
 async def test_no_more_is_read_of_a_miner_than_the_run_allows():
     network = Network(RULES)
     await deliver(network, "greedy", 2000)
-    store = CountingStore(network)
+    store = UnreachableStore(network.store)
     node, tokenizer = network.node("observer", store=store), network.policy.tokenizer
     read = await read_rollouts(node, tokenizer, WINDOW, [key("greedy").public])
     assert len(read.rollouts) == 2 * network.run.groups
-    assert store.count("batches") == network.run.groups
+    assert batches_read(store) == network.run.groups
 
 
 async def test_a_frame_larger_than_a_group_of_the_run_is_not_fetched():
@@ -115,10 +103,10 @@ async def test_a_frame_larger_than_a_group_of_the_run_is_not_fetched():
         batch=commitment.batch,
     )
     await network.store.put(huge.path, sign(huge, key("greedy")))
-    store = CountingStore(network)
+    store = UnreachableStore(network.store)
     node = network.node("observer", store=store)
     read = await read_rollouts(node, network.policy.tokenizer, WINDOW, [key("greedy").public])
-    assert store.count("batches") == 1
+    assert batches_read(store) == 1
     assert not read.rollouts
 
 
@@ -128,12 +116,12 @@ async def test_a_reading_ends_with_the_group_that_reaches_a_limit_and_waits_for_
     for name in names:
         await deliver(network, name, 4)
     slow = key("slow").public
-    store = CountingStore(network, paths.kind_prefix(slow, "batches"))
+    store = UnreachableStore(network.store, paths.kind_prefix(slow, "batches"), seconds=inf)
     node, tokenizer = network.node("observer", store=store), network.policy.tokenizer
     keys = [key(name).public for name in names]
     few = await read_rollouts(node, tokenizer, WINDOW, keys, ReadingLimits(rollouts=3))
     assert len(few.rollouts) == 4
-    assert store.count("batches") == 2
+    assert batches_read(store) == 2
     assert len((await read_rollouts(node, tokenizer, WINDOW, keys, ReadingLimits(characters=1))).rollouts) == 2
     read = await read_rollouts(node, tokenizer, WINDOW, keys, ReadingLimits(seconds=5.0))
     assert {rollout.miner for rollout in read.rollouts} == {keys[0], keys[2]}
@@ -145,8 +133,8 @@ async def test_the_state_does_not_wait_for_the_rollouts_of_a_slow_miner(tmp_path
     works = [await deliver(network, name, 2) for name in ("slow", "miner-1")]
     await reveal(network, "validator-0", *works)
     await trio.sleep(20.0)
-    slow = key("slow").public
-    async with reader(network, CountingStore(network, paths.kind_prefix(slow, "batches")), tmp_path) as item:
+    store = UnreachableStore(network.store, paths.kind_prefix(key("slow").public, "batches"), seconds=inf)
+    async with reader(network, store, tmp_path) as item:
         before = trio.current_time()
         view = await item.read()
         assert trio.current_time() - before < 1.0
@@ -184,9 +172,13 @@ async def test_a_validator_whose_space_hangs_or_fails_hides_nothing_that_the_nex
     network = Network(RULES, validators=2)
     work = await deliver(network, "miner-1", 2)
     await reveal(network, "validator-1", work)
+    await network.store.put(paths.summary(key("validator-1").public, 1 << 30), b"stray")
     await trio.sleep(20.0)
     away = f"{key('validator-0').public.hex()}/"
-    for store in (CountingStore(network, away), UnreachableStore(network.store, away, operations=("get", "list"))):
+    for store in (
+        UnreachableStore(network.store, away, operations=("get", "list"), seconds=inf),
+        UnreachableStore(network.store, away, operations=("get", "list")),
+    ):
         node = network.node("observer", store=store)
         assert await newest_summarized(node) == WINDOW
         later = Observer(node, WINDOW + 1)
@@ -220,7 +212,7 @@ async def test_a_full_disk_leaves_the_page_without_rollouts(tmp_path: Path):
     await reveal(network, "validator-0", await deliver(network, "miner-1", 2))
     await trio.sleep(20.0)
     (tmp_path / "file").write_bytes(b"")
-    async with reader(network, CountingStore(network), tmp_path / "file") as item:
+    async with reader(network, UnreachableStore(network.store), tmp_path / "file") as item:
         view = await reading(item)
     assert view.state.windows
     assert not view.rollouts
@@ -295,6 +287,8 @@ async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> 
     last = RunReader(network.node("late"), tmp_path)
     async with running(last.keep_rollouts, len):
         ended = await read(last)
+    assert ended.state.has_ended
+    assert any("has expired" in alarm for alarm in ended.state.alarms)
     assert ended.state.stages == ()
     assert ended.state.silent[0] == "trainer"
     assert ended.state.windows[-1].window >= state.windows[-1].window

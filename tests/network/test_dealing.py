@@ -175,16 +175,6 @@ async def test_with_a_spare_a_silent_validator_costs_nothing():
     assert used_groups(network, range(1, 4)) == dict.fromkeys(range(1, 4), GROUPS)
 
 
-async def test_the_only_validator_that_is_present_judges_everything():
-    network = Network(RULES, validators=4, quorum=1)
-    network.validators = network.validators[:1]
-    async with run_nodes(network, miners=MINERS):
-        await network.until_window(9)
-    used = used_groups(network, range(1, 7))
-    assert 0 < used[1] + used[2] < GROUPS  # a quarter is dealt to it
-    assert [used[window] for window in (4, 5, 6)] == [GROUPS] * 3
-
-
 async def run_liar(network: Network, name: str, greedy: bool = False) -> None:
     node = network.node(name)
 

@@ -189,18 +189,6 @@ def check_exported_adapters(played: dict[str, Any]) -> None:
     assert files == {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
-async def test_a_trainer_that_is_killed_goes_on() -> None:
-    network = LoraNetwork(RULES)
-    async with run_nodes(network, miners=0) as nursery:
-        nursery.start_soon(network.run_miner, "miner-1")
-        await network.until_window(3)
-    async with run_nodes(network, miners=1):
-        await network.until_window(12)
-    assert network.events("trainer/training", "resumed")
-    assert newest_published(network) >= 3
-    assert (await verify_chain(network.node("checker"), lambda line: None)).version == newest_published(network)
-
-
 class Base:
     """A network of adapters whose base has several files in storage, and a directory into which they are fetched."""
 

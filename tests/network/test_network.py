@@ -10,7 +10,7 @@ from grailnode.demo.cheater import KINDS
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.node.wiring import run_coordinator, run_worker
 from grailnode.observe.chain_check import verify_chain
-from grailnode.observe.observer import Observer, newest_summarized
+from grailnode.observe.observer import Observer
 from grailnode.run import authority_changes, authority_drafts
 from protocol import paths
 from protocol.judging.verdict import Reason
@@ -23,7 +23,6 @@ from roles.trainer.outer.coordinator import CoordinatorSettings
 from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from tests.support.builders.samples import round_rules
-from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, check_accepted, run_nodes, summaries, used_groups, verdicts
 from tests.support.simulation.virtual_clock import running
@@ -89,49 +88,6 @@ async def test_every_kind_of_false_rollout_is_rejected_for_its_reason_and_no_hon
     assert sum(scores.values()) == pytest.approx(1.0)
 
 
-async def test_an_observer_shows_the_last_state_of_a_run_that_ended_long_ago():
-    network = Network(RULES)
-    async with run_nodes(network):
-        await network.until_window(6)
-    version = (await network.head()).version
-    await trio.sleep(3 * network.run.head_ttl)
-    node = network.node("observer")
-    newest = await newest_summarized(node)
-    assert newest in (4, 5)
-    assert node.window() > newest + 1000
-    observer = Observer(node, 0, last_window=newest)
-    await observer.refresh()
-    state = observer.state()
-    assert state.versions[-1].version == version
-    assert sum(miner.accepted for miner in state.miners) >= 2 * 4 * 4
-    assert any("has expired" in alarm for alarm in state.alarms)
-    assert state.has_ended
-    assert state.silent == ("trainer", f"validator {key('validator-0').public.hex()[:8]}")
-    assert state.head_age is not None
-    assert state.head_age > 2 * network.run.head_ttl
-
-
-async def test_an_observer_ignores_a_stray_summary_and_reports_storage_that_it_cannot_read():
-    network = Network(RULES, validators=2)
-    async with run_nodes(network):
-        await network.until_window(5)
-    own, silent = key("validator-0").public, key("validator-1").public
-    newest = await newest_summarized(network.node("observer"))
-    assert newest is not None
-    await network.store.put(paths.summary(own, 1 << 30), b"x")
-    assert await newest_summarized(network.node("observer")) == newest
-    store = UnreachableStore(network.store, silent.hex(), seconds=0.0)
-    observer = Observer(network.node("observer", store=store), 0, last_window=newest)
-    await observer.refresh()
-    state = observer.state()
-    assert sum(miner.accepted for miner in state.miners) >= 2 * 4 * 3
-    assert [alarm for alarm in state.alarms if "storage cannot be read now" in alarm and "refused" in alarm]
-    assert store.refusals <= 2  # a space that does not answer is not read for every window
-    store.is_away = False
-    await observer.refresh()
-    assert not observer.state().alarms
-
-
 class SlowAtFirst(HonestProducer):
     """Takes longer than a window for its first groups, as an engine that compiles."""
 
@@ -155,26 +111,6 @@ async def test_a_slow_start_breaks_no_pledge():
     assert not network.events("miner", "deadline-missed")
 
 
-class Slow(HonestProducer):
-    """So slow that there is time for one group in a window, and not for a chunk of two."""
-
-    async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        deadline = self.task.run.deadline_time(0) - self.task.run.opening_time(0)
-        await trio.sleep(deadline * (0.2 + 0.5 * len(indices)))
-        return await super().produce(mining_window, indices)
-
-
-async def test_a_slow_miner_pledges_what_it_can_deliver():
-    network = Network(RULES)
-    async with run_nodes(network, miners=0) as nursery:
-        nursery.start_soon(network.run_miner, "miner", 4, Slow)
-        await network.until_window(14)
-    assert not network.events("miner", "deadline-missed")
-    on_miner = await verdicts(network, "miner", range(13))
-    assert len(on_miner) >= 9
-    assert {(verdict.pledged, verdict.submitted) for verdict in on_miner.values()} == {(1, 1)}
-
-
 @pytest.mark.parametrize("present", [["validator-0"], ["validator-0", "validator-2"]], ids=["one", "a quorum"])
 async def test_a_group_is_trained_on_only_if_a_quorum_accepts_it(present: list[str]):
     network = Network(RULES, validators=3, quorum=2)
@@ -186,21 +122,6 @@ async def test_a_group_is_trained_on_only_if_a_quorum_accepts_it(present: list[s
     assert bool(network.events("trainer/download", "collected")) == is_quorum
     # groups are given up once no other validator can reveal
     assert bool(network.events("trainer/download", "verdicts-unread")) == (not is_quorum)
-
-
-async def test_a_validator_abstains_while_it_is_down_and_then_goes_on():
-    network = Network(RULES)
-    network.validators = []
-    async with run_nodes(network, miners=1) as nursery:
-        async with running(network.run_validator):
-            await network.until_window(3)
-        await network.until_window(6)
-        nursery.start_soon(network.run_validator)
-        await network.until_window(9)
-    on_miner = await verdicts(network, "miner-1", range(9))
-    assert {1, 2} <= set(on_miner)
-    assert not {3, 4, 5, 6} & set(on_miner)  # the pledges of window 6 were due before it ran again
-    assert {7, 8} <= set(on_miner)
 
 
 # Three sites train one policy in a simulated network, from the groups that its miners make and its validators accept,

@@ -121,8 +121,6 @@ PROCESSES = (*TRAINER, "validator-0", "miner-1")
 DISK_WINDOWS = 10
 SECONDS = 3.0
 """For which the disk is full: one and a half windows."""
-STEP = 3
-"""Every third write has a run of its own, beside the last write of each kind."""
 
 
 async def run_with_full_disks(fills: Sequence[DiskFill]) -> tuple[FaultyNetwork, list[str]]:
@@ -183,10 +181,3 @@ def test_a_disk_that_fills_at_a_write_of_any_kind_costs_nothing_but_time():
     others = [fill for process in ("validator-0", "miner-1") for fill in last_of_each_kind(process)]
     for fills in zip_longest(trainer, others):
         check_full_disks(*filter(None, fills))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("process", PROCESSES)
-def test_a_disk_that_fills_at_every_third_write_costs_nothing_but_time(process: str):
-    for number in range(0, len(writes()[process]), STEP):
-        check_full_disks(DiskFill(process, number, SECONDS))

@@ -1,6 +1,8 @@
-"""A trainer killed at any moment: the chain stays valid and gapless, and no group is trained on twice."""
+"""A trainer whose process is killed before or after any one operation on its stores makes the same weights.
 
-import random
+What a kill after an operation leaves is mostly what a kill before the next one leaves: those run with the slow tests.
+"""
+
 from collections.abc import Awaitable, Callable
 from functools import cache
 
@@ -8,79 +10,18 @@ import pytest
 import trio
 
 from grailnode.observe.chain_check import verify_chain
-from grailnode.store.memory import MemoryStore
 from protocol import paths
 from roles.ports import ObjectStore
-from roles.trainer.publish.fencing import FencedError
 from roles.trainer.spool import INBOX
 from tests.support.builders.snapshots import snapshot_views
 from tests.support.builders.verified_batches import GROUPS, verified_batch
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
-from tests.support.measuring.store_listing import copy_objects
 from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation import small_policy
 from tests.support.simulation.faulty_network import RULES as OPERATION_CHOICES
 from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import RULES, newest_published
 from tests.support.simulation.recording_store import RecordingStore
-from tests.support.simulation.trainer_events import trained_groups
 from tests.support.simulation.virtual_clock import run_seeded, running
-
-
-@pytest.mark.parametrize(("seed", "checkpoint_versions"), few_daily([(0, 1), (1, 1), (2, 3), (3, 100)], 4))
-async def test_a_trainer_that_is_killed_repeatedly_goes_on(seed: int, checkpoint_versions: int):
-    """With a checkpoint for each version it goes on where it was, otherwise behind what is published."""
-    network = Network(RULES)
-    network.checkpoint_versions = checkpoint_versions
-    moments = random.Random(seed)
-    async with running(network.run_beacon) as nursery:
-        nursery.start_soon(network.run_miner, "miner-1")
-        nursery.start_soon(network.run_validator)
-        for _ in range(6):
-            network.node("trainer", "/training").telemetry.event("started")
-            with trio.move_on_after(moments.uniform(0.3, 4.0)):
-                await network.run_trainer()
-        network.node("trainer", "/training").telemetry.event("started")
-        with trio.move_on_after(6):
-            await network.run_trainer()
-    head = await network.head()
-    assert head.version >= 3
-    assert (await verify_chain(network.node("checker"), lambda line: None)).version == head.version
-    assert newest_published(network) >= 3
-    outcomes = [item.path async for item in network.states["trainer"].list("outcomes/")]
-    assert len(outcomes) == len(set(outcomes)) > 0
-    groups = trained_groups(network.logs["trainer/training"].events)
-    assert len(groups) == len(set(groups)) > 0
-    behind = [event["behind"] for event in network.events("trainer/training", "resumed")]
-    assert (max(behind) > 0) == (checkpoint_versions > 1)
-
-
-async def test_of_two_trainers_with_one_key_one_stops():
-    network = Network(RULES)
-    fenced: list[BaseException] = []
-
-    async def first() -> None:
-        try:
-            await network.run_trainer()
-        except* FencedError as group:
-            fenced.append(group)
-
-    async with running(network.run_beacon) as nursery:
-        nursery.start_soon(network.run_miner, "miner-1")
-        nursery.start_soon(network.run_validator)
-        nursery.start_soon(first)
-        await network.until_window(3)
-        # A backup of the first trainer's state is restored on another machine with the same key.
-        network.states["trainer"] = await copy_objects(network.states["trainer"], MemoryStore())
-        nursery.start_soon(network.run_trainer)
-        await network.until_window(7)
-    assert len(fenced) == 1
-    assert (await verify_chain(network.node("checker"), lambda line: None)).version >= 3
-
-
-# A trainer whose process is killed before or after any one operation on its stores makes the same weights. What a kill
-# after an operation leaves is mostly what a kill before the next one leaves, so those run with the slow tests.
-
 
 BATCHES = 2
 

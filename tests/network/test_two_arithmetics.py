@@ -85,21 +85,3 @@ async def test_a_node_that_nobody_has_measured_judges_nothing():
         await recheck(observer, network.task(observer), compute, reference)
     prefix = paths.kind_prefix(key("validator-0").public, "verdicts")
     assert not [item async for item in network.store.list(prefix)]
-
-
-# An exact run from end to end: miners and validators that batch differently accept all of each other's work
-
-
-@pytest.mark.slow
-async def test_in_an_exact_run_honest_work_is_trained_on():
-    network = Network(RULES.changed(numerics="exact"), validators=2, quorum=2)
-    assert network.run.proof.logprob_bounds("exact", "exact") == (0, 0)
-    network.compute = Compute(models.build_exact(network.policy), max_batch_tokens=64)
-    async with run_nodes(network, miners=1):
-        await network.until_window(4)
-    entries = [entry for name in network.validators for entry in await summaries(network, name, range(4))]
-    rows = [row for entry in entries for row in entry.rows]
-    assert sum(row.accepted for row in rows) > 0
-    assert [row for row in rows if row.rejected or any(row.counts.sketch.steps + row.counts.margin.steps)] == []
-    assert network.events("trainer/training", "step")
-    assert not network.events("trainer/download", "validators-disagree")

@@ -88,31 +88,3 @@ def test_a_node_without_a_sandbox_does_not_join(
     refusal = "grailnode: bubblewrap cannot create a sandbox here (bwrap: setting up uid map: Permission denied)"
     assert error_of_start(network, role, name).startswith(refusal)
     assert not [path for path in (network.workspace.directory / "store").rglob("*") if path.is_file()]
-
-
-def test_a_trainer_whose_data_file_was_changed_does_not_start(network: NetworkOfProcesses):
-    data = network.workspace.directory / "data.jsonl"
-    data.write_bytes(data.read_bytes().replace(b"Task 3", b"Task X"))
-    line = error_of_start(network, "trainer", "trainer")
-    assert "data.jsonl: not the data file of this run" in line
-
-
-@pytest.mark.slow
-def test_a_node_waits_for_the_right_data_file(sandbox: BubblewrapSandbox, network: NetworkOfProcesses):
-    assert sandbox.python == OWN
-    network.start("trainer", "trainer")
-    files = network.workspace.directory / "store" / network.workspace.keys["trainer"].hex() / "files"
-    eventually(lambda: files.exists() and len(list(files.iterdir())) == 3, "the run's files")
-    (data,) = [file for file in files.iterdir() if file.read_bytes().startswith(b'{"text"')]
-    right = data.read_bytes()
-    data.write_bytes(right.replace(b"Task 3", b"Task X"))
-    miner = network.start("miner", "miner-1")
-    eventually(lambda: bool(network.events("miner-1", "files-missing")), "a line that says so")
-    (line,) = network.events("miner-1", "files-missing")
-    assert line["error"] == "data.jsonl: not the file that the run names, as storage shows it now"
-    local_file = network.workspace.directory / "state" / "miner-1" / "data" / "data.jsonl"
-    assert not local_file.exists()
-    data.write_bytes(right)
-    eventually(local_file.exists, "the right file")
-    assert local_file.read_bytes() == right
-    assert "Traceback" not in miner.log.read_text()

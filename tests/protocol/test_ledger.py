@@ -32,7 +32,6 @@ from protocol.judging.ledger import (
 from protocol.judging.roster import Roster
 from protocol.proof import MEASURED, ProofSpec, StatisticName
 from protocol.run import ScoringSpec
-from roles.validator.reaudit import _amendment
 from tests.support.builders import samples
 from tests.support.builders.proofs import proof_of
 from tests.support.builders.samples import (
@@ -128,14 +127,6 @@ def test_groups_that_were_not_reproduced_earn_nothing_and_stand_for_those_that_w
     nothing = LedgerRow.of(verdict(*(unreproduced(index, NO_COUNTS) for index in range(2)), pledged=16, submitted=2))
     assert not nothing.lapsed  # what was pledged and not delivered still costs
     assert balance(summary(nothing)) == -14 * STEADY.shortfall
-
-
-def test_a_reaudit_counts_what_its_verdict_says() -> None:
-    """As `verify --ledger` compares it."""
-    found = verdict(judgement(0), unreproduced(1, NO_COUNTS), rejected(2))
-    amendment = _amendment(5, A.public, found)
-    assert (amendment.accepted, amendment.rejected) == (1, 1)
-    assert amendment.verdict == LedgerRow.of(found).verdict
 
 
 def test_unaudited_groups_count_unless_the_window_has_a_rejection_or_an_amendment() -> None:

@@ -31,7 +31,6 @@ from tests.support.attacked_nodes.trainer import (
     SECOND,
     WINDOW,
     AttackedTrainer,
-    SilentStore,
     closing_time,
     collected_windows,
     group_with_other_prompt,
@@ -42,13 +41,13 @@ from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.builders.samples import rejected, revision
 from tests.support.builders.snapshots import put_snapshot
-from tests.support.faults.decorated_store import UnreachableStore
+from tests.support.faults.decorated_store import SlowStore, UnreachableStore
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import running
 
 
-class WrongOnce(SilentStore):
+class WrongOnce(SlowStore):
     """A store that hides one object below a prefix once, or shows zeros instead."""
 
     def __init__(self, prefix: str, how: str) -> None:
@@ -64,20 +63,6 @@ class WrongOnce(SilentStore):
         if self._how == "hidden":
             raise NotFoundError(f"{path}: no such object")
         return bytes(len(data))
-
-
-class SlowStore(SilentStore):
-    """A store whose reads take some seconds, all of them or those of one kind of object."""
-
-    def __init__(self, seconds: float, kind: str = "") -> None:
-        super().__init__()
-        self._seconds = seconds
-        self._kind = kind
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if self._kind in path:
-            await trio.sleep(self._seconds)
-        return await super().get(path, max_bytes, offset=offset, size=size)
 
 
 class ScheduledBeacon:
@@ -245,7 +230,7 @@ async def test_a_raised_quorum_holds_for_groups_that_are_not_decided_yet():
 
 
 async def test_after_a_long_absence_slow_verdicts_are_waited_for():
-    testbed = await make_honest_testbed(1, FIRST, store=SlowStore(5.0, "/verdicts/"))
+    testbed = await make_honest_testbed(1, FIRST, store=SlowStore(5.0, kind="/verdicts/"))
     await testbed.state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=WINDOW).to_bytes())
     schedule = testbed.run.schedule
     await testbed.clock.sleep_until(

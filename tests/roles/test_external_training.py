@@ -19,6 +19,7 @@ from tests.support.builders.policies import inline
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
 from tests.support.builders.verified_batches import verified_batch
+from tests.support.faults.decorated_store import SlowStore
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import simulate
 
@@ -116,17 +117,9 @@ async def test_a_group_comes_once_and_again_after_a_restart_until_it_is_acknowle
     assert await site.inbox() == []
 
 
-class SlowStore(MemoryStore):
-    """Durable storage that takes a second for each object."""
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        await trio.sleep(1)
-        return await super().get(path, max_bytes, offset=offset, size=size)
-
-
 async def test_a_call_that_is_cancelled_while_it_reads_loses_no_group() -> None:
     site = Site()
-    site.node = replace(site.node, state=SlowStore())
+    site.node = replace(site.node, state=SlowStore(get_seconds=1.0))
     training = await site.open()
     for number in (1, 2):
         await site.node.state.put(f"{INBOX}{number:010d}-x", verified_batch(number, 0).to_bytes())

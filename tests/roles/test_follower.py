@@ -26,7 +26,7 @@ from roles.policy.follower import Follower
 from roles.ports import StoreError
 from tests.support.attacked_nodes.follower import HOUR_MS, AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, Chain, equal, make_node, small_run
-from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
+from tests.support.faults.decorated_store import Link, UnreachableStore
 from tests.support.simulation.network import BEGIN, Log
 
 
@@ -137,26 +137,6 @@ async def test_a_part_is_decoded_while_the_next_one_has_not_arrived():
 # Catching up: what is fetched, what stays after a cut, and the progress that is reported
 
 
-class Link(DecoratedStore):
-    """A store over a slow link that may be cut; it counts the bytes of each object that it sent."""
-
-    def __init__(self, inner: MemoryStore, seconds: float = 0.0) -> None:
-        super().__init__(inner)
-        self.seconds = seconds
-        self.sent_bytes: dict[str, int] = {}
-        self.cut_after: int | None = None
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        large = paths.content_digest_in(path) is not None
-        if large and self.cut_after is not None and len(self.sent_bytes) >= self.cut_after:
-            raise StoreError(f"{path}: connection reset")
-        data = await self.inner.get(path, max_bytes, offset=offset, size=size)
-        if large:
-            self.sent_bytes[path] = self.sent_bytes.get(path, 0) + len(data)
-            await trio.sleep(self.seconds)
-        return data
-
-
 def cached(link: Link, directory: Path) -> CachedStore:
     return CachedStore(link, DiskCache(directory / "cache", 1 << 24), piece_bytes=64, inline=True)
 
@@ -208,7 +188,8 @@ async def test_a_download_is_continued_after_a_cut(tmp_path: Path) -> None:
     testbed.follower = follower = await testbed.new_follower(cached(link, tmp_path))
     await testbed.follow()
     await testbed.publish(60)
-    link.cut_after = 40
+    sizes = {info.path: info.size async for info in testbed.store.list(paths.kind_prefix(TRAINER.public, "patches"))}
+    link.cut_after = sum(sizes.values()) * 2 // 3
     for _ in range(2):
         with pytest.raises(StoreError, match="reset"):
             await testbed.follow()
@@ -217,7 +198,6 @@ async def test_a_download_is_continued_after_a_cut(tmp_path: Path) -> None:
     assert equal(follower.newest.weights, testbed.chain.weights[follower.newest.version])
     link.cut_after = None
     await testbed.assert_follows()
-    sizes = {info.path: info.size async for info in testbed.store.list(paths.kind_prefix(TRAINER.public, "patches"))}
     patch_bytes = {path: size for path, size in link.sent_bytes.items() if "/patches/" in path}
     assert patch_bytes == sizes  # every byte once
 

@@ -21,12 +21,11 @@ from roles.ports import StoreError
 from roles.rosters import Rosters
 from roles.trainer.collect.quorum import Decision, LogprobRule, decide, refuse_improbable_window
 from roles.trainer.collect.validator_monitor import Absences
-from tests.support.attacked_nodes.trainer import SilentStore
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, make_node, small_run
 from tests.support.builders.proofs import proof_of, with_thresholds
 from tests.support.builders.samples import counts, judgement, rejected, thresholds, verdict
-from tests.support.faults.decorated_store import UnreachableStore
+from tests.support.faults.decorated_store import SlowStore, UnreachableStore
 from tests.support.simulation.network import BEGIN, Log, key
 from tests.support.simulation.trainer_events import NOT_SEALED, Exclusions
 from tests.support.simulation.virtual_clock import TrioClock
@@ -44,7 +43,7 @@ class FourValidators:
         authority = run.authority.model_copy(update={"validators": FOUR, "quorum": quorum})
         self.run = run.model_copy(update={"authority": authority, "spares": spares})
         self.run_id = content_digest(self.run.to_bytes())
-        self.store, self.log = SilentStore(), Log("reader")
+        self.store, self.log = SlowStore(), Log("reader")
         self.link = UnreachableStore(self.store, seconds=inf)
         clock = TrioClock(BEGIN)
         node = make_node(self.run_id, self.run, self.link, MemoryStore(), self.log, TRAINER, clock=clock)
@@ -95,7 +94,7 @@ async def test_without_a_quorum_all_are_dealt_to():
 async def test_where_all_judge_all_nothing_is_read():
     testbed = FourValidators(quorum=2, spares=2)
     assert await testbed.members({}) == [0, 1, 2, 3]
-    assert testbed.store.read_count == 0
+    assert testbed.store.reads == 0
 
 
 async def test_a_roster_is_read_once_and_storage_that_hangs_delays_it_for_a_part_of_the_window_only():
@@ -106,9 +105,9 @@ async def test_a_roster_is_read_once_and_storage_that_hangs_delays_it_for_a_part
     schedule = testbed.run.schedule
     assert trio.current_time() - start <= schedule.audit_rounds * testbed.run.beacon.period_ms / 1000 / 2
     testbed.link.prefixes = ()
-    reads = testbed.store.read_count
+    reads = testbed.store.reads
     assert await testbed.members({}) == [0, 1, 2]
-    assert testbed.store.read_count == reads
+    assert testbed.store.reads == reads
 
 
 async def test_a_validator_whose_storage_does_not_answer_is_absent():

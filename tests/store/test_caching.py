@@ -15,7 +15,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.encoding import content_digest
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from tests.support.faults.decorated_store import DecoratedStore
+from tests.support.faults.decorated_store import Link
 
 PIECE = 1000
 KEY = b"k" * 32
@@ -29,39 +29,16 @@ def path_of(data: bytes) -> str:
     return paths.patch(KEY, content_digest(data))
 
 
-class CountingStore(DecoratedStore):
-    """A store that counts the bytes it sends, and can fail.
-
-    Attributes:
-        sent_bytes: bytes of all reads so far.
-        cut_after: reads fail after this many bytes; None for never.
-        pause: seconds that each read takes.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(MemoryStore())
-        self.sent_bytes = 0
-        self.cut_after: int | None = None
-        self.pause = 0.0
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        if self.cut_after is not None and self.sent_bytes >= self.cut_after:
-            raise StoreError(f"{path}: connection reset")
-        data = await self.inner.get(path, max_bytes, offset=offset, size=size)
-        self.sent_bytes += len(data)
-        await trio.sleep(self.pause)
-        return data
-
-    async def add(self, size: int, seed: int = 0) -> bytes:
-        """Put random bytes to the path of their digest, and return them."""
-        data = blob(size, seed)
-        await self.put(path_of(data), data)
-        return data
+async def add(source: Link, size: int, seed: int = 0) -> bytes:
+    """Put random bytes to the path of their digest, and return them."""
+    data = blob(size, seed)
+    await source.put(path_of(data), data)
+    return data
 
 
 @pytest.fixture
-def source() -> CountingStore:
-    return CountingStore()
+def source() -> Link:
+    return Link(MemoryStore())
 
 
 @pytest.fixture
@@ -70,7 +47,7 @@ def cache(tmp_path: Path) -> DiskCache:
 
 
 @pytest.fixture
-def store(source: CountingStore, cache: DiskCache) -> CachedStore:
+def store(source: Link, cache: DiskCache) -> CachedStore:
     return CachedStore(source, cache, piece_bytes=PIECE)
 
 
@@ -79,21 +56,21 @@ def files(cache_root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 10 * PIECE, 10 * PIECE + 7])
-async def test_an_object_is_fetched_once(store: CachedStore, source: CountingStore, tmp_path: Path, size: int):
-    data = await source.add(size)
+async def test_an_object_is_fetched_once(store: CachedStore, source: Link, tmp_path: Path, size: int):
+    data = await add(source, size)
     for _ in range(3):
         assert await store.get(path_of(data), size) == data
-    assert source.sent_bytes == size
+    assert source.sent_bytes.total() == size
     assert [name for name in files(tmp_path / "cache") if name != ".lock"] == [f"objects/{content_digest(data).hex()}"]
     assert await store.get(path_of(data), size, offset=3, size=5) == data[3:8]
     if size:
         with pytest.raises(TooLargeError):
             await store.get(path_of(data), size - 1)
-    assert source.sent_bytes == size
+    assert source.sent_bytes.total() == size
 
 
-async def test_an_interrupted_download_is_resumed(source: CountingStore, cache: DiskCache):
-    data = await source.add(20 * PIECE + 1)
+async def test_an_interrupted_download_is_resumed(source: Link, cache: DiskCache):
+    data = await add(source, 20 * PIECE + 1)
     reports: list[tuple[str, int, int]] = []
     for cut in (5 * PIECE, 11 * PIECE):
         source.cut_after = cut
@@ -102,7 +79,7 @@ async def test_an_interrupted_download_is_resumed(source: CountingStore, cache: 
             await store.get(path_of(data), len(data))
     source.cut_after = None
     assert await CachedStore(source, cache, piece_bytes=PIECE).get(path_of(data), len(data)) == data
-    assert source.sent_bytes == len(data)  # no byte was fetched twice
+    assert source.sent_bytes.total() == len(data)  # no byte was fetched twice
     arrived_bytes = [byte_count for _, byte_count, _ in reports]
     assert arrived_bytes == sorted(arrived_bytes)
     assert {total for *_, total in reports} == {len(data)}
@@ -110,8 +87,8 @@ async def test_an_interrupted_download_is_resumed(source: CountingStore, cache: 
 
 async def _download(root: Path, dies_after: int | None = None) -> int:
     """Download an object, and return how many bytes were sent; or end the process abruptly after some bytes."""
-    source = CountingStore()
-    data = await source.add(20 * PIECE)
+    source = Link(MemoryStore())
+    data = await add(source, 20 * PIECE)
 
     def progress(path: str, arrived_bytes: int, total_bytes: int) -> None:
         if dies_after is not None and arrived_bytes >= dies_after:
@@ -119,7 +96,7 @@ async def _download(root: Path, dies_after: int | None = None) -> int:
 
     store = CachedStore(source, DiskCache(root, 1 << 20), progress, piece_bytes=PIECE)
     assert await store.get(path_of(data), len(data)) == data
-    return source.sent_bytes
+    return source.sent_bytes.total()
 
 
 def test_a_killed_process_leaves_its_pieces_to_the_next(tmp_path: Path):
@@ -131,9 +108,9 @@ def test_a_killed_process_leaves_its_pieces_to_the_next(tmp_path: Path):
     assert trio.run(_download, tmp_path / "cache") <= 12 * PIECE
 
 
-async def test_one_of_several_readers_fetches_an_object(source: CountingStore, cache: DiskCache, tmp_path: Path):
-    data = await source.add(5 * PIECE)
-    source.pause = 0.05
+async def test_one_of_several_readers_fetches_an_object(source: Link, cache: DiskCache, tmp_path: Path):
+    data = await add(source, 5 * PIECE)
+    source.seconds = 0.05
     others = [CachedStore(source, DiskCache(tmp_path / "cache", 1 << 20), piece_bytes=PIECE) for _ in range(4)]
 
     async def fetch(store: CachedStore) -> None:
@@ -142,7 +119,7 @@ async def test_one_of_several_readers_fetches_an_object(source: CountingStore, c
     async with trio.open_nursery() as nursery:
         for store in others:
             nursery.start_soon(fetch, store)
-    assert source.sent_bytes == len(data)
+    assert source.sent_bytes.total() == len(data)
 
 
 def replace_by_link(file: Path) -> None:
@@ -162,14 +139,14 @@ def replace_by_link(file: Path) -> None:
     ],
     ids=["cut", "empty", "a bent bit", "longer", "a link"],
 )
-async def test_a_damaged_object_is_fetched_again(store: CachedStore, source: CountingStore, tmp_path: Path, damage):
-    data = await source.add(3 * PIECE)
+async def test_a_damaged_object_is_fetched_again(store: CachedStore, source: Link, tmp_path: Path, damage):
+    data = await add(source, 3 * PIECE)
     await store.get(path_of(data), len(data))
     file, secret = tmp_path / "cache" / "objects" / content_digest(data).hex(), tmp_path / "secret"
     secret.write_bytes(b"secret")
     damage(file)
     assert await store.get(path_of(data), len(data)) == data
-    assert source.sent_bytes == 2 * len(data)
+    assert source.sent_bytes.total() == 2 * len(data)
     assert file.read_bytes() == data
     assert secret.read_bytes() == b"secret"
 
@@ -177,7 +154,7 @@ async def test_a_damaged_object_is_fetched_again(store: CachedStore, source: Cou
 @pytest.mark.parametrize("size", [PIECE // 2, 5 * PIECE])
 @pytest.mark.parametrize("falsify", [lambda data: b"\0" + data[1:], lambda data: data[: len(data) * 3 // 5]])
 async def test_bytes_with_another_digest_are_returned_and_not_cached(
-    store: CachedStore, source: CountingStore, tmp_path: Path, size: int, falsify: Callable[[bytes], bytes]
+    store: CachedStore, source: Link, tmp_path: Path, size: int, falsify: Callable[[bytes], bytes]
 ):
     data = blob(size)
     await source.put(path_of(data), falsify(data))
@@ -189,7 +166,7 @@ async def test_bytes_with_another_digest_are_returned_and_not_cached(
     assert await store.get(path_of(data), size) == data
 
 
-async def test_false_pieces_do_not_spoil_a_later_download(store: CachedStore, source: CountingStore):
+async def test_false_pieces_do_not_spoil_a_later_download(store: CachedStore, source: Link):
     """Storage serves false pieces before an interruption, and true ones afterwards."""
     data = blob(10 * PIECE)
     await source.put(path_of(data), blob(10 * PIECE, seed=1))
@@ -201,8 +178,8 @@ async def test_false_pieces_do_not_spoil_a_later_download(store: CachedStore, so
     assert await store.get(path_of(data), len(data)) == data
 
 
-async def test_a_download_whose_pieces_were_evicted_starts_again(source: CountingStore, tmp_path: Path):
-    data, other = await source.add(10 * PIECE), await source.add(PIECE // 2, seed=1)
+async def test_a_download_whose_pieces_were_evicted_starts_again(source: Link, tmp_path: Path):
+    data, other = await add(source, 10 * PIECE), await add(source, PIECE // 2, seed=1)
     source.cut_after = 5 * PIECE
     large, small = DiskCache(tmp_path / "cache", 1 << 20), DiskCache(tmp_path / "cache", 2 * PIECE)
     with pytest.raises(StoreError):
@@ -220,11 +197,11 @@ async def test_a_missing_object_leaves_no_files(store: CachedStore, tmp_path: Pa
     assert not [name for name in files(tmp_path / "cache") if name.startswith("partial")]
 
 
-async def test_the_cache_keeps_its_limit_and_the_most_recently_used_objects(source: CountingStore, tmp_path: Path):
+async def test_the_cache_keeps_its_limit_and_the_most_recently_used_objects(source: Link, tmp_path: Path):
     root = tmp_path / "cache"
     limit = 64 * PIECE
     store = CachedStore(source, DiskCache(root, limit), piece_bytes=PIECE)
-    objects = [await source.add(8 * PIECE, seed) for seed in range(20)]
+    objects = [await add(source, 8 * PIECE, seed) for seed in range(20)]
     for number, data in enumerate(objects):
         await store.get(path_of(data), len(data))
         os.utime(root / "objects" / content_digest(data).hex(), (number, number))
@@ -232,22 +209,22 @@ async def test_the_cache_keeps_its_limit_and_the_most_recently_used_objects(sour
             await store.get(path_of(objects[0]), len(data))  # used repeatedly
             os.utime(root / "objects" / content_digest(objects[0]).hex(), (100 + number, 100 + number))
         assert sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) <= limit
-    before = source.sent_bytes
+    before = source.sent_bytes.total()
     await store.get(path_of(objects[0]), 8 * PIECE)
     await store.get(path_of(objects[-1]), 8 * PIECE)
-    assert source.sent_bytes == before
+    assert source.sent_bytes.total() == before
     await store.get(path_of(objects[1]), 8 * PIECE)
-    assert source.sent_bytes == before + 8 * PIECE
+    assert source.sent_bytes.total() == before + 8 * PIECE
 
 
-async def test_an_object_too_large_for_the_cache_is_not_cached(source: CountingStore, tmp_path: Path):
-    data = await source.add(10 * PIECE)
+async def test_an_object_too_large_for_the_cache_is_not_cached(source: Link, tmp_path: Path):
+    data = await add(source, 10 * PIECE)
     store = CachedStore(source, DiskCache(tmp_path / "cache", 15 * PIECE), piece_bytes=PIECE)
     assert await store.get(path_of(data), len(data)) == data
     assert files(tmp_path / "cache") == []
 
 
-async def test_mutable_objects_are_not_cached(store: CachedStore, source: CountingStore, tmp_path: Path):
+async def test_mutable_objects_are_not_cached(store: CachedStore, source: Link, tmp_path: Path):
     for path in (paths.head(KEY), paths.manifest(KEY, 1, KEY), paths.participant(KEY), paths.commitment(KEY, 1)):
         await source.put(path, b"one")
         assert await store.get(path, 10) == b"one"
@@ -256,10 +233,8 @@ async def test_mutable_objects_are_not_cached(store: CachedStore, source: Counti
     assert files(tmp_path / "cache") == []
 
 
-async def test_objects_are_fetched_when_the_disk_of_the_cache_fails(
-    store: CachedStore, source: CountingStore, monkeypatch
-):
-    data = await source.add(5 * PIECE)
+async def test_objects_are_fetched_when_the_disk_of_the_cache_fails(store: CachedStore, source: Link, monkeypatch):
+    data = await add(source, 5 * PIECE)
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")

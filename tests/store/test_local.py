@@ -233,47 +233,10 @@ async def test_a_deletion_is_on_the_disk_when_it_returns(tmp_path: Path, changes
     assert changes == []
 
 
-# Races of processes in the same folders, and random histories of operations
+# Other processes in the same folders
 
 
 RUN = bytes(32)
-
-RACE = """
-import sys, time, trio
-from pathlib import Path
-from grailnode.store.local import LocalStore
-from grailnode.store.state.state_store import StateStore
-
-kind, root, name, seconds = sys.argv[1], Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
-store = LocalStore(root, inline=True) if kind == "local" else StateStore(root, bytes(32), inline=True)
-
-async def race():
-    end, puts = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
-        path = f"inbox/{puts % 2}/{name}"
-        await store.put(path, name.encode())
-        assert await store.get(path, 100) == name.encode()
-        assert path in [info.path async for info in store.list("inbox/")]
-        await store.delete(path)
-        puts += 1
-    print(puts)
-
-trio.run(race)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["local", "state"])
-def test_processes_that_put_get_and_delete_in_shared_folders_see_no_error(kind: str, tmp_path: Path):
-    command = [sys.executable, "-c", RACE, kind, str(tmp_path)]
-    racers = [
-        subprocess.Popen([*command, f"racer-{number}", "10"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for number in range(4)
-    ]
-    for racer in racers:
-        out, errors = racer.communicate()
-        assert racer.returncode == 0, errors.decode()
-        assert int(out) > 0
 
 
 class VanishingFolder:

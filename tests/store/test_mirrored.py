@@ -10,7 +10,6 @@ import pytest
 import trio
 
 from grailnode.store.decorators.mirrored import MirroredStore
-from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.encoding import content_digest
 from protocol.identity.authority import Revisions
@@ -18,6 +17,7 @@ from protocol.identity.signing import Envelope, Signature, SigningKey, sign
 from roles.ports import NotFoundError, ObjectStore, StoreError
 from tests.support.builders import samples
 from tests.support.builders.samples import ROOT, RUN_ID, TRAINER, authority, digest, manifest, revision
+from tests.support.faults.decorated_store import SlowStore
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import TrioClock, simulated
 
@@ -29,27 +29,12 @@ PATCH = paths.patch(TRAINER.public, content_digest(DATA))
 HEAD = paths.head(TRAINER.public)
 
 
-class Slow(MemoryStore):
-    """A store that answers late or is down, and counts the reads."""
-
-    def __init__(self, delay: float = 0.0) -> None:
-        super().__init__()
-        self.delay, self.reads, self.is_down = delay, 0, False
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        self.reads += 1
-        await trio.sleep(self.delay)
-        if self.is_down:
-            raise StoreError("the store is down")
-        return await super().get(path, max_bytes, offset=offset, size=size)
-
-
 @dataclass
 class Setting:
     """An origin with a patch, two mirrors without anything, and what reads them."""
 
-    origin: Slow = field(default_factory=Slow)
-    mirrors: dict[str, Slow] = field(default_factory=lambda: {url: Slow() for url in URLS})
+    origin: SlowStore = field(default_factory=SlowStore)
+    mirrors: dict[str, SlowStore] = field(default_factory=lambda: {url: SlowStore() for url in URLS})
     log: Log = field(default_factory=lambda: Log("node"))
     seed: int = 1
 
@@ -150,7 +135,7 @@ async def test_a_mirror_that_lies_or_lacks_an_object_is_left_alone_for_a_while()
 
 @simulated
 async def test_a_mirror_that_hangs_costs_three_seconds() -> None:
-    setting = Setting(mirrors={url: Slow(delay=1e6) for url in URLS})
+    setting = Setting(mirrors={url: SlowStore(1e6) for url in URLS})
     data = setting.head(3, 55)
     await setting.put(HEAD, data)
     await setting.store.get(HEAD, 1 << 20)
@@ -194,8 +179,8 @@ async def test_a_trainer_without_a_head_gets_no_mirror_refused() -> None:
     setting = Setting()
     with pytest.raises(NotFoundError):
         await setting.store.get(HEAD, 1 << 20)
-    setting.origin.is_down = True
-    with pytest.raises(StoreError, match="is down"):
+    setting.origin.silent_prefixes = ("",)
+    with pytest.raises(StoreError, match="refused"):
         await setting.store.get(HEAD, 1 << 20)
     assert setting.log.events == []
 
@@ -205,9 +190,9 @@ async def test_a_head_comes_from_a_mirror_while_the_origin_is_down_and_after_it_
     setting = Setting()
     data = setting.head(3, 55)
     await setting.put(HEAD, data)
-    setting.origin.is_down = True
+    setting.origin.silent_prefixes = ("",)
     assert await setting.store.get(HEAD, 1 << 20) == data
-    setting.origin.is_down = False
+    setting.origin.silent_prefixes = ()
     assert [await setting.store.get(HEAD, 1 << 20) for _ in range(3)] == [data] * 3
     assert (setting.origin.reads, setting.reads) == (2, 3)
 
@@ -237,7 +222,7 @@ async def test_a_false_manifest_is_not_believed(false_manifest: bytes) -> None:
 @pytest.mark.parametrize("fast", [URLS[1], ""], ids=["a mirror", "the origin"])
 @simulated
 async def test_the_fastest_place_serves_most_reads(fast: str) -> None:
-    setting = Setting(Slow(delay=0.1), mirrors={url: Slow(delay=0.1 if url == fast else 2.0) for url in URLS})
+    setting = Setting(SlowStore(0.1), mirrors={url: SlowStore(0.1 if url == fast else 2.0) for url in URLS})
     await setting.put(PATCH, DATA)
     for _ in range(50):
         await setting.store.get(PATCH, len(DATA))

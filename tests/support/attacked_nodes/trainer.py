@@ -13,13 +13,14 @@ from protocol.identity.signing import SigningKey, sign
 from protocol.judging.ledger import SHARE, LedgerRow, Seal, Summary, Witness
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Group, assemble, pack_tokens
-from roles.ports import NotFoundError, ObjectStore, StoreError
+from roles.ports import NotFoundError, ObjectStore
 from roles.trainer.collect.collector import Collector, CollectorSettings
 from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, OUTCOMES
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
 from tests.support.builders.proofs import proof_of
+from tests.support.faults.decorated_store import SlowStore
 from tests.support.simulation.network import BEGIN, Log
 from tests.support.simulation.virtual_clock import TrioClock
 
@@ -28,32 +29,17 @@ STRANGER = SigningKey(bytes([23]) * 32)
 WINDOW = 5  # in which a canary has false groups
 
 
-class SilentStore(MemoryStore):
-    """A store that refuses reads below some prefixes, and counts all reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.silent_prefixes: tuple[str, ...] = ()
-        self.read_count = 0
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        self.read_count += 1
-        if path.startswith(self.silent_prefixes):
-            raise StoreError(f"{path}: connection refused")
-        return await super().get(path, max_bytes, offset=offset, size=size)
-
-
 class AttackedTrainer:
     """A trainer's collector, two validators of which `quorum` must accept, and one miner."""
 
-    def __init__(self, quorum: int = 1, store: SilentStore | None = None, state: MemoryStore | None = None) -> None:
+    def __init__(self, quorum: int = 1, store: SlowStore | None = None, state: MemoryStore | None = None) -> None:
         _, run = small_run(samples.digest("genesis"))
         authority = run.authority.model_copy(
             update={"validators": tuple(sorted((FIRST.public, SECOND.public))), "quorum": quorum}
         )
         self.run = run.model_copy(update={"authority": authority, "proof": proof_of(samples.thresholds())})
         self.run_id = content_digest(self.run.to_bytes())
-        self.store, self.state, self.log = store or SilentStore(), state or MemoryStore(), Log("trainer")
+        self.store, self.state, self.log = store or SlowStore(), state or MemoryStore(), Log("trainer")
         self.clock = TrioClock(BEGIN)
         self.node = make_node(self.run_id, self.run, self.store, self.state, self.log, TRAINER, clock=self.clock)
         self.groups = [self.group(index) for index in range(2)]
@@ -181,7 +167,7 @@ def group_with_other_prompt(testbed: AttackedTrainer) -> Group:
 
 
 async def make_honest_testbed(
-    quorum: int = 1, *validators: SigningKey, store: SilentStore | None = None
+    quorum: int = 1, *validators: SigningKey, store: SlowStore | None = None
 ) -> AttackedTrainer:
     """Return a testbed in which the miner has delivered and the validators, by default both, have accepted."""
     testbed = AttackedTrainer(quorum, store)

@@ -128,7 +128,6 @@ class Network:
         self.weights = load_weights(policy)
         self.data = rules.data.read_bytes() if rules.data else None
         self.sandbox = sandbox
-        self.checkpoint_versions = 1
         self.learning_rate = 2e-5
         self.compute = self.training_compute = Compute(models.build(self.policy))
         self.computes: dict[str, Compute] = {}  # of miners and validators that compute otherwise
@@ -179,9 +178,7 @@ class Network:
 
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
         return TrainerSettings(
-            training=TrainingSettings(
-                groups_per_step=groups_per_step, steps_per_version=1, checkpoint_versions=self.checkpoint_versions
-            ),
+            training=TrainingSettings(groups_per_step=groups_per_step, steps_per_version=1, checkpoint_versions=1),
             learner=LearnerSettings(optimizer=OptimizerSettings(learning_rate=self.learning_rate, warmup_steps=0)),
             publisher=PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}),
             collector=CollectorSettings(canaries=canaries),
