@@ -102,8 +102,8 @@ async def test_a_revision_is_read_from_a_mirror_which_is_not_believed_more_than_
 @simulated
 async def test_mirrors_hide_a_revision_for_ten_minutes_at_most(honest: Sequence[str], minutes: int, seed: int) -> None:
     """The fastest mirror alone does not hide it for as long."""
-    setting, path = Setting(Slow(delay=0.3), seed=seed), paths.revision_copy(TRAINER.public, 1)
-    setting.mirrors[URLS[1]].delay = 0.2
+    mirrors = {url: SlowStore(0.2 if url == URLS[1] else 0.0) for url in URLS}
+    setting, path = Setting(SlowStore(0.3), mirrors=mirrors, seed=seed), paths.revision_copy(TRAINER.public, 1)
     with pytest.raises(NotFoundError):  # there is none yet
         await setting.store.get(path, 1 << 20)
     for store in (setting.origin, *(setting.mirrors[url] for url in honest)):
