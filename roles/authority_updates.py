@@ -34,12 +34,17 @@ def _state_path(number: int) -> str:
     return f"{AUTHORITY}{number:010d}"
 
 
+async def stored_revision(node: Node, number: int) -> bytes:
+    """Return the signed bytes of a revision from a node's own state; NotFoundError if it has none of this number."""
+    return await node.state.get(_state_path(number), Revision.max_bytes + limits.MAX_ENVELOPE_BYTES)
+
+
 async def load_authority(node: Node) -> None:
     """Obey the revisions that are stored in this node's own state."""
     while True:
         number = node.revisions.number + 1
         try:
-            data = await node.state.get(_state_path(number), Revision.max_bytes + limits.MAX_ENVELOPE_BYTES)
+            data = await stored_revision(node, number)
         except NotFoundError:
             return
         node.revisions.adopt(node.revisions.check(number, data))

@@ -117,7 +117,7 @@ class Storage:
         def open_space(url: str, owner: bytes) -> ObjectStore:
             return self.space(url, is_stranger=owner not in authority_keys())
 
-        directory = SpaceDirectory(stores.meeting, state, clock, revisions.run_id, authority_keys())
+        directory = SpaceDirectory(stores.meeting, state, clock, revisions.run_id, authority_keys)
 
         routed = self._cached(RoutedStore(stores, directory, clock, open_space))
         return self._mirrored(routed, run, revisions, key, clock)
@@ -150,7 +150,7 @@ class Storage:
             endpoint=bucket.endpoint,
             region=bucket.region,
             prefix=bucket.prefix,
-            addressing="path" if bucket.endpoint else "auto",
+            addressing=bucket.addressing,
         )
         return self._place("--to", place, writes=True)
 

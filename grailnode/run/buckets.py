@@ -43,6 +43,11 @@ class Bucket:
     prefix: str
     url: str
 
+    @property
+    def addressing(self) -> Literal["auto", "path"]:
+        """Where requests name the bucket: a service like MinIO often has no host for each bucket."""
+        return "path" if self.provider == "minio" else "auto"
+
 
 @dataclass(frozen=True)
 class Document:

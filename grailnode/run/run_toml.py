@@ -126,7 +126,7 @@ def _place(bucket: Bucket, credentials: str) -> dict[str, Value]:
         "endpoint": bucket.endpoint or None,
         "region": bucket.region,
         "prefix": bucket.prefix or None,
-        "addressing": "path" if bucket.provider == "minio" else "auto",
+        "addressing": bucket.addressing,
         "credentials": credentials,
         "url": bucket.url,
     }

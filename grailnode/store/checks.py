@@ -6,6 +6,7 @@ keys, ignore the prefix, or never end.
 """
 
 import re
+import socket
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -69,6 +70,11 @@ def slice_object(data: bytes, path: str, max_bytes: int, offset: int, size: int 
 
 def one_line(error: Exception) -> str:
     """Return an error's message, which names the endpoint and the cause, in one line of at most 300 characters."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return "no host of this name is found; check the URL, or this machine's DNS"
+        cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 

@@ -57,9 +57,11 @@ def locked_file(path: Path) -> Iterator[int]:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a file, which is made if it is missing, against all threads and processes."""
     try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # NFS locks only what may be written
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES):
+            raise
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a read-only disk can be read
-    except FileNotFoundError:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -14,9 +14,9 @@ from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.environments.record import CodeRef
-from protocol.identity.authority import Revision
 from protocol.objects import ObjectRef
 from protocol.run import FileRef
+from roles.authority_updates import stored_revision
 from roles.gather import STORAGE_ERRORS, gather
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
@@ -69,8 +69,7 @@ class Mirror:
     async def _copy_revisions(self) -> None:
         while self._revision < self._node.revisions.number:
             number = self._revision + 1
-            data = await fetch_envelope(self._node, Revision, paths.revision(self._node.run_id, number))
-            self._node.revisions.check(number, data)
+            data = await stored_revision(self._node, number)  # wherever the node found it
             for trainer in self._node.authority.trainers:
                 await self._target.put(paths.revision_copy(trainer, number), data)
             self._revision = number

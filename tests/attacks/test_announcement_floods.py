@@ -88,7 +88,7 @@ async def test_junk_that_sorts_first_at_a_meeting_point_does_not_hide_a_miner(
     monkeypatch.setattr(limits, "MAX_STRANGERS", 16)
     testbed = await follower_among_junk(policy)
     meeting, state, named_keys = testbed.store, MemoryStore(), {VALIDATOR.public, TRAINER.public}
-    directory = SpaceDirectory(meeting, state, testbed.clock, testbed.run_id, named_keys)
+    directory = SpaceDirectory(meeting, state, testbed.clock, testbed.run_id, lambda: named_keys)
     places = KnownStores(VALIDATOR.public, meeting, meeting, "beacon", {})
     routed = RoutedStore(places, directory, testbed.clock, lambda url, key: meeting)
     validator = replace(testbed.new_node(key=VALIDATOR, state=state), store=routed)

@@ -12,6 +12,8 @@ from protocol.identity.authority import ChainPoint, Revision
 from protocol.identity.signing import open_announced, sign
 from roles.authority_updates import poll_authority, refresh_authority
 from roles.policy.follower import TRUST_PATH
+from roles.policy.mirroring import Mirror
+from roles.ports import NotFoundError
 from tests.support.attacked_nodes.follower import (
     ROOTS,
     SECOND,
@@ -101,6 +103,10 @@ async def test_freeze_of_a_revocation_at_the_meeting_point():
     copy = paths.revision_copy(VALIDATOR.public, 1)
     await testbed.revise_and_learn(at=copy, trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
     assert testbed.node.authority.trainers == (SUCCESSOR.public,)
+    copy_of_space = MemoryStore()
+    with pytest.raises(NotFoundError, match="head"):  # the successor has published nothing yet
+        await Mirror(testbed.node, copy_of_space).copy()
+    assert await copy_of_space.get(paths.revision_copy(SUCCESSOR.public, 1), 1 << 20)
 
 
 async def test_freeze_of_a_revision_that_the_head_names():

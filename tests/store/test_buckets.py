@@ -174,15 +174,20 @@ def test_invalid_buckets_are_refused(text: str, message: str, tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_address_tells_whose_service_it_is():
+def test_the_address_tells_whose_service_it_is_and_where_requests_name_the_bucket():
     assert {name: bucket.provider for name, bucket in BUCKETS.items()} == {
         "aws": "aws",
         "aws below a prefix": "aws",
         "minio": "minio",
         "r2": "r2",
     }
-    assert parse_bucket("https://s3.eu-west-1.amazonaws.com/mine").provider == "aws"
-    assert parse_bucket("https://a.eu.r2.cloudflarestorage.com/mine").provider == "r2"
+    for text, provider in {
+        "https://s3.eu-west-1.amazonaws.com/mine": "aws",
+        "https://a.eu.r2.cloudflarestorage.com/mine": "r2",
+        "https://storage.example:9000/mine": "minio",
+    }.items():
+        bucket = parse_bucket(text)
+        assert (bucket.provider, bucket.addressing) == (provider, "path" if provider == "minio" else "auto")
 
 
 @pytest.mark.parametrize("region", ['x"y', "eu west", "eu\n", "../x"])

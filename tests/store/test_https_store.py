@@ -1,5 +1,6 @@
 """HttpsStore: servers that break off, falsify, are slow or redirect, hostile listings, and private addresses."""
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -304,6 +305,21 @@ async def test_a_host_with_a_private_address_is_refused_before_it_is_contacted(n
         with pytest.raises(PermanentError, match="not a public address"):
             await store.get("o", 100)
     assert server.requests == []
+
+
+class EmptyResolver(Resolver):
+    """A resolver that knows no host."""
+
+    async def getaddrinfo(self, host, port, family=0, type=0, proto=0, flags=0):  # noqa: A002
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+@pytest.mark.parametrize("public_only", [False, True])
+async def test_a_host_that_does_not_exist_is_named_in_a_line_that_says_what_to_check(public_only: bool) -> None:
+    trio.socket.set_custom_hostname_resolver(EmptyResolver())
+    async with open_client(public_only=public_only) as client:
+        with pytest.raises(StoreError, match=r"^https://gone\.example/o: no host of this name is found; check the URL"):
+            await HttpsStore("https://gone.example", client).get("o", 1)
 
 
 async def test_a_host_name_is_resolved_once():

@@ -74,6 +74,24 @@ def temporaries(root: Path) -> list[Path]:
     return sorted((root / ".tmp").iterdir())
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_lock_is_private_and_can_be_taken_on_a_read_only_disk(
+    tmp_path: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, open_file = tmp_path / "lock", os.open
+    if is_there:
+        lock.touch(0o600)
+
+        def open_to_read(path: Any, flags: int, *mode: int) -> int:
+            if flags & (os.O_RDWR | os.O_CREAT):
+                raise OSError(errno.EROFS, "read-only file system")
+            return open_file(path, flags, *mode)
+
+        monkeypatch.setattr(os, "open", open_to_read)
+    with disk.locked(lock):
+        assert lock.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.fixture
 def changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which each flush is added with its folder, or ".tmp" for a temporary file, and each rename."""

@@ -1,7 +1,8 @@
 """Reads through mirrors: what they show is checked, the fastest is asked first, and the origin is asked at last."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,15 +89,31 @@ async def test_ranges_and_objects_of_others_come_from_the_origin() -> None:
 async def test_a_revision_is_read_from_a_mirror_which_is_not_believed_more_than_its_signatures() -> None:
     setting, path = Setting(), paths.revision_copy(TRAINER.public, 1)
     data = sign(revision(), ROOT)
-    await setting.origin.put(path, data)
-    with pytest.raises(NotFoundError):  # a mirror may hide it; the next look asks another place
-        await setting.store.get(path, 1 << 20)
     await setting.put(path, data)
-    assert await setting.store.get(path, 1 << 20) == data
-    assert (setting.origin.reads, setting.reads) == (0, 2)
+    assert [await setting.store.get(path, 1 << 20) for _ in range(2)] == [data, data]
+    assert (setting.origin.reads, setting.reads) == (1, 1)  # the first look is at the origin
     await setting.put(path, data, in_mirrors=sign(revision(), OWN))
     assert await setting.store.get(path, 1 << 20) == data
     assert {report["mirror"] for report in setting.log.named("mirror-refused")} == set(URLS)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("honest", "minutes"), [((), 10), (URLS[1:], 9)], ids=["all", "the fastest"])
+@simulated
+async def test_mirrors_hide_a_revision_for_ten_minutes_at_most(honest: Sequence[str], minutes: int, seed: int) -> None:
+    """The fastest mirror alone does not hide it for as long."""
+    mirrors = {url: SlowStore(0.2 if url == URLS[1] else 0.0) for url in URLS}
+    setting, path = Setting(SlowStore(0.3), mirrors=mirrors, seed=seed), paths.revision_copy(TRAINER.public, 1)
+    with pytest.raises(NotFoundError):  # there is none yet
+        await setting.store.get(path, 1 << 20)
+    for store in (setting.origin, *(setting.mirrors[url] for url in honest)):
+        await store.put(path, sign(revision(), ROOT))
+    for _ in range(minutes):
+        await trio.sleep(60)
+        with suppress(NotFoundError):
+            assert await setting.store.get(path, 1 << 20)
+            return
+    pytest.fail("the revision stays hidden")
 
 
 @simulated

@@ -42,12 +42,13 @@ class World:
         self.spaces: dict[str, ObjectStore] = {}
         self.opened_spaces: list[tuple[str, bytes]] = []
         self.peers = peers or {}
+        self.named = {TRAINER.public}
         self.store = self.restart()
 
     def restart(self, meeting: ObjectStore | None = None, capacity: int = 4) -> RoutedStore:
         meeting = meeting or self.meeting
         places = KnownStores(ME.public, self.own, meeting, BEACON, self.peers)
-        directory = SpaceDirectory(meeting, self.state, self.clock, RUN, [TRAINER.public], capacity)
+        directory = SpaceDirectory(meeting, self.state, self.clock, RUN, lambda: self.named, capacity)
         self.store = RoutedStore(places, directory, self.clock, self._open)
         return self.store
 
@@ -184,6 +185,10 @@ async def test_a_full_directory_keeps_the_first_announcements_and_those_of_autho
     await world.store.get(paths.participant(TRAINER.public), 4096)
     remembered_keys = {paths.key_at_end(info.path) async for info in world.state.list(STATE_PREFIX)}
     assert remembered_keys == {TRAINER.public, *(key.public for key in crowd[:4])}
+    world.named.add(OTHER.public)  # by a revision after the start
+    await world.announce(OTHER, "https://o.example.org")
+    await world.store.get(paths.participant(OTHER.public), 4096)
+    assert [info.path async for info in world.state.list(STATE_PREFIX + OTHER.public.hex())]
     world.clock.moment += HOUR
     late = SigningKey(b"z" * 32)
     await world.announce(late, "https://z.example.org")

@@ -114,6 +114,14 @@ def test_status_of_an_ended_run_says_how_old_the_head_is_and_who_is_silent():
     assert "next in" not in text
 
 
+def test_status_of_a_run_that_has_not_started_counts_no_seconds_to_the_next_window():
+    state = replace(runs.empty(), window=21, window_elapsed=5.9)
+    text = " ".join(render(render_status(state), 80))
+    assert "window 21  by the clock, and nothing has been published" in text
+    started = replace(state, versions=runs.network().versions)
+    assert "next in 0:01" in " ".join(render(render_status(started), 80))
+
+
 def test_status_cuts_nothing_at_80_columns():
     reasons = {"wrong-sampling": 7, "wrong-sketch": 8, "duplicate": 9, "copied": 11}
     miner = MinerRow("a1" * 32, "miner-1", "unknown", 192, 0, reasons, 0.0)

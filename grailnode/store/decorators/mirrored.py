@@ -7,8 +7,9 @@ lies, lags or hangs costs one request: it is left alone for a while, and the nex
 The mirror that was fastest so far is asked first, for small objects by its delay, for large ones by its rate; now and
 then another is tried (epsilon-greedy). The origin is measured, too, and asked before a mirror that is much slower. It
 is asked for the first head of a trainer, with which those of mirrors are compared, and seldom for later ones, so that
-many followers do not load it. A trainer's copy of a revision is mostly read from one mirror, which may hide it: the
-meeting point and the validators' copies are read from their origins, as are ranges and objects of other writers.
+many followers do not load it. A mirror may hide a trainer's copy of a revision: each look asks a mirror by chance,
+however fast it is, and the first look and one in ten minutes the origin. The meeting point and the validators' copies
+are read from their origins, as are ranges and objects of other writers.
 """
 
 import random
@@ -35,7 +36,7 @@ _SMALL_SECONDS: Final = 3.0  # that a mirror may take for a small object; the st
 _MOST_TRIES: Final = 2  # mirrors, before the origin
 _EXPLORED: Final = 0.05  # share of the reads that try the mirrors in a random order
 _AT_ORIGIN: Final = 0.001  # share of the reads that ask the origin first: a follower looks 40 times in a window
-_REVISIONS_AT_ORIGIN: Final = 0.015  # the same, of revisions, for which it looks twice in a minute
+_REVISION_SECONDS: Final = 600.0  # between two looks for a revision at the origin
 _SPARED: Final = 2.0  # times its cost, which the origin counts as, so that mirrors take its load
 _KEPT: Final = 0.7  # of the measured cost, at each new measurement
 _FRESH: Final = 0.5  # of a head's life; a trainer renews it after a third
@@ -81,6 +82,7 @@ class MirroredStore:
         self._bans: dict[str, tuple[float, float]] = {}  # by URL: trio's time of the end, and the length
         # By path: epoch, version and expiry of the newest head seen, of trainers whose origin has shown one.
         self._heads: dict[str, tuple[int, int, int]] = {}
+        self._revision_looks: dict[str, float] = {}  # by path: trio's time of the last look at the origin
         self.put, self.delete, self.list = origin.put, origin.delete, origin.list
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -89,7 +91,7 @@ class MirroredStore:
             return await self._origin.get(path, max_bytes, offset=offset, size=size)
         is_large = kind in _MIRRORED and max_bytes > _LARGE_BYTES
         failure: Exception = StoreError(f"{path}: nobody was asked")
-        for url in self._order(kind, is_large, origin_first=kind == "head" and path not in self._heads):
+        for url in self._order(kind, is_large, origin_first=self._is_for_origin(kind, path)):
             try:
                 return await self._read(url, path, kind, max_bytes, is_large)
             except (StoreError, ProtocolError) as error:
@@ -112,6 +114,16 @@ class MirroredStore:
         is_content = kind in _MIRRORED and paths.content_digest_in(path) is not None
         return kind if is_content or kind in ("manifests", "head", "revisions") else ""
 
+    def _is_for_origin(self, kind: str, path: str) -> bool:
+        """Return whether the origin is asked first, and note the look for a revision."""
+        if kind == "head" and path not in self._heads:
+            return True
+        now = trio.current_time()
+        if kind == "revisions" and now >= self._revision_looks.get(path, -_REVISION_SECONDS) + _REVISION_SECONDS:
+            self._revision_looks[path] = now
+            return True
+        return self._rng.random() < _AT_ORIGIN
+
     def _order(self, kind: str, is_large: bool, origin_first: bool) -> list[str]:
         """Return whom to ask: some mirrors and the origin, the fastest first; what was not measured yet precedes it."""
 
@@ -121,13 +133,11 @@ class MirroredStore:
         now = trio.current_time()
         urls = [url for url in self._revisions.current.mirrors if self._bans.get(url, (0.0, 0.0))[0] <= now]
         self._rng.shuffle(urls)
-        is_sorted = self._rng.random() >= _EXPLORED
+        is_sorted = kind != "revisions" and self._rng.random() >= _EXPLORED
         if is_sorted:
             urls.sort(key=cost)
         urls = urls[:_MOST_TRIES]
-        faster = [url for url in urls if cost(url) <= cost(_ORIGIN) or not is_sorted]
-        if origin_first or self._rng.random() < (_REVISIONS_AT_ORIGIN if kind == "revisions" else _AT_ORIGIN):
-            faster = []
+        faster = [url for url in urls if not origin_first and (cost(url) <= cost(_ORIGIN) or not is_sorted)]
         return [*faster, _ORIGIN, *urls[len(faster) :]]
 
     async def _read(self, url: str, path: str, kind: str, max_bytes: int, is_large: bool) -> bytes:

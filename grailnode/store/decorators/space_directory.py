@@ -4,7 +4,8 @@ Announcements stay in the node's own state until they expire, so that a meeting 
 ones, hides nobody. Of several announcements of a key, the one that expires last counts.
 """
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Set as AbstractSet
 
 import trio
 
@@ -28,7 +29,7 @@ Entry = tuple[Announcement, bytes]
 class SpaceDirectory:
     """The announcements of one run by key, as the meeting point shows them, which may lie.
 
-    The keys of the authority, trainers and validators, do not count towards `capacity` and are read at every use.
+    `authority_keys` returns the keys that the authority names now, which do not count towards `capacity`.
     """
 
     def __init__(
@@ -37,14 +38,14 @@ class SpaceDirectory:
         state: ObjectStore,
         clock: Clock,
         run_id: bytes,
-        authority_keys: Collection[bytes],
+        authority_keys: Callable[[], AbstractSet[bytes]],
         capacity: int = limits.MAX_PARTICIPANTS,
     ) -> None:
         self._meeting = meeting
         self._state = state
         self._clock = clock
         self._run_id = run_id
-        self._authority_keys = frozenset(authority_keys)
+        self._authority_keys = authority_keys
         self._next_sweep = 0.0  # of expired announcements, in seconds since the Unix epoch
         self._capacity = capacity
         self._by_key: dict[bytes, Entry] | None = None  # loaded from the state at the first use
@@ -140,7 +141,7 @@ class SpaceDirectory:
             return
         if not self._is_valid(announcement) or (previous and announcement.expires_ms <= previous[0].expires_ms):
             return
-        if previous is None and key not in self._authority_keys and not await self._make_room(by_key):
+        if previous is None and key not in self._authority_keys() and not await self._make_room(by_key):
             return
         by_key[key] = (announcement, data)
         await self._state.put(STATE_PREFIX + key.hex(), data)
@@ -159,4 +160,4 @@ class SpaceDirectory:
 
     def _count(self, by_key: dict[bytes, Entry]) -> int:
         """Return how many announcements count towards the capacity."""
-        return len(by_key) - len(self._authority_keys & by_key.keys())
+        return len(by_key) - len(self._authority_keys() & by_key.keys())

@@ -80,7 +80,7 @@ class _PublicBackend(httpcore.TrioBackend):
         try:
             infos = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise httpcore.ConnectError(f"{host}: not resolved ({error})") from error
+            raise httpcore.ConnectError(f"{host}: not resolved") from error
         addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
         private = next((address for address in addresses if not is_public(address)), None)
         if private is not None:
