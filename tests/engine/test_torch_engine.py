@@ -23,11 +23,16 @@ from tests.engine.engine_contract import EngineContract, NewEngine, manifest, se
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, inline, random_weights, requests_of_many_lengths
 
 
+@pytest.fixture(scope="module", params=[build, lambda policy: TransformersModel(policy.directory)])
+def implementation(request: pytest.FixtureRequest, policy: Policy) -> CausalModel:
+    """Return the same policy in each implementation of CausalModel."""
+    model: CausalModel = request.param(policy)
+    return model
+
+
 class TestTorchEngine(EngineContract):
-    @pytest.fixture(scope="class", params=[build, lambda policy: TransformersModel(policy.directory)])
-    def model(self, request: pytest.FixtureRequest, policy: Policy) -> CausalModel:
-        """Return the same policy in each implementation of CausalModel."""
-        implementation: CausalModel = request.param(policy)
+    @pytest.fixture
+    def model(self, implementation: CausalModel) -> CausalModel:
         return implementation
 
     @pytest.fixture
