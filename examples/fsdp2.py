@@ -5,6 +5,7 @@
 Called again, it goes on from its last checkpoint, on any number of ranks.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -101,6 +102,8 @@ def main() -> None:
     with ExitStack() as stack:
         train(stack.enter_context(grailnode.open_trainer(run)) if dist.get_rank() == 0 else None, directory, steps)
     dist.destroy_process_group()
+    sys.stderr.flush()
+    os._exit(0)  # gloo's threads live on: one that frees a tensor while Python ends would abort the process
 
 
 if __name__ == "__main__":
