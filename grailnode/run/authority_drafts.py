@@ -8,17 +8,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import trio
 from pydantic import Field, ValidationError
 
 from grailnode import UserError
 from grailnode.run import key_files
-from protocol import limits, paths
+from protocol import limits
 from protocol.encoding import Record
 from protocol.errors import ProtocolError
 from protocol.identity.authority import Authority, ChainPoint, Revision, Revisions
 from protocol.identity.signing import Envelope, Signature, SigningKey, sign
-from roles.node.identity import Node
 
 
 class RevisionError(UserError):
@@ -110,25 +108,6 @@ def missing_signatures(draft: Draft, revisions: Revisions) -> str:
         if count < authority.root_threshold:
             parts.append(f"{count} of {authority.root_threshold} {whose}root keys have signed")
     return "; ".join(parts)
-
-
-def publish(node: Node, draft: Draft) -> int:
-    """Check a draft as every node will, publish it at the meeting point, and return the revision's number;
-    RevisionError if storage acknowledged it and does not show it.
-    """
-    revision = node.revisions.check(node.revisions.number + 1, draft.envelope())
-    path = paths.revision(node.run_id, revision.record.number)
-
-    async def put() -> bool:
-        await node.publish(path, revision.data)
-        return await node.is_readable(path, revision.data)
-
-    if not trio.run(put):
-        raise RevisionError(
-            f"{path}: storage took it and does not show it; nobody has it. Make the change again, and look at the "
-            "bucket"
-        )
-    return revision.record.number
 
 
 def describe(revision: Revision) -> list[str]:

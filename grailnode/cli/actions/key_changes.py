@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 import trio
 
+from grailnode.cli.actions.offline_keys import print_revision
 from grailnode.config import Config
 from grailnode.node.admission_credential import SUFFIX
 from grailnode.node.node_makers import make_root_publisher
@@ -14,6 +15,7 @@ from grailnode.run.authority_drafts import Draft, RevisionError, propose
 from grailnode.run.files import write_whole
 from grailnode.run.joining import open_config
 from grailnode.store.state.state_store import StateStore
+from protocol import paths
 from protocol.identity.participant import SPACE_FORM
 from protocol.identity.signing import SigningKey
 from protocol.limits import MAX_SPACE_BYTES
@@ -83,14 +85,6 @@ def revoke(key: str, run: str, rewind: int | None) -> None:
     _submit(config, node, draft)
 
 
-def sign(draft: Path, key: Path) -> None:
-    unsigned = authority_drafts.read_draft(draft)
-    _print_revision(unsigned)
-    signed = unsigned.signed_by(SigningKey(key_files.read(key)))
-    write_whole(draft, signed.to_bytes())
-    click.echo(f"{draft}: {len(signed.signatures)} signatures")
-
-
 def publish(draft: Path, run: str) -> None:
     _, node = _open_authority(run)
     content, others = authority_drafts.keep_root_signatures(authority_drafts.read_draft(draft), node.authority)
@@ -130,7 +124,7 @@ def _open_authority(run: str) -> tuple[Config, Node]:
 def _submit(config: Config, node: Node, draft: Draft) -> None:
     """Sign a draft with the root keys at hand; publish it if they are enough, else print what to do with its file."""
     draft = authority_drafts.sign_with_key_files(draft, config.at(config.node.keys), node.authority)
-    _print_revision(draft)
+    print_revision(draft)
     shortfall = authority_drafts.missing_signatures(draft, node.revisions)
     if not shortfall:
         _publish(node, draft)
@@ -141,11 +135,20 @@ def _submit(config: Config, node: Node, draft: Draft) -> None:
     click.echo(f"then: grailnode keys publish {path.name} --run RUN")
 
 
-def _print_revision(draft: Draft) -> None:
-    for line in authority_drafts.describe(draft.revision):
-        click.echo(line)
-
-
 def _publish(node: Node, draft: Draft) -> None:
-    number = authority_drafts.publish(node, draft)
-    click.echo(f"revision {number} is published; every node obeys it within two minutes")
+    """Check a draft as every node will, and publish it at the meeting point; RevisionError if storage acknowledged it
+    and does not show it.
+    """
+    revision = node.revisions.check(node.revisions.number + 1, draft.envelope())
+    path = paths.revision(node.run_id, revision.record.number)
+
+    async def put() -> bool:
+        await node.publish(path, revision.data)
+        return await node.is_readable(path, revision.data)
+
+    if not trio.run(put):
+        raise RevisionError(
+            f"{path}: storage took it and does not show it; nobody has it. Make the change again, and look at the "
+            "bucket"
+        )
+    click.echo(f"revision {revision.record.number} is published; every node obeys it within two minutes")
