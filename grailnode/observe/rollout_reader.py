@@ -79,13 +79,9 @@ class ReadWindow:
     unread: tuple[str, ...]
 
 
-class UnknownMinerError(UserError):
-    """No miner of the run has this key or name."""
-
-
 async def find_miners(node: Node, miner: str = "") -> list[bytes]:
     """Return the keys that announced themselves, in ascending order; with a text, those that begin with it or announced
-    this name. UnknownMinerError if there is none.
+    this name. UserError if there is none.
     """
     keys = sorted(await list_announced_keys(node))
     chosen = [key for key in keys if key.hex().startswith(miner.lower())]
@@ -100,7 +96,7 @@ async def find_miners(node: Node, miner: str = "") -> list[bytes]:
     if chosen := [key for key, name in names.items() if name == miner]:
         return chosen
     names_text = ", ".join(f"{name or '(no name)'} {key.hex()[:8]}" for key, name in [*names.items()][:_SHOWN_MINERS])
-    raise UnknownMinerError(
+    raise UserError(
         f"--miner {miner}: no miner has this name, or a key that begins so; there are: {names_text or 'none'}"
     )
 

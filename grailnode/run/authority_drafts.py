@@ -19,10 +19,6 @@ from protocol.identity.authority import Authority, ChainPoint, Revision, Revisio
 from protocol.identity.signing import Envelope, Signature, SigningKey, sign
 
 
-class RevisionError(UserError):
-    """A change of authority that is impossible: says why, and what to do."""
-
-
 class Draft(Record):
     """A revision that root keys have yet to sign: its bytes, and the signatures so far, in order of key."""
 
@@ -48,7 +44,7 @@ class Draft(Record):
 
 
 def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, **changes: Any) -> Draft:
-    """Return a draft of the next revision: the current authority with new values of its fields; RevisionError if these
+    """Return a draft of the next revision: the current authority with new values of its fields; UserError if these
     contradict each other. The note says why, for people. A rewind names the last version that counts of a chain that a
     thief continued with a key.
     """
@@ -64,7 +60,7 @@ def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, *
         )
     except ValidationError as error:
         faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
-        raise RevisionError(f"the change makes an impossible authority: {faults}") from error
+        raise UserError(f"the change makes an impossible authority: {faults}") from error
     return Draft(body=revision.to_bytes(), signatures=())
 
 
@@ -73,7 +69,7 @@ def read_draft(path: Path) -> Draft:
         draft = Draft.from_bytes(path.read_bytes())
         draft.revision.authority.check_keys()
     except (OSError, ProtocolError) as error:
-        raise RevisionError(f"{path}: not a draft of a revision ({error})") from error
+        raise UserError(f"{path}: not a draft of a revision ({error})") from error
     return draft
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 import click
 import trio
 
+from grailnode import UserError
 from grailnode.cli.actions.offline_keys import print_revision
 from grailnode.config import Config
 from grailnode.node.admission_credential import SUFFIX
 from grailnode.node.node_makers import make_root_publisher
 from grailnode.run import authority_changes, authority_drafts, key_files
-from grailnode.run.authority_drafts import Draft, RevisionError, propose
+from grailnode.run.authority_drafts import Draft, propose
 from grailnode.run.files import write_whole
 from grailnode.run.joining import open_config
 from grailnode.store.state.state_store import StateStore
@@ -50,7 +51,7 @@ def grant(key: str, run: str, role: str) -> None:
     config, node = _open_authority(run)
     public = authority_changes.parse_public_key(key)
     if role == "worker" and (refusal := node.run.sites_refusal):
-        raise RevisionError(f"--role worker: {refusal}")
+        raise UserError(f"--role worker: {refusal}")
     changes = authority_changes.grant(node.authority, public, role)
     _submit(config, node, propose(node.revisions, f"{public.hex()[:16]} as {role}", **changes))
 
@@ -65,7 +66,7 @@ def mirrors(urls: tuple[str, ...], run: str) -> None:
     mirrors = tuple(sorted({url.rstrip("/") for url in urls}))
     for url in mirrors:
         if not re.fullmatch(SPACE_FORM, url) or len(url) > MAX_SPACE_BYTES:
-            raise RevisionError(f"{url}: give https://host[:port][/path], host in lower case, without user or query")
+            raise UserError(f"{url}: give https://host[:port][/path], host in lower case, without user or query")
     _submit(config, node, propose(node.revisions, f"{len(mirrors)} mirrors", mirrors=mirrors))
 
 
@@ -92,7 +93,7 @@ def publish(draft: Path, run: str) -> None:
         click.echo(f"{draft}: the signature of {key.hex()} is left out: it is no root key of this run", err=True)
     shortfall = authority_drafts.missing_signatures(content, node.revisions)
     if shortfall:
-        raise RevisionError(f"{draft}: {shortfall}; `grailnode keys sign {draft} KEYFILE`")
+        raise UserError(f"{draft}: {shortfall}; `grailnode keys sign {draft} KEYFILE`")
     _publish(node, content)
 
 
@@ -100,7 +101,7 @@ def admit(key: str, run: str, days: int, inviter: Path | None) -> None:
     config, node = _open_authority(run)
     miner, authority = authority_changes.parse_public_key(key), node.authority
     if miner in authority.revoked:
-        raise RevisionError(f"{miner.hex()} is revoked in this run")
+        raise UserError(f"{miner.hex()} is revoked in this run")
     if authority.admission.policy == "open":
         click.echo("this run is open: everyone may mine, nobody needs to be admitted")
     elif authority.admission.policy == "allowlist":
@@ -136,7 +137,7 @@ def _submit(config: Config, node: Node, draft: Draft) -> None:
 
 
 def _publish(node: Node, draft: Draft) -> None:
-    """Check a draft as every node will, and publish it at the meeting point; RevisionError if storage acknowledged it
+    """Check a draft as every node will, and publish it at the meeting point; UserError if storage acknowledged it
     and does not show it.
     """
     revision = node.revisions.check(node.revisions.number + 1, draft.envelope())
@@ -147,7 +148,7 @@ def _publish(node: Node, draft: Draft) -> None:
         return await node.is_readable(path, revision.data)
 
     if not trio.run(put):
-        raise RevisionError(
+        raise UserError(
             f"{path}: storage took it and does not show it; nobody has it. Make the change again, and look at the "
             "bucket"
         )
