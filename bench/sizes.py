@@ -236,7 +236,7 @@ class Site:
         node = self.node(name)
         await refresh_authority(node)
         engine = TorchEngine(self.model, dtype=torch.bfloat16, run_sync=trio.to_thread.run_sync)
-        return node, await Follower.open(node), engine
+        return node, await Follower(node).open(), engine
 
     async def follower(self) -> str:
         """Follow from the anchor to the newest version, and serve both."""

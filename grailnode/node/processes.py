@@ -98,24 +98,20 @@ def main_of_rank(launch: Launch, seat: Seat) -> None:
     if seat.rank == 0:
         main(launch, partial(train, meeting=meeting), meeting)
         return
-    torch.set_num_threads(launch.config.engine.threads)
-    return_large_blocks(TRAINER_BLOCK)
-    follow = partial(follow_rank_0, meeting=meeting)
-    run_process(f"{launch.name}/{launch.kind}-{seat.rank}", partial(_run_keyless, launch, f"-{seat.rank}", follow))
+    _run_keyless(launch, f"{launch.name}/{launch.kind}-{seat.rank}", partial(follow_rank_0, meeting=meeting))
 
 
 def main_of_upload(launch: Launch) -> None:
     """Run the upload process of a host other than host 0 until it is stopped."""
+    _run_keyless(launch, f"{launch.name}/{launch.kind}", upload_for_host_0)
+
+
+def _run_keyless(launch: Launch, process: str, body: Callable[[Launch, NodeTelemetry], Awaitable[None]]) -> None:
+    """Follow rank 0 or host 0, without a key of this process's own."""
     torch.set_num_threads(launch.config.engine.threads)
     return_large_blocks(TRAINER_BLOCK)
-    run_process(f"{launch.name}/{launch.kind}", partial(_run_keyless, launch, "", upload_for_host_0))
-
-
-async def _run_keyless(launch: Launch, suffix: str, body: Callable[[Launch, NodeTelemetry], Awaitable[None]]) -> int:
-    """Follow rank 0 or host 0 without a key of this process's own, and return the exit code."""
-    process = f"{launch.name}/{launch.kind}{suffix}"
     telemetry = _telemetry(launch, process)
-    return await _report_failure(launch, process, telemetry, partial(body, launch, telemetry))
+    run_process(process, partial(_report_failure, launch, process, telemetry, partial(body, launch, telemetry)))
 
 
 async def _report_failure(
@@ -148,7 +144,7 @@ async def _report_failure(
 def _telemetry(launch: Launch, process: str) -> NodeTelemetry:
     """Return where the events of a process go: a log of its own, and the terminal if the launch says so."""
     log = _log(launch, process)
-    return NodeTelemetry.to_file(process, log, sys.stderr if launch.echo else None, launch.config.node.alarm_url)
+    return NodeTelemetry(process, log, sys.stderr if launch.echo else None, launch.config.node.alarm_url)
 
 
 def _log(launch: Launch, process: str) -> Path:

@@ -203,9 +203,9 @@ class Meeting:
                 # A rank that goes on has counted a beat by then. If the store ends sooner, rank 0 has ended.
                 absent = silent if trio.current_time() > began + 2 * _BEAT_SECONDS else [0] if 0 not in ended else []
                 await trio.sleep(_POLL_SECONDS)
-        titles = ", ".join(map(self._title, absent)) or "a rank"
+        ended_ranks = ", ".join(map(self._title, absent)) or "a rank"
         silence = "its process or its host was killed, or its link is cut; its host's log may say more"
-        return self._cause or f"{titles} has ended: {silence}"
+        return self._cause or f"{ended_ranks} has ended: {silence}"
 
     def _ends(self) -> tuple[set[int], list[int]]:
         """Read the cause; return which ranks have noted their end, and how many beats each has counted."""

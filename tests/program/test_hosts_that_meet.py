@@ -159,7 +159,7 @@ async def test_a_rank_whose_fault_repeats_without_a_new_checkpoint_ends_and_one_
 ) -> None:
     config = load(run_toml)
     launch, title = Launch(config, "training", "trainer"), "trainer/training-1"
-    telemetry = NodeTelemetry.to_file(title, config.at(config.node.logs) / "trainer-training-1.jsonl")
+    telemetry = NodeTelemetry(title, config.at(config.node.logs) / "trainer-training-1.jsonl")
 
     async def exit_code(error: Exception) -> int:
         async def fail() -> None:

@@ -237,7 +237,7 @@ class Testbed:
 
     async def follower(self) -> Follower:
         """Return a new follower that knows the newest head."""
-        follower = await Follower.open(make_node(self.run_id, self.run, self.store, MemoryStore(), self.log))
+        follower = await Follower(make_node(self.run_id, self.run, self.store, MemoryStore(), self.log)).open()
         await follower.refresh()
         return follower
 
