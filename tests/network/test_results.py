@@ -207,7 +207,7 @@ async def test_a_copy_leads_to_the_trainers_weights_also_after_a_restart_of_the_
         copied = network.events("mirror", "mirrored")
         digests = []
         for store in (network.store, copy):
-            follower = await Follower.open(network.node("reader", store=store))
+            follower = await Follower(network.node("reader", store=store)).open()
             await follower.refresh()
             digests.append((await follower.rebuild(copied[-1]["version"])).digest)
     assert digests[0] == digests[1]

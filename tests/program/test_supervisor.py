@@ -122,7 +122,7 @@ def test_other_failures_are_not_transient(error: Exception) -> None:
 def test_a_log_that_cannot_be_written_is_reported_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
     terminal = io.StringIO()
-    telemetry = NodeTelemetry.to_file("miner", tmp_path / "logs" / "miner.jsonl", terminal)
+    telemetry = NodeTelemetry("miner", tmp_path / "logs" / "miner.jsonl", terminal)
     telemetry.event("started")
     first, second = terminal.getvalue().splitlines()
     assert "log-unwritable" in first and str(tmp_path) in first

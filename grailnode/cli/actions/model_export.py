@@ -53,7 +53,7 @@ async def export_version(
         raise UserError("--merged is for LoRA runs; this run's versions are whole models")
     await refresh_authority(node)
     await fetch_first_head(node)
-    follower = await Follower.open(node, allow_expired=True)
+    follower = await Follower(node, allow_expired=True).open()
     await follower.refresh()
     head = follower.chain.head
     assert head is not None  # or the refresh would have raised
