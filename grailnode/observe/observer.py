@@ -240,7 +240,7 @@ class Observer:
         for failure in report.canary_failures:
             verb = "accepted a false" if failure.accepted else "rejected a true"
             if failure.about == "logprobs":
-                verb = "gave false log-probabilities of a"
+                verb = "gave false log-probabilities, rewards or ends of a"
             self._alarm(f"window {report.window}: validator {failure.validator.hex()[:8]} {verb} canary")
 
     def state(self, nodes: tuple[NodeRow, ...] = ()) -> NetworkState:
