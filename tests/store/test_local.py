@@ -127,8 +127,7 @@ def test_opening_removes_temporary_files_of_dead_writers_only(tmp_path: Path):
 
 
 def test_a_writer_killed_at_any_time_leaves_a_whole_object(tmp_path: Path):
-    killer = start(KILL_WRITERS, tmp_path)
-    assert killer.wait(30) == 0
+    assert start(KILL_WRITERS, tmp_path).wait(30) == 0
 
 
 async def test_listings_leave_out_files_that_no_put_created(tmp_path: Path):
@@ -194,7 +193,10 @@ async def test_an_object_is_flushed_before_it_is_renamed(tmp_path: Path, changes
     assert changes == ["flush .tmp", "flush .", "flush new", "rename", "flush new/folder"]
 
 
-async def test_a_missing_directory_is_reported(tmp_path: Path):
+async def test_a_missing_directory_and_a_root_that_is_a_file_are_reported(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="not a folder"):
+        LocalStore(tmp_path / "file")
     store = LocalStore(tmp_path / "store")
     (tmp_path / "store" / ".tmp").rmdir()
     (tmp_path / "store").rmdir()
@@ -203,12 +205,6 @@ async def test_a_missing_directory_is_reported(tmp_path: Path):
     with pytest.raises(NotFoundError):
         await store.get("a", 1)
     assert await paths(store, "") == []
-
-
-def test_a_root_that_is_a_file_is_refused(tmp_path: Path):
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="not a folder"):
-        LocalStore(tmp_path / "file")
 
 
 async def test_deleting_the_last_object_removes_its_folders(tmp_path: Path):
@@ -377,11 +373,7 @@ async def replay(store: ObjectStore, history: list[Step]) -> None:
 
 
 @given(steps)
-def test_a_memory_store_answers_like_a_dictionary(history: list[Step]):
-    trio.run(replay, MemoryStore(), history)
-
-
-@given(steps)
-def test_a_local_store_answers_like_a_dictionary(history: list[Step]):
+def test_stores_in_memory_and_on_a_disk_answer_like_a_dictionary(history: list[Step]):
     with tempfile.TemporaryDirectory() as root:
-        trio.run(replay, LocalStore(Path(root), inline=True), history)
+        for store in (MemoryStore(), LocalStore(Path(root), inline=True)):
+            trio.run(replay, store, history)
