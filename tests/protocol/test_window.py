@@ -74,7 +74,8 @@ def test_every_group_is_audited_equally_often() -> None:
     assert sum((count - 500) ** 2 / 500 for count in counts) < 44.3
 
 
-INPUTS: dict[str, Any] = {"run": RUN_ID, "window": 7, "randomness": RANDOMNESS, "miner": MINER.public}
+ROUND = RUN_ID, 7, RANDOMNESS, MINER.public
+INPUTS: dict[str, Any] = dict(zip(("run", "window", "randomness", "miner"), ROUND, strict=True))
 OTHER_INPUTS = {"run": digest("x"), "window": 8, "randomness": digest("y"), "miner": TRAINER.public}
 CHANGED_INPUTS = [INPUTS, *(INPUTS | {name: value} for name, value in OTHER_INPUTS.items())]
 
@@ -167,7 +168,6 @@ def test_no_key(path: str) -> None:
 
 
 VALIDATORS = tuple(sorted(key(f"validator {number}").public for number in range(8)))
-ROUND = tuple(INPUTS.values())
 
 
 def order(group: int, validators: tuple[bytes, ...] = VALIDATORS, **changes: Any) -> tuple[bytes, ...]:
