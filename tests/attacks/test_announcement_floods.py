@@ -52,10 +52,7 @@ async def test_strangers_that_claim_any_role_do_not_crowd_out_a_miner(role: Role
         record = samples.announcement(**fields, credential=credential, space="", expires_ms=expires)
         await testbed.store.put(paths.participant(key.public), sign(record, key))
 
-    keys = (SigningKey(number.to_bytes(32, "big")) for number in count())
-    miner_ticket = lottery(testbed.run_id, MINER.public)
-    earlier_keys = (key for key in keys if lottery(testbed.run_id, key.public) < miner_ticket)
-    for stranger in islice(earlier_keys, 4):
+    for stranger in ground_keys(testbed.run_id, 4):
         await announce(stranger, role, b"")
     await announce(MINER, "miner", do_work(testbed.run_id, MINER.public, 4, expires).to_bytes())
     assert await finds_only_the_miner(testbed.node, seconds=5, attempts=10)

@@ -209,13 +209,10 @@ async def test_a_false_patch_or_anchor_is_refused(
 # What the trainer signed, although it is false
 
 FALSE_NEXT_MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
-    "of another run": ({"run": samples.digest("another run")}, "of another run, version or epoch"),
-    "of a later epoch than its head": ({"epoch": 9}, "of another run, version or epoch"),
     "that continues another chain": (
         {"previous": samples.digest("another chain")},
         "does not continue the manifest before it",
     ),
-    "with an earlier window": ({"first_window": 0}, "a lower epoch or window than the version before"),
     "with another tensor": (
         {"tensors": (("a", "BF16", (12, 7)), ("b", "BF16", (5,)), ("z", "BF16", (1,)))},
         "other tensors than the version before",

@@ -12,7 +12,7 @@ from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey, sign
 from protocol.judging.accounts import Accounts
-from protocol.judging.evidence import NO_COUNTS, Counts
+from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import Amendment, Summary
 from protocol.judging.report import ValidatorReport
 from roles.ports import NotFoundError
@@ -22,21 +22,17 @@ from tests.support.builders.chains import MINER, TRAINER
 from tests.support.builders.samples import VALIDATOR, counts, rejected
 
 
-async def write_ledger(
-    testbed: AttackedTrainer,
-    windows: int,
-    amendments: Mapping[int, tuple[Amendment, ...]] | None = None,
-    more_score: int = 0,
-    **changes: Any,
-) -> None:
-    """Publish a ledger of some windows, each with one accepted group.
+async def with_ledger(
+    windows: int, amendments: Mapping[int, tuple[Amendment, ...]] | None = None, more_score: int = 0, **changes: Any
+) -> AttackedTrainer:
+    """Return a testbed with a ledger of some windows, each with one accepted group.
 
     Args:
         amendments: by window.
         more_score: what the validator adds to each score.
         changes: other fields of each judgement.
     """
-    amendments = amendments or {}
+    testbed, amendments = AttackedTrainer(), amendments or {}
     ledger: list[Summary] = []
     for window in range(windows):
         verdict = testbed.verdict(FIRST, testbed.judgement(0, **changes), window=window)
@@ -48,13 +44,15 @@ async def write_ledger(
         entry = entry.model_copy(update={"scores": stated})
         await testbed.seal_and_reveal(FIRST, entry, verdict)
         ledger.append(entry)
+    return testbed
+
+
+async def assert_holds(testbed: AttackedTrainer, windows: int) -> None:
+    assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == windows
 
 
 async def test_an_honest_ledger_holds():
-    testbed = AttackedTrainer()
-    await write_ledger(testbed, 12)
-    lines: list[str] = []
-    assert await verify_ledger(testbed.node, FIRST.public, lines.append) == 12
+    await assert_holds(await with_ledger(12), 12)
 
 
 async def assert_found(testbed: AttackedTrainer, why: str) -> None:
@@ -62,33 +60,25 @@ async def assert_found(testbed: AttackedTrainer, why: str) -> None:
         await verify_ledger(testbed.node, FIRST.public, lambda line: None)
 
 
-async def test_a_score_that_is_a_billionth_too_low_is_found():
-    testbed = AttackedTrainer()
-    await write_ledger(testbed, 3, more_score=-1)
-    await assert_found(testbed, "the scores do not follow from the rows")
-
-
 @pytest.mark.parametrize(
-    ("windows", "stated", "why"),
+    ("windows", "changes", "why"),
     [
-        (1, counts(sketch=(5, 0, 0, 1), margin=(5,), stop=(2,)), r"accepts group 0 of miner .* \(wrong-sketch"),
-        (1, counts(sketch=(5,), margin=(5, 0, 0, 1), stop=(2,)), r"accepts group 0 of miner .* \(wrong-sampling"),
-        (1, counts(sketch=(5,), margin=(5,), stop=(2, 0, 1)), r"accepts group 0 of miner .* \(wrong-stop"),
-        (1, NO_COUNTS, "accepts group 0 of miner .* without counting the steps of its thresholds"),
-        (4, counts(sketch=(5, 2), margin=(5,)), r"window 3 .* accepts miner .* \(improbable-window"),
-        (9, counts(sketch=(5,), margin=(5, 1)), r"window 7 .* accepts miner .* \(improbable-window"),
+        (3, {"more_score": -1}, "the scores do not follow from the rows"),  # a billionth too low
+        (
+            1,
+            {"reason": "wrong-stop", "rewards": (), "logprobs": b""},
+            r"refuses group 0 of miner .* \(wrong-stop\) against .* \(accepted",
+        ),
+        (1, {"counts": counts(sketch=(5, 0, 0, 1), margin=(5,), stop=(2,))}, r"accepts group 0 .* \(wrong-sketch"),
+        (1, {"counts": counts(sketch=(5,), margin=(5, 0, 0, 1), stop=(2,))}, r"accepts group 0 .* \(wrong-sampling"),
+        (1, {"counts": counts(sketch=(5,), margin=(5,), stop=(2, 0, 1))}, r"accepts group 0 .* \(wrong-stop"),
+        (1, {"counts": NO_COUNTS}, "accepts group 0 of miner .* without counting the steps of its thresholds"),
+        (4, {"counts": counts(sketch=(5, 2), margin=(5,))}, r"window 3 .* accepts miner .* \(improbable-window"),
+        (9, {"counts": counts(sketch=(5,), margin=(5, 1))}, r"window 7 .* accepts miner .* \(improbable-window"),
     ],
 )
-async def test_an_acceptance_against_its_own_numbers_is_found(windows: int, stated: Counts, why: str) -> None:
-    testbed = AttackedTrainer()
-    await write_ledger(testbed, windows, counts=stated)
-    await assert_found(testbed, why)
-
-
-async def test_a_refusal_against_its_own_numbers_is_found():
-    testbed = AttackedTrainer()
-    await write_ledger(testbed, 1, reason="wrong-stop", rewards=(), logprobs=b"")
-    await assert_found(testbed, r"refuses group 0 of miner .* \(wrong-stop\) against .* \(accepted")
+async def test_a_ledger_against_its_own_numbers_is_found(windows: int, changes: dict[str, Any], why: str) -> None:
+    await assert_found(await with_ledger(windows, **changes), why)
 
 
 async def test_an_accepted_group_in_a_window_of_another_policy_is_found():
@@ -121,17 +111,16 @@ async def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declare
     if why:
         await assert_found(testbed, f"judges miner .* {why}")
     else:
-        assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 1
+        await assert_holds(testbed, 1)
 
 
 async def test_a_commitment_that_was_not_judged_is_no_evidence_against_a_validator():
-    testbed = AttackedTrainer()
-    await write_ledger(testbed, 1)
+    testbed = await with_ledger(1)
     other = samples.commitment(
         ((bytes(32), 1),), run=testbed.run_id, miner=MINER.public, window=0, arithmetic="torch-bfloat16"
     )
     await testbed.store.put(paths.commitment(MINER.public, 0), sign(other, MINER))
-    assert await verify_ledger(testbed.node, FIRST.public, lambda line: None) == 1
+    await assert_holds(testbed, 1)
 
 
 def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amendment:
@@ -150,9 +139,7 @@ def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amend
 )
 async def test_invented_amendments_are_found(amendments: dict[int, tuple[Amendment, ...]], why: str) -> None:
     """They would lower an honest miner's score."""
-    testbed = AttackedTrainer()
-    await write_ledger(testbed, 7, amendments)
-    await assert_found(testbed, why)
+    await assert_found(await with_ledger(7, amendments), why)
 
 
 async def expire(testbed: AttackedTrainer, *windows: int) -> None:
@@ -163,16 +150,14 @@ async def expire(testbed: AttackedTrainer, *windows: int) -> None:
 
 
 async def test_a_ledger_whose_oldest_verdicts_have_expired_holds_by_its_links_and_scores():
-    testbed, lines = AttackedTrainer(), list[str]()
-    await write_ledger(testbed, 12)
+    testbed, lines = await with_ledger(12), list[str]()
     await expire(testbed, 0, 1, 2)
     assert await verify_ledger(testbed.node, FIRST.public, lines.append) == 12
     assert "9 verdicts; of the first 3 only links and scores" in lines[0]
 
 
 async def test_withheld_verdicts_between_others_do_not_count_as_expired():
-    testbed = AttackedTrainer()
-    await write_ledger(testbed, 12)
+    testbed = await with_ledger(12)
     await expire(testbed, 0, 5)
     with pytest.raises(NotFoundError):
         await verify_ledger(testbed.node, FIRST.public, lambda line: None)

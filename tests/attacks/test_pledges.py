@@ -2,7 +2,7 @@
 commitments for one window; and storage that swaps them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.rollout.batch import Commitment, Group, assemble, open_group
 from roles.validator.window_cases import WindowCases, read_window_cases
-from tests.support.attacked_nodes.trainer import FIRST, SECOND, STRANGER, WINDOW, AttackedTrainer, read_outcomes
+from tests.support.attacked_nodes.trainer import STRANGER, WINDOW, AttackedTrainer, read_outcomes, reveal_in_turn
 from tests.support.attacked_nodes.validator import HOUR_MS, PLEDGE, AttackedValidator
 from tests.support.builders.chains import MINER
 from tests.support.builders.recipes import demo_rules
@@ -187,36 +187,6 @@ async def test_nobody_is_blamed_for_the_validators_own_outage(prefixes: tuple[st
 # Miners that sign two commitments for one window, and storage that swaps them
 
 
-SECONDS_BETWEEN = 2.0
-
-
-async def deliver_in_turn(*deliveries: Sequence[Group]) -> AttackedTrainer:
-    """Let a trainer read two validators that have judged different deliveries of one miner.
-
-    Each delivery is in storage for everybody when its validator reveals.
-    """
-    testbed = AttackedTrainer()
-    records = []
-    for validator, groups in zip((FIRST, SECOND), deliveries, strict=True):
-        testbed.groups = list(groups)
-        verdict = testbed.verdict(validator, *map(testbed.judgement, range(len(groups))))
-        summary = testbed.summary(validator, verdict)
-        await testbed.seal(validator, summary)
-        records.append((groups, validator, summary, verdict))
-    opening = testbed.run.opening_time(WINDOW)
-
-    async def deliver_and_reveal() -> None:
-        for number, (groups, validator, summary, verdict) in enumerate(records, start=1):
-            await testbed.clock.sleep_until(opening + number * SECONDS_BETWEEN)
-            await testbed.deliver(groups)
-            await testbed.reveal(validator, summary, verdict)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(deliver_and_reveal)
-        await testbed.collect()
-    return testbed
-
-
 def disguised(group: Group) -> Group:
     """Return the same rollouts with another digest: one bit of a sketch differs."""
     first, *others = group.rollouts
@@ -226,14 +196,14 @@ def disguised(group: Group) -> Group:
 
 async def test_the_same_rollouts_under_two_commitments_are_trained_on_once():
     groups = AttackedTrainer().groups
-    testbed = await deliver_in_turn(groups, [disguised(group) for group in groups])
+    testbed = await reveal_in_turn((groups, None), ([disguised(group) for group in groups], None))
     work = [(group.prompt, group.completions) for batch in await testbed.inbox_batches() for group in batch.groups]
     assert len(set(work)) == len(work) == len(groups)
 
 
 async def test_a_group_of_two_commitments_is_used_once():
     groups = AttackedTrainer().groups
-    testbed = await deliver_in_turn(groups[:1], groups)
+    testbed = await reveal_in_turn((groups[:1], None), (groups, None))
     statuses = [item.status for window in await read_outcomes(testbed.state) for item in window.outcomes]
     assert statuses == ["used", "commitment-changed", "commitment-changed"]
 

@@ -11,8 +11,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import Weights
 from protocol.errors import ProtocolError
-from protocol.identity.authority import ChainPoint
-from protocol.identity.signing import SigningKey, sign
+from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
 from roles.policy.serving import keep_fresh, serve
 from roles.ports import StoreError
@@ -29,16 +28,6 @@ async def honest_from(testbed: AttackedFollower, version: int, newest: int) -> N
         await testbed.chain.publish(
             change_elements(testbed.chain.weights[-1], 1000 + len(testbed.chain.weights)), head=False
         )
-
-
-def point(testbed: AttackedFollower, version: int) -> ChainPoint:
-    return ChainPoint(version=version, digest=testbed.chain.signed_manifests[version].digest)
-
-
-async def rewind(testbed: AttackedFollower, version: int, successor: SigningKey) -> None:
-    """Revoke the trainer, rewind the chain to a version, and publish it under another key."""
-    await testbed.revise(trainers=(successor.public,), revoked=(TRAINER.public,), rewind=point(testbed, version))
-    await testbed.mirror(successor, epoch=1, revision=1)
 
 
 class PlainEngine:
@@ -80,13 +69,12 @@ async def test_a_node_that_learns_of_two_rewinds_at_once():
     await testbed.publish()  # the first thief's
     await testbed.follow()
     await honest_from(testbed, 3, 5)
-    first = testbed.next_revision(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,), rewind=point(testbed, 3))
+    first = testbed.next_revision(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,), rewind=testbed.point(3))
     await testbed.store.put(paths.revision(testbed.run_id, 1), sign(first, *ROOTS[:2]))
     late_node, testbed.node = testbed.node, testbed.new_node(state=MemoryStore())
     await refresh_authority(testbed.node)  # the author of the second revision knows the first
-    await testbed.revise(
-        trainers=(SECOND.public,), revoked=tuple(sorted((TRAINER.public, SUCCESSOR.public))), rewind=point(testbed, 5)
-    )
+    revoked = tuple(sorted((TRAINER.public, SUCCESSOR.public)))
+    await testbed.revise(trainers=(SECOND.public,), revoked=revoked, rewind=testbed.point(5))
     testbed.node = late_node
     await testbed.mirror(SECOND, epoch=1, revision=2)
     await refresh_authority(testbed.node)
@@ -99,7 +87,7 @@ async def test_a_rewind_to_a_version_newer_than_the_followed_fork():
     await testbed.publish()  # the thief's, shown to this node alone
     await testbed.follow()
     await honest_from(testbed, 3, 6)
-    await rewind(testbed, 6, SUCCESSOR)
+    await testbed.rewind(6, SUCCESSOR)
     await refresh_authority(testbed.node)
     await testbed.assert_follows()
 
@@ -111,7 +99,7 @@ async def test_the_engine_replaces_the_thiefs_weights_by_the_honest_ones_of_that
     await testbed.follow()
     await serve(testbed.node, engine, await testbed.follower.rebuild(4))
     await honest_from(testbed, 3, 4)
-    await rewind(testbed, 3, SUCCESSOR)
+    await testbed.rewind(3, SUCCESSOR)
     await refresh_authority(testbed.node)
     await testbed.assert_follows()
     await serve(testbed.node, engine, await testbed.follower.rebuild(4))
@@ -125,7 +113,7 @@ async def test_a_rewind_that_arrives_while_a_head_is_being_fetched():
     await testbed.publish()  # the thief's
     await testbed.follow()
     await honest_from(testbed, 3, 4)
-    await rewind(testbed, 3, SECOND)
+    await testbed.rewind(3, SECOND)
     await store.delete(paths.head(TRAINER.public))
     store.actions[paths.head(SECOND.public)] = lambda: refresh_authority(testbed.node)
     await testbed.follower.refresh()
@@ -136,30 +124,22 @@ async def test_a_rewind_that_arrives_while_a_head_is_being_fetched():
 async def successor_takes_over(testbed: AttackedFollower) -> None:
     """Rewind the chain to version 3 under another trainer, and let the node learn of it."""
     await honest_from(testbed, 3, 3)
-    await rewind(testbed, 3, SUCCESSOR)
+    await testbed.rewind(3, SUCCESSOR)
     await refresh_authority(testbed.node)
 
 
-class UncancellableStore(MemoryStore):
-    """Storage of which one read takes some seconds and cannot be cancelled, like a read in a thread."""
-
-    slow_path = ""
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        data = await super().get(path, max_bytes, offset=offset, size=size)
-        if path == self.slow_path:
-            self.slow_path = ""
-            with trio.CancelScope(shield=True):
-                await trio.sleep(8)
-        return data
+async def sleep_uncancellably() -> None:
+    """Take some seconds like a read in a thread, which cannot be cancelled."""
+    with trio.CancelScope(shield=True):
+        await trio.sleep(8)
 
 
 async def test_a_rewind_during_an_uncancellable_read_of_the_thiefs_patch():
-    store = UncancellableStore()
+    store = InterruptingStore()
     testbed = await follow_chain_on(store)
     await testbed.publish()  # the thief's
     await testbed.follower.refresh()
-    store.slow_path = testbed.patch_path(4)
+    store.actions[testbed.patch_path(4)] = sleep_uncancellably
     errors: list[ProtocolError] = []
 
     async def rebuild() -> None:

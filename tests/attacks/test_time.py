@@ -8,7 +8,7 @@ from protocol import paths
 from protocol.chain.manifest import Manifest
 from protocol.chain.verifier import Trust
 from protocol.errors import ExpiredError, ProtocolError
-from protocol.identity.authority import ChainPoint, Revision
+from protocol.identity.authority import Revision
 from protocol.identity.signing import open_announced, sign
 from roles.authority_updates import poll_authority, refresh_authority
 from roles.policy.follower import TRUST_PATH
@@ -32,9 +32,7 @@ LAST_EPOCH = (1 << 53) - 1
 
 async def successor_continues(testbed: AttackedFollower) -> None:
     """Rewind the chain to version 3 under the successor, and let the node learn of it and follow."""
-    point = ChainPoint(version=3, digest=testbed.chain.signed_manifests[3].digest)
-    await testbed.revise(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,), rewind=point)
-    await testbed.mirror(SUCCESSOR, epoch=1, revision=1)
+    await testbed.rewind(3, SUCCESSOR)
     await refresh_authority(testbed.node)
     await testbed.assert_follows()
 
@@ -67,10 +65,7 @@ async def test_fast_forward_by_a_stolen_key_ends_with_a_rewind_of_the_versions()
 async def test_fast_forward_of_a_rewound_node_back_to_the_thiefs_chain():
     testbed = await follow_chain()
     old_head = testbed.head(epoch=5)
-    await testbed.revise_and_learn(
-        trainers=(SUCCESSOR.public, TRAINER.public),
-        rewind=ChainPoint(version=3, digest=testbed.chain.signed_manifests[3].digest),
-    )
+    await testbed.revise_and_learn(trainers=(SUCCESSOR.public, TRAINER.public), rewind=testbed.point(3))
     await testbed.mirror(SUCCESSOR, epoch=6, revision=1)
     await testbed.follow()
     await testbed.store.delete(paths.head(SUCCESSOR.public))

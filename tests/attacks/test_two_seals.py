@@ -22,8 +22,8 @@ from tests.support.builders.chains import make_node
 from tests.support.builders.samples import digest
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.faults.decorated_store import SlowStore, UnreachableStore
+from tests.support.measuring import store_listing
 from tests.support.simulation.network import Log
-from tests.support.simulation.trainer_events import Exclusions
 
 SEALED_TWICE = "sealed twice"
 
@@ -38,8 +38,7 @@ def seal_of(
 
 def ignored_validators(testbed: AttackedTrainer) -> list[tuple[str, str]]:
     """Return the validators that did not count, each with the beginning of the reason."""
-    exclusions = Exclusions(testbed.log.named("validator-excluded"), testbed.log.named("validator-sealed-again"))
-    return [(validator, reason.partition(":")[0]) for validator, reason in exclusions.of_window(WINDOW)]
+    return [(validator, reason.partition(":")[0]) for validator, reason in testbed.exclusions()]
 
 
 @pytest.mark.parametrize("has_both", [False, True], ids=["one seal", "both seals"])
@@ -125,10 +124,6 @@ async def witnessed_seals(store: ObjectStore) -> tuple[bytes, ...]:
     return open_signed(data, Witness, [FIRST.public]).record.seals
 
 
-async def paths_below(store: ObjectStore, prefix: str = "") -> set[str]:
-    return {item.path async for item in store.list(prefix)}
-
-
 async def judged_window(testbed: AttackedTrainer, node: Node) -> tuple[Revealer, Ledger, Summary]:
     """Store the first validator's verdict, and record its window in its ledger, at the deadline."""
     await testbed.clock.sleep_until(testbed.run.deadline_time(WINDOW))
@@ -145,9 +140,9 @@ class SealsLate(SlowStore):
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         if path == paths.seal(SECOND.public, WINDOW):
-            while paths.summary(FIRST.public, WINDOW) not in await paths_below(self, FIRST.public.hex()):
+            while paths.summary(FIRST.public, WINDOW) not in await store_listing.paths(self):
                 await trio.sleep(0.1)
-            if path not in await paths_below(self, SECOND.public.hex()):
+            if path not in await store_listing.paths(self):
                 await self.testbed.publish_records(SECOND)
         return await super().get(path, max_bytes, offset=offset, size=size)
 
@@ -189,9 +184,9 @@ async def test_a_witness_is_the_same_after_a_crash(late: bool) -> None:
         await sleep_until_seal(testbed, 0.5)
     with trio.move_on_after(5.0):
         await Revealer(validator_node(testbed, store, state), await Ledger.open(state, testbed.run)).run()
-    assert paths.summary(FIRST.public, WINDOW) in await paths_below(store, FIRST.public.hex())
+    assert paths.summary(FIRST.public, WINDOW) in await store_listing.paths(store)
     assert await witnessed_seals(store) == (seal,)
-    assert not await paths_below(state, "witness/")
+    assert not await store_listing.paths(state, "witness/")
 
 
 async def test_nothing_is_revealed_before_the_witness_is_stored():
@@ -203,11 +198,11 @@ async def test_nothing_is_revealed_before_the_witness_is_stored():
     await sleep_until_seal(testbed, 0.5)
     with trio.move_on_after(2.5):
         await revealer.run()
-    assert paths.witness(FIRST.public, WINDOW) not in await paths_below(testbed.store)
+    assert paths.witness(FIRST.public, WINDOW) not in await store_listing.paths(testbed.store)
     disk.is_away = False
     with trio.move_on_after(5.0):
         await Revealer(node, ledger).run()
-    assert paths.summary(FIRST.public, WINDOW) in await paths_below(testbed.store)
+    assert paths.summary(FIRST.public, WINDOW) in await store_listing.paths(testbed.store)
 
 
 @pytest.mark.parametrize("deletes", range(4))
@@ -224,7 +219,7 @@ async def test_a_witness_is_the_same_after_a_crash_while_its_state_is_deleted(de
     with trio.move_on_after(5.0):
         await Revealer(node, ledger).run()
     assert await witnessed_seals(testbed.store) == (seal,)
-    assert not {path for path in await paths_below(state) if not path.startswith("ledger/")}
+    assert all(path.startswith("ledger/") for path in await store_listing.paths(state))
 
 
 @pytest.mark.parametrize("puts", range(5))
@@ -238,7 +233,7 @@ async def test_verdicts_whose_window_is_not_in_the_ledger_are_dropped_after_a_cr
         await Revealer(node, await Ledger.open(state, testbed.run)).store_verdicts(WINDOW, verdicts)
     with trio.move_on_after(5.0):
         await Revealer(node, await Ledger.open(state, testbed.run)).run()
-    assert not await paths_below(state)
+    assert not await store_listing.paths(state)
 
 
 async def test_the_verdicts_of_many_miners_are_stored_and_revealed_side_by_side():
@@ -257,4 +252,4 @@ async def test_the_verdicts_of_many_miners_are_stored_and_revealed_side_by_side(
                 await trio.sleep(0.1)
             nursery.cancel_scope.cancel()
     assert trio.current_time() - begin < 30.0
-    assert await paths_below(testbed.store, FIRST.public.hex()) >= {verdict.path for verdict in verdicts}
+    assert {verdict.path for verdict in verdicts} <= set(await store_listing.paths(testbed.store))

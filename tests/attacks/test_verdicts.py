@@ -26,7 +26,6 @@ from tests.support.attacked_nodes.trainer import (
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER
-from tests.support.simulation.trainer_events import Exclusions
 from tests.support.simulation.virtual_clock import running
 
 ALL_USED = {"used"}
@@ -38,12 +37,6 @@ def logged_error(testbed: AttackedTrainer, event: str) -> str:
     lines = [str(line["error"]) for line in testbed.log.named(event)]
     assert lines and all(len(line) < 500 and line.isprintable() for line in lines)
     return lines[0]
-
-
-def exclusions_of(testbed: AttackedTrainer) -> list[tuple[str, str]]:
-    """Return the validators that do not count for the window, each with the reason."""
-    events = testbed.log.named("validator-excluded"), testbed.log.named("validator-sealed-again")
-    return Exclusions(*events).of_window(WINDOW)
 
 
 # Forged
@@ -193,7 +186,7 @@ async def test_withheld(kind: str, quorum: int) -> None:
     unused = {"no-quorum"} if kind == "verdicts" else set()  # one summary that lists a miner is not read further
     assert await testbed.outcomes() == ({"used"} if quorum == 1 else unused)
     error = "not sealed in time" if kind == "seals" else "sealed, and not revealed in time"
-    assert exclusions_of(testbed) == [(FIRST.public.hex()[:8], error)]
+    assert testbed.exclusions() == [(FIRST.public.hex()[:8], error)]
 
 
 async def test_withheld_until_the_other_seals_are_revealed():
@@ -203,7 +196,7 @@ async def test_withheld_until_the_other_seals_are_revealed():
         await testbed.publish_records(FIRST)
         await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) + 2.0)
     assert await testbed.outcomes() == set()
-    assert exclusions_of(testbed) == [(FIRST.public.hex()[:8], "not sealed in time")]
+    assert testbed.exclusions() == [(FIRST.public.hex()[:8], "not sealed in time")]
 
 
 async def test_withheld_batch_is_recorded_as_missing_in_the_end():

@@ -7,11 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from protocol import limits
-from protocol.chain.manifest import Manifest
 from protocol.encoding import Record
-from protocol.judging.ledger import SHARE, Amendment
-from protocol.lora import LoraSpec
-from protocol.objects import ObjectRef
+from protocol.judging.ledger import SHARE, Amendment, Evaluation, StratumResult
 from protocol.rollout.batch import Rollout
 from protocol.run import FileRef, ModelSpec, SamplingSpec, ScoringSpec
 from tests.support.builders import samples
@@ -27,6 +24,7 @@ from tests.support.builders.samples import (
     judgement,
     row,
     run_manifest,
+    sample_of,
     schedule,
     summary,
     thresholds,
@@ -36,37 +34,14 @@ KEYS = (TRAINER.public, VALIDATOR.public)
 FIRST, SECOND = (samples.key(f"root {name}") for name in "ab")
 
 
-def scoring(**changes: Any) -> ScoringSpec:
-    return ScoringSpec(**(SCORING.model_dump() | changes))
-
-
-def rollout(**changes: Any) -> Rollout:
-    fields: dict[str, Any] = {"completion": b"", "sketch": b"", "reward": 0}
-    return Rollout(**(fields | changes))
-
-
-def file(name: str = "config.json") -> FileRef:
-    return FileRef(name=name, digest=samples.digest("file"), size=1)
-
-
-def model(**changes: Any) -> ModelSpec:
-    return ModelSpec(**({"files": (file(),), "genesis": samples.digest("genesis")} | changes))
-
-
-def sampling(stops: tuple[int, ...] = (1,)) -> SamplingSpec:
-    return SamplingSpec(temperature=1.0, max_tokens=8, stops=stops)
-
-
-SHARD = ObjectRef(digest=samples.digest("shard"), size=4096)
-
-
-def adapters(**changes: Any) -> LoraSpec:
-    fields: dict[str, Any] = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj"), "shards": (SHARD,)}
-    return LoraSpec(**(fields | {"base": samples.digest("base")} | changes))
-
-
-def later_manifest(**changes: Any) -> Manifest:
-    return samples.manifest(1, **({"previous": samples.digest("manifest 0")} | changes))
+scoring = sample_of(ScoringSpec, **SCORING.model_dump())
+rollout = sample_of(Rollout, completion=b"", sketch=b"", reward=0)
+file = sample_of(FileRef, name="config.json", digest=samples.digest("file"), size=1)
+model = sample_of(ModelSpec, files=(file(),), genesis=samples.digest("genesis"))
+sampling = sample_of(SamplingSpec, temperature=1.0, max_tokens=8, stops=(1,))
+stratum = sample_of(StratumResult, name="a", right=(1, 0))
+evaluation = sample_of(Evaluation, version=1, strata=(stratum(), stratum(name="b")))
+later_manifest = sample_of(samples.manifest, version=1, previous=samples.digest("manifest 0"))
 
 
 INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
@@ -95,7 +70,7 @@ INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
     file: [{"name": name} for name in ("", ".", "..", ".hidden", "a/b", "a\\b", "a" * 101, "a\n", "é", "a\0")],
     model: [{"files": (file(), file())}],
     sampling: [{"stops": stops} for stops in ((), (2, 1), (1, 1), (-1,), (1 << 31,), tuple(range(17)))],
-    adapters: [
+    samples.lora: [
         *({"rank": rank} for rank in (0, -1, limits.MAX_LORA_RANK + 1)),
         *({"alpha": alpha} for alpha in (0.0, float("nan"), float("inf"), 1e9)),
         *(
@@ -103,7 +78,7 @@ INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
             for targets in ((), ("v_proj", "q_proj"), ("q_proj", "q_proj"), ("q proj",), (".",), ("",))
         ),
         {"targets": tuple(f"m{number:03d}" for number in range(limits.MAX_LORA_TARGETS + 1))},
-        *({"base": b"short"}, {"shards": ()}, {"shards": (SHARD,) * (limits.MAX_ANCHOR_SHARDS + 1)}),
+        *({"base": b"short"}, {"shards": ()}, {"shards": (samples.SHARD,) * (limits.MAX_ANCHOR_SHARDS + 1)}),
     ],
     counts: [
         *({"margin": (3, 2, 2)}, {"sketch": (0, 1)}, {"stop": (-1,)}, {"luck": (1, 2, 0, 0)}, {"luck": (0, 1, 0)}),
@@ -173,6 +148,11 @@ INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
     row: [
         *({"accepted": 5}, {"audited": 17, "accepted": 17}, {"pledged": 15}, {"dealt": 3}, {"dealt": 17}),
         *({"verdict": b""}, {"submitted": 0, "audited": 0, "accepted": 0}, {"verdict": bytes(31)}),
+    ],
+    stratum: [{"right": (1,)}, {"right": (1, -1)}, {"name": "a\n"}],
+    evaluation: [
+        *({"strata": ()}, {"strata": (stratum(right=(0, 0)),)}, {"strata": (stratum(name="b"), stratum())}),
+        *({"strata": (stratum(),) * 2}, {"strata": (stratum(), stratum(name="b", right=(1, 0, 0)))}),
     ],
     summary: [
         {"rows": (row(), row())},

@@ -63,25 +63,6 @@ def worth(*summaries: Summary) -> float:
     return balance(*summaries) / GROUP
 
 
-@pytest.mark.parametrize(
-    "strata",
-    [
-        (),
-        (("a", (1,)),),
-        (("a", (0, 0)),),
-        (("a", (1, -1)),),
-        (("b", (1, 0)), ("a", (1, 0))),
-        (("a", (1, 0)), ("a", (1, 0))),
-        (("a", (1, 0)), ("b", (1, 0, 0))),
-        (("a\n", (1, 0)),),
-    ],
-    ids=str,
-)
-def test_invalid_evaluations(strata: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
-    with pytest.raises(ValidationError):
-        Evaluation(version=1, strata=tuple(StratumResult(name=name, right=right) for name, right in strata))
-
-
 def slow_pass_at_k(completions: list[bool], k: int) -> float:
     """Return the share of the choices of k completions among which one is right."""
     return fmean(any(subset) for subset in combinations(completions, k))

@@ -16,12 +16,10 @@ from protocol import quantization as q
 from protocol.chain.verifier import ChainVerifier
 from protocol.digest import digest_weights, dtypes, outline, raw_bytes, type_name
 from protocol.errors import ChainError, MalformedError
-from protocol.lora import LoraSpec
-from protocol.objects import ObjectRef
 from protocol.quantization import Precision
 from tests.protocol import slow_quantization as slow
 from tests.protocol.signed_chain import Trainer, chain, follow
-from tests.support.builders.samples import RUN_ID, digest, run_manifest
+from tests.support.builders.samples import RUN_ID, lora, run_manifest
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "quantized.json").read_text())
 PRECISIONS: tuple[Precision, ...] = ("fp8", "int8")
@@ -253,13 +251,11 @@ def test_a_version_of_another_precision_is_refused_by_its_manifest() -> None:
 
 
 def test_a_run_is_quantized_or_has_adapters() -> None:
-    shard = ObjectRef(digest=digest("shard"), size=4096)
-    lora = LoraSpec(rank=4, alpha=8.0, targets=("q_proj",), base=digest("base"), shards=(shard,))
-    assert run_manifest(lora=lora).sites_refusal == run_manifest(lora=lora, precision="bf16").sites_refusal != ""
+    assert run_manifest(lora=lora()).sites_refusal == run_manifest(lora=lora(), precision="bf16").sites_refusal != ""
     assert "quantized" in run_manifest(precision="int8").sites_refusal
     assert run_manifest().sites_refusal == ""
     with pytest.raises(ValidationError, match="adapters that are quantized"):
-        run_manifest(lora=lora, precision="int8")
+        run_manifest(lora=lora(), precision="int8")
     with pytest.raises(ValidationError, match="precision"):
         run_manifest(precision="fp4")
 

@@ -12,23 +12,20 @@ from protocol.environments.record import EnvironmentShare
 from protocol.errors import ChainError, MalformedError
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_signed, sign
-from protocol.lora import LoraSpec
 from protocol.objects import ObjectRef
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import FileRef, RunManifest
 from tests.protocol.signed_chain import Trainer, chain, follow
 from tests.support.builders import samples
-from tests.support.builders.samples import MINER, ROOT, RUN_ID, digest, environment, run_manifest
+from tests.support.builders.samples import MINER, ROOT, RUN_ID, digest, environment, lora, run_manifest
 
 
 def test_a_manifest_round_trips_and_its_digest_is_stable() -> None:
     manifest = run_manifest()
     assert RunManifest.from_bytes(manifest.to_bytes()) == manifest
-    signed_manifest = open_signed(sign(manifest, ROOT), RunManifest, manifest.authority.roots)
-    assert (
-        open_signed(sign(manifest, ROOT, MINER), RunManifest, [ROOT.public, MINER.public]).digest
-        == signed_manifest.digest
-    )
+    one = open_signed(sign(manifest, ROOT), RunManifest, manifest.authority.roots)
+    two = open_signed(sign(manifest, ROOT, MINER), RunManifest, [ROOT.public, MINER.public])
+    assert one.digest == two.digest
 
 
 DATA = FileRef(name="data.jsonl", digest=samples.digest("data"), size=limits.MAX_DATA_BYTES)
@@ -132,29 +129,22 @@ def test_valid_space_urls(space: str) -> None:
 # Adapters in a run manifest, and the tables of versions that a run of adapters allows
 
 
-SHARD = ObjectRef(digest=digest("shard"), size=4096)
 M = "base_model.model.model.layers.0.self_attn.q_proj"
 DOWN, UP = (f"{M}.lora_A.weight", "BF16", (4, 32)), (f"{M}.lora_B.weight", "BF16", (16, 4))
 
 
-def spec(**changes: Any) -> LoraSpec:
-    fields: dict[str, Any] = {"rank": 4, "alpha": 8.0, "targets": ("q_proj", "v_proj"), "base": digest("base")}
-    return LoraSpec(**(fields | {"shards": (SHARD,)} | changes))
-
-
 def test_a_manifest_with_adapters_round_trips() -> None:
-    manifest = run_manifest(lora=spec())
+    manifest = run_manifest(lora=lora())
     assert RunManifest.from_bytes(manifest.to_bytes()) == manifest
-    assert spec().scale == 2.0
+    assert lora().scale == 2.0
 
 
 def test_a_target_is_the_end_of_a_modules_name() -> None:
-    lora = spec(targets=("mlp.up_proj", "q_proj"))
-    assert lora.is_target("model.layers.0.self_attn.q_proj")
-    assert lora.is_target("q_proj")
-    assert lora.is_target("model.layers.3.mlp.up_proj")
-    assert not lora.is_target("model.layers.3.other.up_proj")
-    assert not lora.is_target("model.layers.0.self_attn.my_q_proj")
+    adapters = lora(targets=("mlp.up_proj", "q_proj"))
+    for name in ("model.layers.0.self_attn.q_proj", "q_proj", "model.layers.3.mlp.up_proj"):
+        assert adapters.is_target(name)
+    for name in ("model.layers.3.other.up_proj", "model.layers.0.self_attn.my_q_proj"):
+        assert not adapters.is_target(name)
 
 
 @pytest.mark.parametrize(
@@ -177,14 +167,14 @@ def test_a_target_is_the_end_of_a_modules_name() -> None:
     ids=str,
 )
 def test_other_tables_are_refused(tensors: Any, message: str) -> None:
-    spec().check_table((DOWN, UP), "here")
+    lora().check_table((DOWN, UP), "here")
     with pytest.raises(ChainError, match=message):
-        spec(shards=(ObjectRef(digest=digest("shard"), size=2048),)).check_table(tensors, "here")
+        lora(shards=(ObjectRef(digest=digest("shard"), size=2048),)).check_table(tensors, "here")
 
 
 def test_a_version_of_other_tensors_is_refused_by_its_manifest() -> None:
     """Nothing of the version has been fetched then."""
-    run = run_manifest(lora=spec())
+    run = run_manifest(lora=lora())
     follow(ChainVerifier(RUN_ID, run), Trainer().add(tensors=(DOWN, UP)).add(tensors=(DOWN, UP)))
     with pytest.raises(ChainError, match="none of the run's adapters"):
         follow(ChainVerifier(RUN_ID, run), chain(2))

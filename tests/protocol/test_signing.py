@@ -44,6 +44,10 @@ def with_sign(key: bytes) -> bytes:
     return key[:31] + bytes([key[31] | 0x80])
 
 
+def enveloped(body: bytes, value: bytes, key: bytes = MINER.public, of: str = "announcement") -> bytes:
+    return Envelope(body=body, of=of, signatures=(Signature(key=key, value=value),)).to_bytes()
+
+
 def test_rfc_8032_vector() -> None:
     key = SigningKey(bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb"))
     assert key.public.hex() == "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c"
@@ -95,8 +99,7 @@ def test_the_library_accepts_one_signature_for_many_messages_under_a_key_of_smal
     library = Ed25519PublicKey.from_public_bytes(identity)
     library.verify(signature, b"one message")
     library.verify(signature, b"another")
-    body = samples.announcement().to_bytes()
-    forgery = Envelope(body=body, of="announcement", signatures=(Signature(key=identity, value=signature),)).to_bytes()
+    forgery = enveloped(samples.announcement().to_bytes(), signature, identity)
     with pytest.raises(SignatureError, match="small order"):
         open_signed(forgery, Announcement, [identity])
 
@@ -111,32 +114,23 @@ def test_a_signature_with_s_beyond_the_order_is_refused() -> None:
     order = 2**252 + 27742317777372353535851937790883648493
     data = unpack(sign(samples.announcement(), MINER))
     value = data["signatures"][0]["value"]
-    larger = int.from_bytes(value[32:], "little") + order
-    alteration = pack(
-        data | {"signatures": ({"key": MINER.public, "value": value[:32] + larger.to_bytes(32, "little")},)}
-    )
+    larger = value[:32] + (int.from_bytes(value[32:], "little") + order).to_bytes(32, "little")
+    alteration = pack(data | {"signatures": ({"key": MINER.public, "value": larger},)})
     with pytest.raises(SignatureError):
         open_signed(alteration, Announcement, [MINER.public])
 
 
 def test_a_point_that_is_not_on_the_curve_verifies_nothing() -> None:
     key = (2).to_bytes(32, "little")
-    forgery = Envelope(
-        body=samples.announcement().to_bytes(), of="announcement", signatures=(Signature(key=key, value=bytes(64)),)
-    ).to_bytes()
     with pytest.raises(SignatureError):
-        open_announced(forgery, Announcement)
+        open_announced(enveloped(samples.announcement().to_bytes(), bytes(64), key), Announcement)
 
 
 def test_a_signature_holds_for_one_kind_only() -> None:
     body = Trust(run=samples.RUN_ID, epoch=0, version=0, digest=samples.digest("x"), revision=0).to_bytes()
     value = MINER.sign(b"grailnode/1\x00announcement\x00" + body)
     with pytest.raises(SignatureError):
-        open_signed(
-            Envelope(body=body, of="trust", signatures=(Signature(key=MINER.public, value=value),)).to_bytes(),
-            Trust,
-            [MINER.public],
-        )
+        open_signed(enveloped(body, value, of="trust"), Trust, [MINER.public])
     with pytest.raises(InvalidSignature):
         Ed25519PublicKey.from_public_bytes(MINER.public).verify(MINER.sign(body), b"grailnode/1\x00trust\x00" + body)
 
@@ -150,13 +144,11 @@ def test_an_envelope_with_one_invalid_signature_of_two_is_refused() -> None:
 
 
 def test_the_body_is_parsed_after_the_signatures_were_verified() -> None:
-    forgery = Envelope(body=b"\xc1", of="announcement", signatures=(Signature(key=MINER.public, value=bytes(64)),))
     with pytest.raises(SignatureError):
-        open_signed(forgery.to_bytes(), Announcement, [MINER.public])
+        open_signed(enveloped(b"\xc1", bytes(64)), Announcement, [MINER.public])
     value = MINER.sign(b"grailnode/1\x00announcement\x00\xc1")
-    envelope = Envelope(body=b"\xc1", of="announcement", signatures=(Signature(key=MINER.public, value=value),))
     with pytest.raises(MalformedError):
-        open_signed(envelope.to_bytes(), Announcement, [MINER.public])
+        open_signed(enveloped(b"\xc1", value), Announcement, [MINER.public])
 
 
 def test_the_size_is_checked_first() -> None:

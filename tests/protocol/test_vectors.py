@@ -144,15 +144,16 @@ def test_rounds_of_windows() -> None:
         assert plan.window_at(number) == window
 
 
+def inputs_of(item: dict[str, Any]) -> tuple[bytes, int, bytes, bytes]:
+    """Return what public randomness and a miner draw from: run, window, randomness and the miner's key."""
+    run, randomness, miner = (bytes.fromhex(item[name]) for name in ("run", "randomness", "miner"))
+    return run, item["window"], randomness, miner
+
+
 def test_seeds() -> None:
     group = case("window", "group seed")
-    inputs: tuple[bytes, int, bytes] = (
-        bytes.fromhex(group["run"]),
-        group["window"],
-        bytes.fromhex(group["randomness"]),
-    )
-    assert challenge.group_seed(*inputs, bytes.fromhex(group["miner"]), group["group"]).hex() == group["seed"]
-    assert challenge.sketch_seed(*inputs).hex() == case("window", "sketch seed")["seed"]
+    assert challenge.group_seed(*inputs_of(group), group["group"]).hex() == group["seed"]
+    assert challenge.sketch_seed(*inputs_of(group)[:3]).hex() == case("window", "sketch seed")["seed"]
     rollouts = case("window", "rollout seeds")
     seed = bytes.fromhex(rollouts["group_seed"])
     assert [challenge.rollout_seed(seed, index).hex() for index in range(3)] == rollouts["seeds"]
@@ -164,36 +165,19 @@ def test_seeds() -> None:
 
 @pytest.mark.parametrize("item", cases("window", "audit"), ids=name_of)
 def test_audits(item: dict[str, Any]) -> None:
-    indices = challenge.audit_indices(
-        bytes.fromhex(item["run"]),
-        item["window"],
-        bytes.fromhex(item["randomness"]),
-        bytes.fromhex(item["miner"]),
-        groups=item["groups"],
-        share_ppm=item["share_ppm"],
-        dealt=item.get("dealt"),
-    )
-    assert list(indices) == item["audit"]
+    share = {"groups": item["groups"], "share_ppm": item["share_ppm"]}
+    assert list(challenge.audit_indices(*inputs_of(item), **share, dealt=item.get("dealt"))) == item["audit"]
 
 
 @pytest.mark.parametrize("item", cases("window", "continued"), ids=name_of)
 def test_continued_rollouts(item: dict[str, Any]) -> None:
-    run, randomness, miner = (bytes.fromhex(item[name]) for name in ("run", "randomness", "miner"))
-    places = run, item["window"], randomness, miner, item["group"]
-    selected = challenge.continued_rollouts(*places, size=item["size"], max_tokens=item["max_tokens"])
-    assert list(selected) == item["continued"]
+    sizes = {"size": item["size"], "max_tokens": item["max_tokens"]}
+    assert list(challenge.continued_rollouts(*inputs_of(item), item["group"], **sizes)) == item["continued"]
 
 
 @pytest.mark.parametrize("item", cases("window", "order"), ids=name_of)
 def test_deals(item: dict[str, Any]) -> None:
-    order = challenge.deal_order(
-        bytes.fromhex(item["run"]),
-        item["window"],
-        bytes.fromhex(item["randomness"]),
-        bytes.fromhex(item["miner"]),
-        item["group"],
-        [bytes.fromhex(key) for key in item["validators"]],
-    )
+    order = challenge.deal_order(*inputs_of(item), item["group"], [*map(bytes.fromhex, item["validators"])])
     assert [key.hex() for key in order] == item["order"]
 
 

@@ -74,17 +74,16 @@ def test_every_group_is_audited_equally_often() -> None:
     assert sum((count - 500) ** 2 / 500 for count in counts) < 44.3
 
 
-def test_an_audit_depends_on_every_input() -> None:
-    base: dict[str, Any] = {"run": RUN_ID, "window": 1, "randomness": RANDOMNESS, "miner": MINER.public}
-    changes: list[dict[str, Any]] = [
-        {},
-        {"run": digest("x")},
-        {"window": 2},
-        {"randomness": digest("y")},
-        {"miner": TRAINER.public},
-    ]
-    picks = {challenge.audit_indices(**(base | change), groups=1000, share_ppm=20_000) for change in changes}
-    assert len(picks) == len(changes)
+ROUND = RUN_ID, 7, RANDOMNESS, MINER.public
+INPUTS: dict[str, Any] = dict(zip(("run", "window", "randomness", "miner"), ROUND, strict=True))
+OTHER_INPUTS = {"run": digest("x"), "window": 8, "randomness": digest("y"), "miner": TRAINER.public}
+CHANGED_INPUTS = [INPUTS, *(INPUTS | {name: value} for name, value in OTHER_INPUTS.items())]
+
+
+def test_an_audit_and_a_deal_depend_on_every_input() -> None:
+    audits = {challenge.audit_indices(**inputs, groups=1000, share_ppm=20_000) for inputs in CHANGED_INPUTS}
+    deals = {tuple(order(group, **inputs)[0] for group in range(64)) for inputs in CHANGED_INPUTS}
+    assert len(audits) == len(deals) == len(CHANGED_INPUTS)
 
 
 # Paths: they are distinct, sort by window, and can be parsed
@@ -169,12 +168,10 @@ def test_no_key(path: str) -> None:
 
 
 VALIDATORS = tuple(sorted(key(f"validator {number}").public for number in range(8)))
-R1 = digest("second round")
 
 
 def order(group: int, validators: tuple[bytes, ...] = VALIDATORS, **changes: Any) -> tuple[bytes, ...]:
-    inputs: dict[str, Any] = {"run": RUN_ID, "window": 7, "randomness": R1, "miner": MINER.public} | changes
-    return challenge.deal_order(group=group, validators=validators, **inputs)
+    return challenge.deal_order(group=group, validators=validators, **(INPUTS | changes))
 
 
 @given(st.integers(0, 4095), st.sets(st.sampled_from(VALIDATORS), min_size=1))
@@ -188,7 +185,7 @@ def test_every_group_has_a_quorum_of_judges(
 ) -> None:
     outsiders = {TRAINER.public} if stranger else set()
     roster = Roster.of(VALIDATORS, present | outsiders, quorum, spares)
-    judges = roster.judges_of(RUN_ID, 7, R1, MINER.public, group)
+    judges = roster.judges_of(*ROUND, group)
     assert len(judges) == min(quorum + spares, len(roster.validators)) >= quorum
     assert judges <= set(VALIDATORS)
     assert judges <= present or len(present) < quorum
@@ -200,8 +197,8 @@ def test_a_validator_that_comes_back_takes_no_judge_but_itself_into_account(
     present: set[bytes], back: bytes, group: int
 ) -> None:
     roster = Roster.of(VALIDATORS, present, 2, 0)
-    before = roster.judges_of(RUN_ID, 7, R1, MINER.public, group)
-    after = roster.joined_by(back).judges_of(RUN_ID, 7, R1, MINER.public, group)
+    before = roster.judges_of(*ROUND, group)
+    after = roster.joined_by(back).judges_of(*ROUND, group)
     assert after - before <= {back}
 
 
@@ -211,7 +208,7 @@ def test_all_validators_have_the_same_load() -> None:
     """
     groups = 4000
     roster = Roster.of(VALIDATORS, VALIDATORS, 2, 0)
-    pairs = Counter(roster.judges_of(RUN_ID, 7, R1, MINER.public, group) for group in range(groups))
+    pairs = Counter(roster.judges_of(*ROUND, group) for group in range(groups))
     loads = Counter(validator for pair, count in pairs.items() for validator in pair for _ in range(count))
     assert set(loads) == set(VALIDATORS)
     assert all(abs(load - groups / 4) < 5 * math.sqrt(groups * 0.25 * 0.75) for load in loads.values())
@@ -226,45 +223,24 @@ def test_the_groups_of_one_that_is_silent_are_shared_by_all_others() -> None:
     after = Roster.of(VALIDATORS, VALIDATORS[1:], 1, 0)
     heirs: Counter[bytes] = Counter()
     for group in range(groups):
-        (judge,) = before.judges_of(RUN_ID, 7, R1, MINER.public, group)
-        (heir,) = after.judges_of(RUN_ID, 7, R1, MINER.public, group)
+        (judge,) = before.judges_of(*ROUND, group)
+        (heir,) = after.judges_of(*ROUND, group)
         assert heir == judge or judge == silent
         heirs[heir] += judge == silent
     expected = sum(heirs.values()) / 7
     assert all(abs(count - expected) < 5 * math.sqrt(expected) for count in (heirs[item] for item in VALIDATORS[1:]))
 
 
-def test_a_deal_depends_on_every_input() -> None:
-    changes: list[dict[str, Any]] = [
-        {},
-        {"run": digest("x")},
-        {"window": 8},
-        {"randomness": digest("y")},
-        {"miner": TRAINER.public},
-    ]
-    deals = {tuple(order(group, **change)[0] for group in range(64)) for change in changes}
-    assert len(deals) == len(changes)
-
-
 def test_the_dealt_groups_of_all_validators_are_all_groups_as_often_as_they_have_judges() -> None:
     roster = Roster.of(VALIDATORS, VALIDATORS, 2, 1)
     counts = Counter(
-        group
-        for validator in VALIDATORS
-        for group in roster.dealt_groups(RUN_ID, 7, R1, MINER.public, groups=40, validator=validator)
+        group for validator in VALIDATORS for group in roster.dealt_groups(*ROUND, groups=40, validator=validator)
     )
     assert counts == dict.fromkeys(range(40), 3)
 
 
 def test_a_validator_audits_one_of_its_groups_even_if_none_of_them_is_selected() -> None:
-    inputs: dict[str, Any] = {
-        "run": RUN_ID,
-        "window": 7,
-        "randomness": R1,
-        "miner": MINER.public,
-        "groups": 64,
-        "share_ppm": 100_000,
-    }
+    inputs = INPUTS | {"groups": 64, "share_ppm": 100_000}
     selected = set(challenge.audit_indices(**inputs))
     others = set(range(64)) - selected
     assert len(challenge.audit_indices(**inputs, dealt=others)) == 1

@@ -22,7 +22,15 @@ from roles.ports import NotFoundError
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
-from roles.trainer.spool import COLLECTOR_PROGRESS, OUTCOMES, PUBLISHED_WEIGHTS, newest_weights, weights_folder
+from roles.trainer.spool import (
+    COLLECTOR_PROGRESS,
+    INBOX,
+    INTENTS,
+    OUTCOMES,
+    PUBLISHED_WEIGHTS,
+    newest_weights,
+    weights_folder,
+)
 from roles.trainer.tensor_shards import TensorSource, put_shards, read_tensors, run_inline
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, VerifiedGroup, verified_group
 from tests.support.attacked_nodes.follower import ROOTS
@@ -41,7 +49,9 @@ from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.builders.samples import rejected, revision
 from tests.support.builders.snapshots import put_snapshot
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.faults.decorated_store import SlowStore, UnreachableStore
+from tests.support.measuring import store_listing
 from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import running
@@ -135,6 +145,24 @@ async def test_groups_handed_over_before_a_crash_are_used_whatever_storage_shows
     await testbed.deliver([group_with_other_prompt(testbed), testbed.groups[1]])
     await testbed.collect()
     assert await testbed.outcomes() == {"used"}
+
+
+async def test_after_a_crash_before_its_intent_is_deleted_a_batch_is_not_handed_over_again() -> None:
+    trigger = CrashTrigger(lambda name, path: name == "delete" and path.startswith(INTENTS), 0, after=False)
+    state: Any = CrashingStore(MemoryStore(), trigger)
+    testbed = AttackedTrainer(state=state)
+    await testbed.deliver()
+    await testbed.publish_records(FIRST)
+    with trio.CancelScope() as scope:
+        trigger.crash = cancelling(scope)
+        await testbed.collect()
+    assert trigger.has_fired
+    assert await testbed.outcomes() == {"used"}
+    for path in await store_listing.paths(state, INBOX):  # the learner takes it
+        await state.delete(path)
+    await testbed.collect()
+    assert await store_listing.paths(state, INBOX) == await store_listing.paths(state, INTENTS) == []
+    assert len(testbed.log.named("collected")) == 1
 
 
 @pytest.mark.parametrize("how", ["hidden", "bent"])
@@ -251,12 +279,33 @@ def accepting(*rewards: int) -> Judgement:
     return samples.judgement(rewards=rewards, logprobs=LOGPROBS)
 
 
-def test_a_judgement_with_other_rewards_does_not_count_if_rewards_are_exact() -> None:
-    other, same = accepting(500_000, 999_999), accepting(500_000, 1_000_000)
-    assert verified_group(GROUP, samples.digest("frame"), (other,), exact=True) is None
-    group = verified_group(GROUP, samples.digest("frame"), (other, same), exact=True)
+def cut(rewards: tuple[int, int], ends: tuple[int, int]) -> Judgement:
+    """An accepting judgement of rollouts that end early, with the luck that follows from it."""
+    judgement, claims = accepting(*rewards), [rollout.reward for rollout in GROUP.rollouts]
+    counts = judgement.counts.model_copy(update={"luck": count_luck(zip(claims, rewards, strict=True))})
+    return judgement.model_copy(update={"counts": counts, "ends": ends})
+
+
+def verified(*judgements: Judgement, exact: bool = True) -> VerifiedGroup:
+    group = verified_group(GROUP, samples.digest("frame"), judgements, exact=exact)
     assert group is not None
-    assert group.rewards == (0.5, 1.0)
+    return group
+
+
+FALSE_JUDGEMENTS = {
+    "other rewards": accepting(500_000, 999_999),
+    "ends without other rewards": cut((500_000, 0), (3, 3)),
+    "another reward than the one that is cut": cut((0, 1_000_000), (3, 1)),
+    "the claimed rewards, cut": cut((500_000, 1_000_000), (3, 1)),
+    # so a validator that turns rewards round also counts it against the miner, whose evidence everybody adds up
+    "the luck of other rewards": cut((500_000, 0), (3, 1)).model_copy(update={"counts": accepting(500_000, 0).counts}),
+}
+
+
+@pytest.mark.parametrize("judgement", FALSE_JUDGEMENTS.values(), ids=FALSE_JUDGEMENTS)
+def test_a_judgement_that_contradicts_itself_does_not_count_if_rewards_are_exact(judgement: Judgement) -> None:
+    assert verified_group(GROUP, samples.digest("frame"), (judgement,), exact=True) is None
+    assert verified(judgement, accepting(500_000, 1_000_000)).rewards == (0.5, 1.0)
 
 
 def test_a_rollout_counts_up_to_the_first_token_by_which_its_reward_differs_from_a_validators() -> None:
@@ -269,43 +318,16 @@ def test_a_rollout_counts_up_to_the_first_token_by_which_its_reward_differs_from
         ((second, second, both), (3, 1), (0.5, 0.0)),
         ((whole, whole, both), (3, 2), (0.5, 1.0)),
     ):
-        group = verified_group(GROUP, samples.digest("frame"), judgements, exact=True)
-        assert group is not None
+        group = verified(*judgements)
         assert group.rewards == rewards
         whole_rollouts = [rollout.tokens for rollout in GROUP.rollouts]
         assert group.completion_tokens == tuple(own[:end] for own, end in zip(whole_rollouts, ends, strict=True))
         assert [len(values) for values in group.completion_logprobs] == list(ends)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "ends"), [((500_000, 0), (3, 3)), ((0, 1_000_000), (3, 1)), ((500_000, 1_000_000), (3, 1))]
-)
-def test_a_judgement_whose_ends_do_not_follow_from_its_rewards_does_not_count(
-    rewards: tuple[int, int], ends: tuple[int, int]
-) -> None:
-    assert verified_group(GROUP, samples.digest("frame"), (cut(rewards, ends),), exact=True) is None
-
-
-def test_a_judgement_whose_luck_does_not_follow_from_its_rewards_does_not_count() -> None:
-    """So a validator that turns rewards round also counts it against the miner, whose evidence everybody adds up."""
-    second = cut((500_000, 0), (3, 1))
-    hidden = second.model_copy(update={"counts": accepting(500_000, 0).counts})
-    assert verified_group(GROUP, samples.digest("frame"), (hidden,), exact=True) is None
-    assert verified_group(GROUP, samples.digest("frame"), (hidden, second), exact=True) is not None
-
-
-def cut(rewards: tuple[int, int], ends: tuple[int, int]) -> Judgement:
-    """An accepting judgement of rollouts that end early, with the luck that follows from it."""
-    judgement, claims = accepting(*rewards), [rollout.reward for rollout in GROUP.rollouts]
-    counts = judgement.counts.model_copy(update={"luck": count_luck(zip(claims, rewards, strict=True))})
-    return judgement.model_copy(update={"counts": counts, "ends": ends})
-
-
 def test_the_median_of_the_validators_rewards_counts_if_rewards_are_not_exact() -> None:
     judgements = (accepting(100_000, 900_000), accepting(200_000, 800_000), accepting(200_000, 1_000_000))
-    group = verified_group(GROUP, samples.digest("frame"), judgements, exact=False)
-    assert group is not None
-    assert group.rewards == (0.2, 0.9)
+    assert verified(*judgements, exact=False).rewards == (0.2, 0.9)
 
 
 VERIFIED_GROUP = VerifiedGroup(

@@ -170,25 +170,15 @@ async def test_a_failure_is_raised_even_if_the_deadline_passes_while_other_tasks
 # Tests of roles/node/retries.py
 
 
-def reported_errors(log: Log) -> list[str]:
-    return [fields["error"] for fields in log.named("read-failed")]
-
-
-def test_an_error_is_reported_again_only_when_its_text_changes():
+@pytest.mark.parametrize(
+    ("maximum", "reports"), [({}, ["away", "full", "away"]), ({"max_reports": 2}, ["away", "full"])]
+)
+def test_an_error_is_reported_when_its_text_changes_up_to_a_maximum(maximum: dict[str, int], reports: list[str]):
     log = Log("node")
-    reporter = ChangeReporter(log, "read-failed", path="a/b")
+    reporter = ChangeReporter(log, "read-failed", **maximum, path="a/b")
     for text in ("away", "away", "full", "away", "away"):
         reporter.failure(StoreError(text))
-    assert reported_errors(log) == ["away", "full", "away"]
-    assert all(fields["path"] == "a/b" for fields in log.named("read-failed"))
-
-
-def test_there_are_no_more_reports_than_the_maximum():
-    log = Log("node")
-    reporter = ChangeReporter(log, "read-failed", max_reports=2)
-    for number in range(5):
-        reporter.failure(StoreError(f"error {number}"))
-    assert reported_errors(log) == ["error 0", "error 1"]
+    assert log.named("read-failed") == [{"error": text, "path": "a/b"} for text in reports]
 
 
 # Pauses between tries, and participants that are passed over for a while
@@ -216,9 +206,5 @@ def test_a_key_that_is_refused_again_is_passed_over_for_twice_as_long() -> None:
     assert not backoff.is_backing_off(KEY, 130.0)
     backoff.forget(KEY)
     assert not backoff.is_backing_off(KEY, 129.0)
-
-
-def test_a_clock_that_is_set_back_ends_every_pause() -> None:
-    backoff = Backoff()
     backoff.add_refusal(KEY, now=10_000.0)
-    assert not backoff.is_backing_off(KEY, 1_000.0)
+    assert not backoff.is_backing_off(KEY, 1_000.0)  # the clock was set back

@@ -217,13 +217,6 @@ async def take_back(testbed: PublisherTestbed, version: int, digest: bytes | Non
     await testbed.revise(ChainPoint(version=version, digest=digest or (await testbed.head()).digest(version)))
 
 
-async def taken_back() -> PublisherTestbed:
-    """Return a testbed that has published versions 0 to 6, of which those after 4 are taken back."""
-    testbed = await published(7)
-    await take_back(testbed, 4)
-    return testbed
-
-
 async def assert_taken_back(follower: Follower) -> None:
     """Assert that a follower refuses a head with versions that are taken back."""
     with pytest.raises(RollbackError, match="a later revision of the authority takes back"):
@@ -241,7 +234,8 @@ async def repair(testbed: PublisherTestbed) -> list[str]:
 
 
 async def test_a_trainer_does_not_go_on_with_versions_that_the_roots_take_back():
-    testbed = await taken_back()
+    testbed = await published(7)
+    await take_back(testbed, 4)
     await testbed.snapshot(7)
     for _ in range(2):  # its supervisor starts it again
         with pytest.raises(StateError, match=r"takes back the versions after 4.*up to 6; run `grailnode repair`"):

@@ -83,12 +83,12 @@ async def test_who_lists_and_never_judges_is_absent():
     assert await testbed.members({0: testbed.windows, 1: testbed.windows}) == [0, 1]
 
 
-async def test_without_a_quorum_all_are_dealt_to():
-    assert await FourValidators(quorum=2).members({0: FourValidators().windows}) == [0, 1, 2, 3]
-    assert await FourValidators(quorum=1).members({0: FourValidators().windows}) == [0]
-    assert await FourValidators(quorum=2, spares=1).members(
-        {0: FourValidators().windows, 1: FourValidators().windows}
-    ) == [0, 1]
+@pytest.mark.parametrize(
+    ("quorum", "spares", "present", "members"), [(2, 0, [0], [0, 1, 2, 3]), (1, 0, [0], [0]), (2, 1, [0, 1], [0, 1])]
+)
+async def test_without_a_quorum_all_are_dealt_to(quorum: int, spares: int, present: list[int], members: list[int]):
+    testbed = FourValidators(quorum, spares)
+    assert await testbed.members(dict.fromkeys(present, testbed.windows)) == members
 
 
 async def test_where_all_judge_all_nothing_is_read():
@@ -150,16 +150,14 @@ def test_a_group_is_accepted_if_a_quorum_of_its_judges_accepts_it(
     assert not result.pending
 
 
-def test_those_to_which_it_was_not_dealt_are_not_waited_for() -> None:
-    one = {0: judgement(0)}
-    assert decision(one, {0, 1}, 2, outstanding=[1]).pending
-    unneeded = decision(one, {0, 1}, 2, outstanding=[2, 3])
-    assert (unneeded.reason, unneeded.pending) == ("no-quorum", False)
-
-
-def test_what_only_others_judged_is_logged_when_its_judges_are_silent() -> None:
-    assert decision({3: judgement(0)}, {0}, 1, outstanding=[0]).pending
-    assert decision({3: judgement(0)}, {0}, 1).reason == "no-quorum"
+@pytest.mark.parametrize(("accepting", "judges", "others"), [(0, {0, 1}, [2, 3]), (3, {0}, [])])
+def test_those_to_which_it_was_dealt_are_waited_for_and_no_others(
+    accepting: int, judges: set[int], others: list[int]
+) -> None:
+    judgements, quorum = {accepting: judgement(0)}, len(judges)
+    assert decision(judgements, judges, quorum, outstanding=[*judges - {accepting}]).pending
+    result = decision(judgements, judges, quorum, outstanding=others)
+    assert (result.reason, result.pending) == ("no-quorum", False)
 
 
 def group_counts(misses: int) -> Counts:
@@ -234,10 +232,8 @@ def test_each_judgement_is_weighed_by_the_row_of_its_validator() -> None:
         ]
         return decide(verdicts, 2, set(), LogprobRule(proof), FOUR, lambda index: set(FOUR))
 
-    assert {item.reason for item in refuse_improbable_window(decisions("torch-float32"), proof)} == {
-        "improbable-window"
-    }
-    assert {item.reason for item in refuse_improbable_window(decisions("torch-bfloat16"), proof)} == {""}
+    for second, reason in (("torch-float32", "improbable-window"), ("torch-bfloat16", "")):
+        assert {item.reason for item in refuse_improbable_window(decisions(second), proof)} == {reason}
 
 
 # Tests of roles/trainer/collect/absences.py

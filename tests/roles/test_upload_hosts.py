@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +38,7 @@ from roles.trainer.tensor_shards import WrittenWeights
 from tests.roles.publisher_testbed import PublisherTestbed
 from tests.support.builders.chains import small_run
 from tests.support.builders.snapshots import put_snapshot
+from tests.support.measuring.store_listing import copy_objects
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import simulate, simulated
 
@@ -109,7 +109,7 @@ class Hosts:
         node = self.testbed.node(key=SigningKey(b"o" * 32), state=self.states[1], log=self.logs[1])
         return replace(node, store=store, shared_revisions=node.revisions)
 
-    async def publish(self, *versions: int, seconds: float = 5.0, harm: "Harm | None" = None) -> None:
+    async def publish(self, *versions: int, seconds: float = 5.0) -> None:
         """Put snapshots of versions, and run the uploads of all hosts for some seconds."""
         for version in versions:
             await self.snapshot(version)
@@ -120,52 +120,35 @@ class Hosts:
         with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
                 for lane in range(2) if others and not self.is_away else ():
-                    nursery.start_soon(self._connect, node, others, lane, harm)
+                    nursery.start_soon(self.connect, node, others, lane)
                 await Publisher(node, await History.open(node.state), self.settings, others).run()
 
-    async def _connect(self, node: Node, others: list[OtherHost], lane: int, harm: "Harm | None") -> None:
+    async def assert_names(self, match: str) -> None:
+        """Assert that the uploads end with one error of a state, which names what is wrong and what to do."""
+        with pytest.raises(ExceptionGroup) as raised:
+            await self.publish()
+        assert raised.group_contains(StateError, match=match)
+
+    async def connect(self, node: Node, others: list[OtherHost], lane: int) -> None:
         """Connect the second host, and again when it was killed."""
         while True:
             here, there = memory_stream_pair()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(accept_host, node, others, here)
-                with trio.CancelScope() as scope:
-                    if harm is not None:
-                        harm.kill = scope.cancel
-                        harm.begin(self)
-                    with suppress(trio.BrokenResourceError):
-                        await answer_host_0(there, self.other(), 1, lane, 1)
+                with trio.CancelScope() as self.process, suppress(trio.BrokenResourceError):
+                    await answer_host_0(there, self.other(), 1, lane, 1)
                 await trio.aclose_forcefully(there)
             await trio.sleep(0.1)
 
 
-class Harm:
-    """Kills the second host when it puts its first object of a kind; it starts again."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self.kill: Callable[[], None] = lambda: None
-        self.has_killed = False
-
-    def begin(self, hosts: Hosts) -> None:
-        hosts.stores[1].refusal = partial(self._kill_once, self.kill)
-
-    def _kill_once(self, kill: Callable[[], None], path: str) -> bool:
-        if self.has_killed or f"/{self._kind}/" not in path:
-            return False
-        self.has_killed = True
-        kill()
-        return True
-
-
-def published(count: int, harm: Harm | None = None, prepare: Callable[[Hosts], None] = lambda hosts: None) -> Hosts:
+def published(count: int, prepare: Callable[[Hosts], None] = lambda hosts: None) -> Hosts:
     """Return a trainer on so many hosts that has published five versions, from one moment on."""
 
     async def publish() -> Hosts:
         hosts = Hosts(count)
         prepare(hosts)
         for version in range(5):
-            await hosts.publish(version, harm=harm)
+            await hosts.publish(version)
         await hosts.testbed.assert_followed(4)
         return hosts
 
@@ -187,8 +170,8 @@ def test_two_hosts_publish_byte_for_byte_what_one_does(profile: str) -> None:
     def choose(hosts: Hosts) -> None:
         hosts.settings = replace(SETTINGS, profile=profile)
 
-    two = published(2, prepare=choose)
-    assert objects(two) == objects(published(1, prepare=choose))
+    two = published(2, choose)
+    assert objects(two) == objects(published(1, choose))
     assert two.stores[1].kinds() == {"patches", "anchors"}
     for kind in ("patches", "anchors"):
         one, other = ({path for path in store.paths if f"/{kind}/" in path} for store in two.stores)
@@ -199,17 +182,27 @@ def test_two_hosts_publish_byte_for_byte_what_one_does(profile: str) -> None:
 
 @pytest.mark.parametrize("kind", ["patches", "anchors"])
 def test_a_host_that_is_killed_while_it_uploads_goes_on_when_it_comes_back(kind: str) -> None:
-    harm = Harm(kind)
-    two = published(2, harm)
-    assert harm.has_killed
-    assert names_of(two) == names_of(published(1))
+    kills: list[str] = []
+
+    def kill_once(hosts: Hosts) -> None:
+        def kills_at(path: str) -> bool:
+            if kills or f"/{kind}/" not in path:
+                return False
+            kills.append(path)
+            hosts.process.cancel()
+            return True
+
+        hosts.stores[1].refusal = kills_at
+
+    assert names_of(published(2, kill_once)) == names_of(published(1))
+    assert kills
 
 
 def test_host_0_uploads_the_parts_that_storage_does_not_take_from_another_host() -> None:
     def refuse(hosts: Hosts) -> None:
         hosts.stores[1].refusal = lambda path: "/patches/" in path
 
-    two = published(2, prepare=refuse)
+    two = published(2, refuse)
     assert two.stores[1].kinds() == {"anchors"}
     assert two.logs[1].named("put-failed")
     assert names_of(two) == names_of(published(1))
@@ -308,7 +301,7 @@ async def test_the_answer_to_a_question_that_was_given_up_is_not_taken_for_the_n
     node = hosts.testbed.node()
     other = OtherHost(node, 1)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(hosts._connect, node, [other], 0, None)
+        nursery.start_soon(hosts.connect, node, [other], 0)
         await other.references(1)
         for checkpoints in range(8):
             with trio.CancelScope() as scope:
@@ -354,12 +347,9 @@ async def test_weights_that_a_host_has_read_otherwise_than_they_were_written_are
     data = bytearray(await hosts.states[host].get(path, 1 << 20))
     data[-1] ^= 1
     await hosts.states[host].put(path, bytes(data))
-    with pytest.raises(ExceptionGroup) as raised:
-        await hosts.publish()
-    assert raised.group_contains(
-        StateError,
-        match=f"weights/0+2/ of this node's state: host {host} has read other weights than its rank has written; start "
-        r"it again, and if that repeats remove outbox/0+2-\* from the state of host 0; run `grailnode repair`",
+    await hosts.assert_names(
+        f"weights/0+2/ of this node's state: host {host} has read other weights than its rank has written; start "
+        r"it again, and if that repeats remove outbox/0+2-\* from the state of host 0; run `grailnode repair`"
     )
     await hosts.testbed.assert_followed(1)
     assert 2 not in (await History.open(hosts.states[0])).manifests
@@ -375,11 +365,9 @@ async def test_a_snapshot_of_other_hosts_is_published_and_one_without_digests_is
     await note_snapshot(hosts.states[0], SnapshotName(2, 2), WrittenWeights(4, of_hosts[:digests]))
     if digests:
         await hosts.publish()
-        return await hosts.testbed.assert_followed(2)
-    with pytest.raises(ExceptionGroup) as raised:
-        await hosts.publish()
-    assert raised.group_contains(StateError, match=r"by another version of the program; remove outbox/0+2-\* from")
-    return None
+        await hosts.testbed.assert_followed(2)
+    else:
+        await hosts.assert_names(r"by another version of the program; remove outbox/0+2-\* from")
 
 
 @simulated
@@ -396,11 +384,10 @@ async def test_frames_that_have_changed_on_their_way_to_host_0_are_no_patch() ->
 
 @simulated
 async def test_a_repair_keeps_the_snapshots_of_which_other_hosts_have_files(tmp_path: Path) -> None:
-    hosts, lines = await with_checkpoint(4)
+    hosts = await with_checkpoint(4)
     before = [dict(state._objects) for state in hosts.states]
-    await repair(hosts, tmp_path, "", lines)
+    assert not [line for line in await repair(hosts, tmp_path) if "dropped" in line]
     assert [dict(state._objects) for state in hosts.states] == before
-    assert not [line for line in lines if "dropped" in line]
     await hosts.publish()
     await hosts.testbed.assert_followed(4)
 
@@ -409,8 +396,8 @@ async def test_a_repair_keeps_the_snapshots_of_which_other_hosts_have_files(tmp_
 async def test_without_its_checkpoint_host_0_begins_with_the_published_weights_and_has_all_files(
     tmp_path: Path,
 ) -> None:
-    hosts, lines = await with_checkpoint(4)
-    await repair(hosts, tmp_path, NOTES, lines)
+    hosts = await with_checkpoint(4)
+    lines = await repair(hosts, tmp_path, NOTES)
     assert [line.partition(":")[0] for line in lines if "dropped" in line] == [
         f"outbox/{version:010d}-{version:012d}" for version in (3, 4)
     ]
@@ -424,16 +411,13 @@ async def test_without_its_checkpoint_host_0_begins_with_the_published_weights_a
 
 @simulated
 async def test_a_snapshot_of_which_another_host_has_lost_a_file_is_named_with_what_to_do(tmp_path: Path) -> None:
-    hosts, lines = await with_checkpoint(4)
+    hosts = await with_checkpoint(4)
     await hosts.states[1].delete(f"{weights_folder(3)}00003")
-    with pytest.raises(ExceptionGroup) as raised:
-        await hosts.publish()
-    assert raised.group_contains(
-        StateError,
-        match=r"weights/0+3/ of this node's state: 3 of 4 files are there \(2 on host 0, 1 on host 1\); "
-        r"remove outbox/0+3-\* from the state of host 0; run `grailnode repair`",
+    await hosts.assert_names(
+        r"weights/0+3/ of this node's state: 3 of 4 files are there \(2 on host 0, 1 on host 1\); "
+        r"remove outbox/0+3-\* from the state of host 0; run `grailnode repair`"
     )
-    await repair(hosts, tmp_path, "outbox/0000000003-", lines)
+    lines = await repair(hosts, tmp_path, "outbox/0000000003-")
     assert [line for line in lines if "dropped" in line] == [
         "outbox/0000000004-000000000004: dropped, since the version before it is lost; it is trained again"
     ]
@@ -447,28 +431,22 @@ async def test_a_snapshot_of_which_another_host_has_lost_a_file_is_named_with_wh
 async def test_an_anchor_of_which_another_host_has_lost_a_file_is_given_up_and_the_moments_stay(
     tmp_path: Path, newest: int
 ) -> None:
-    hosts, lines = await with_checkpoint(newest + 1, *range(3, newest + 1), refusal=lambda path: "/anchors/" in path)
+    hosts = await with_checkpoint(newest + 1, *range(3, newest + 1), refusal=lambda path: "/anchors/" in path)
     hosts.stores[1].refusal = lambda path: False
     await hosts.states[1].delete(f"{weights_folder(2)}00003")
-    with pytest.raises(ExceptionGroup) as raised:
-        await hosts.publish()
-    assert raised.group_contains(
-        StateError,
-        match=r"weights/0+2/ of this node's state: files of it are lost; "
-        r"remove weights/0+2/ from the state of host 0; run `grailnode repair`",
+    await hosts.assert_names(
+        r"weights/0+2/ of this node's state: files of it are lost; "
+        r"remove weights/0+2/ from the state of host 0; run `grailnode repair`"
     )
-    await repair(hosts, tmp_path, weights_folder(2), lines)
-    assert not [line for line in lines if "moments" in line]
+    assert not [line for line in await repair(hosts, tmp_path, weights_folder(2)) if "moments" in line]
     await hosts.publish()
     await hosts.testbed.assert_followed(newest + 1)
     assert 2 not in (await hosts.testbed.head()).anchors
 
 
-async def with_checkpoint(
-    step: int, *published: int, refusal: Callable[[str], bool] = lambda path: False
-) -> tuple[Hosts, list[str]]:
-    """Return hosts that have published versions 0 to 2 and others, and an empty list of lines. Their checkpoint is of a
-    later step, of which the snapshots wait; `refusal` tells what storage does not take from host 1 after version 1.
+async def with_checkpoint(step: int, *published: int, refusal: Callable[[str], bool] = lambda path: False) -> Hosts:
+    """Return hosts that have published versions 0 to 2 and others. Their checkpoint is of a later step, of which the
+    snapshots wait; `refusal` tells what storage does not take from host 1 after version 1.
     """
     hosts = Hosts()
     await hosts.publish(0, 1)
@@ -482,11 +460,12 @@ async def with_checkpoint(
     await put_checkpoint(hosts.states[0], (step, step), save, b"")
     for version in range(max((2, *published)) + 1, step + 1):
         await hosts.snapshot(version)
-    return hosts, []
+    return hosts
 
 
-async def repair(hosts: Hosts, directory: Path, lost: str, lines: list[str]) -> None:
-    """Repair the state of host 0, which has lost all objects below a path, if one is given."""
+async def repair(hosts: Hosts, directory: Path, lost: str = "") -> list[str]:
+    """Repair the state of host 0, which has lost all objects below a path, if one is given; return the lines."""
+    lines: list[str] = []
     memory, node = hosts.states[0], hosts.testbed.node()
     state = StateStore(directory, node.run_id, inline=True)
     for path, data in [*memory._objects.items()]:
@@ -496,8 +475,8 @@ async def repair(hosts: Hosts, directory: Path, lost: str, lines: list[str]) -> 
             (directory / path).unlink()
     draft = StateDraft(StateStore(directory, node.run_id, inline=True, repairing=True))
     await repair_state(replace(node, state=draft, shared_revisions=None), lines.append, hosts=2)
-    async for item in state.list(""):
-        await memory.put(item.path, await state.get(item.path, 1 << 20))
+    await copy_objects(state, memory)
+    return lines
 
 
 @simulated

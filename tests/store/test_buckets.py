@@ -176,12 +176,7 @@ def test_invalid_buckets_are_refused(text: str, message: str, tmp_path: Path):
 
 
 def test_the_address_tells_whose_service_it_is_and_where_requests_name_the_bucket():
-    assert {name: bucket.provider for name, bucket in BUCKETS.items()} == {
-        "aws": "aws",
-        "aws below a prefix": "aws",
-        "minio": "minio",
-        "r2": "r2",
-    }
+    assert [bucket.provider for bucket in BUCKETS.values()] == ["aws", "aws", "minio", "r2"]
     for text, provider in {
         "https://s3.eu-west-1.amazonaws.com/mine": "aws",
         "https://a.eu.r2.cloudflarestorage.com/mine": "r2",

@@ -127,8 +127,7 @@ def test_opening_removes_temporary_files_of_dead_writers_only(tmp_path: Path):
 
 
 def test_a_writer_killed_at_any_time_leaves_a_whole_object(tmp_path: Path):
-    killer = start(KILL_WRITERS, tmp_path)
-    assert killer.wait(30) == 0
+    assert start(KILL_WRITERS, tmp_path).wait(30) == 0
 
 
 async def test_listings_leave_out_files_that_no_put_created(tmp_path: Path):
@@ -194,7 +193,10 @@ async def test_an_object_is_flushed_before_it_is_renamed(tmp_path: Path, changes
     assert changes == ["flush .tmp", "flush .", "flush new", "rename", "flush new/folder"]
 
 
-async def test_a_missing_directory_is_reported(tmp_path: Path):
+async def test_a_missing_directory_and_a_root_that_is_a_file_are_reported(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="not a folder"):
+        LocalStore(tmp_path / "file")
     store = LocalStore(tmp_path / "store")
     (tmp_path / "store" / ".tmp").rmdir()
     (tmp_path / "store").rmdir()
@@ -203,12 +205,6 @@ async def test_a_missing_directory_is_reported(tmp_path: Path):
     with pytest.raises(NotFoundError):
         await store.get("a", 1)
     assert await paths(store, "") == []
-
-
-def test_a_root_that_is_a_file_is_refused(tmp_path: Path):
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="not a folder"):
-        LocalStore(tmp_path / "file")
 
 
 async def test_deleting_the_last_object_removes_its_folders(tmp_path: Path):
@@ -343,15 +339,18 @@ Step = tuple[Any, ...]
 folders = st.lists(st.sampled_from(["d", "d-", "d.", "d0", "dé"]), max_size=3)
 files = st.sampled_from(["f", "f-a", "f.a", "f0", "f😀", "fa"])
 object_paths = st.tuples(folders, files).map(lambda parts: "/".join([*parts[0], parts[1]]))
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("put"), object_paths, st.binary(max_size=20)),
-        st.tuples(st.just("delete"), object_paths),
-        st.tuples(st.just("get"), object_paths, st.integers(0, 25), st.none() | st.integers(0, 25)),
-        st.tuples(st.just("list"), object_paths.map(lambda path: path[: len(path) // 2]), object_paths | st.just("")),
-    ),
-    max_size=30,
-)
+
+
+def histories_of(some_paths: list[str]) -> st.SearchStrategy[list[Step]]:
+    """Return histories on a few paths, so that most operations meet an object."""
+    path = st.sampled_from(some_paths)
+    step = st.one_of(
+        st.tuples(st.just("put"), path, st.binary(max_size=20)),
+        st.tuples(st.just("delete"), path),
+        st.tuples(st.just("get"), path, st.integers(0, 25), st.none() | st.integers(0, 25)),
+        st.tuples(st.just("list"), path.map(lambda path: path[: len(path) // 2]), path | st.just("")),
+    )
+    return st.lists(step, max_size=30)
 
 
 async def replay(store: ObjectStore, history: list[Step]) -> None:
@@ -376,12 +375,8 @@ async def replay(store: ObjectStore, history: list[Step]) -> None:
                 assert await paths(store, prefix, after) == expected_paths
 
 
-@given(steps)
-def test_a_memory_store_answers_like_a_dictionary(history: list[Step]):
-    trio.run(replay, MemoryStore(), history)
-
-
-@given(steps)
-def test_a_local_store_answers_like_a_dictionary(history: list[Step]):
+@given(st.lists(object_paths, min_size=1, max_size=4).flatmap(histories_of))
+def test_stores_in_memory_and_on_a_disk_answer_like_a_dictionary(history: list[Step]):
     with tempfile.TemporaryDirectory() as root:
-        trio.run(replay, LocalStore(Path(root), inline=True), history)
+        for store in (MemoryStore(), LocalStore(Path(root), inline=True)):
+            trio.run(replay, store, history)

@@ -12,7 +12,7 @@ import trio
 from grailnode.store.decorators.mirrored import MirroredStore
 from protocol import paths
 from protocol.encoding import content_digest
-from protocol.identity.authority import Revisions
+from protocol.identity.authority import ChainPoint, Revisions
 from protocol.identity.signing import Envelope, Signature, SigningKey, sign
 from roles.ports import NotFoundError, ObjectStore, StoreError
 from tests.support.builders import samples
@@ -39,11 +39,11 @@ class Setting:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        self.clock, revisions = TrioClock(BEGIN), Revisions(RUN_ID, authority(mirrors=URLS))
+        self.clock, self.revisions = TrioClock(BEGIN), Revisions(RUN_ID, authority(mirrors=URLS))
         opened: dict[str, ObjectStore] = dict(self.mirrors)
         rng = random.Random(self.seed)
         self.store = MirroredStore(
-            self.origin, revisions, OWN.public, TTL, self.clock, opened.__getitem__, self.log, rng
+            self.origin, self.revisions, OWN.public, TTL, self.clock, opened.__getitem__, self.log, rng
         )
 
     async def put(self, path: str, data: bytes, *, in_mirrors: bytes | None = None) -> None:
@@ -144,11 +144,20 @@ async def test_a_mirror_that_hangs_costs_three_seconds() -> None:
     assert 5.9 <= trio.current_time() - began <= 6.1
 
 
+def head_that_is_taken_back(setting: Setting) -> bytes:
+    """Return a newer head, whose version the roots take back."""
+    rewind = ChainPoint(version=3, digest=digest("manifest 3"))
+    record = revision(authority=setting.revisions.current, rewind=rewind)
+    setting.revisions.adopt(setting.revisions.check(1, sign(record, ROOT)))
+    return setting.head(4, 58)
+
+
 FALSE_HEADS: dict[str, tuple[Callable[[Setting], bytes], str]] = {
     "not renewed": (lambda setting: setting.head(4, 25), "its trainer would have renewed"),
     "older than one that was seen": (lambda setting: setting.head(2, 58), "an older head than one that was seen"),
     "signed by another key": (lambda setting: setting.head(9, 58, signer=OWN), "signed by"),
     "of another run": (lambda setting: setting.head(9, 58, run=bytes(32)), "another run"),
+    "taken back": (head_that_is_taken_back, "taken back"),
 }
 
 

@@ -104,11 +104,8 @@ def test_the_line_says_what_is_wrong(file: Path, tmp_path: Path, change: ChangeF
 
 
 def test_a_file_of_another_object_form_or_run_is_refused(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    async def scenario() -> None:
-        await store(tmp_path).put("ledger/4", DATA)
-        file.write_bytes((tmp_path / "ledger/4").read_bytes())
-
-    trio.run(scenario)
+    trio.run(store(tmp_path).put, "ledger/4", DATA)
+    file.write_bytes((tmp_path / "ledger/4").read_bytes())
     assert "holds another object, ledger/4" in refusal(tmp_path)
     file.write_bytes(envelope.encode("ledger/5", OTHER_RUN, DATA) + DATA)
     assert f"is of another run, {OTHER_RUN.hex()}" in refusal(tmp_path)
@@ -153,19 +150,18 @@ async def test_threads_that_store_delete_and_list_at_once_miss_nothing(tmp_path:
             await one.put(f"inbox/{task}-{number}", DATA)
             await other.delete(f"inbox/{task}-{number}")
 
+    async def list_for_ever(state: StateStore) -> None:
+        while True:
+            await paths(state, "inbox/")
+
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as writers:
             for task in range(4):
                 writers.start_soon(write, task)
             for state in (one, other):
-                nursery.start_soon(_list_for_ever, state)
+                nursery.start_soon(list_for_ever, state)
         nursery.cancel_scope.cancel()
     assert await paths(store(tmp_path), "") == []
-
-
-async def _list_for_ever(state: StateStore) -> None:
-    while True:
-        await paths(state, "inbox/")
 
 
 async def test_damaged_lines_of_the_list_of_names_do_no_harm_while_the_files_are_there(tmp_path: Path):
@@ -318,12 +314,10 @@ def test_a_call_that_the_disk_refuses_leaves_the_old_object_or_the_new_one(
         await (state.delete("ledger/5") if operation == "delete" else state.put("ledger/5", NEW))
 
     async def scenario(root: Path, first: int) -> int:
-        state = StateStore(root, RUN, inline=True)
-        await state.put("ledger/4", OLD)
-        before = {"ledger/4": OLD}
-        if operation != "put":
-            await state.put("ledger/5", OLD)
-            before["ledger/5"] = OLD
+        state = store(root)
+        before = {"ledger/4": OLD} | ({} if operation == "put" else {"ledger/5": OLD})
+        for path, data in before.items():
+            await state.put(path, data)
         after = {"ledger/4": OLD} | ({} if operation == "delete" else {"ledger/5": NEW})
         with RefusingDisk(root, first, number).installed() as disk:
             try:
@@ -331,10 +325,10 @@ def test_a_call_that_the_disk_refuses_leaves_the_old_object_or_the_new_one(
             except StoreError as error:
                 assert REFUSALS[number] in str(error)
                 assert str(root) in str(error)
-        for opened in (state, StateStore(root, RUN, inline=True)):
+        for opened in (state, store(root)):
             assert await contents(opened) in (before, after)
         await change(state)
-        for opened in (state, StateStore(root, RUN, inline=True)):
+        for opened in (state, store(root)):
             assert await contents(opened) == after
         assert not list((root / ".tmp").iterdir())
         return disk.calls

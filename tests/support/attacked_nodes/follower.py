@@ -13,7 +13,7 @@ from protocol.chain.manifest import Head, Manifest
 from protocol.digest import Weights, digest_weights
 from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
-from protocol.identity.authority import Authority, Revision
+from protocol.identity.authority import Authority, ChainPoint, Revision
 from protocol.identity.participant import Role
 from protocol.identity.signing import Signed, SigningKey, open_announced, sign
 from protocol.patch import NewTensors
@@ -178,6 +178,14 @@ class AttackedFollower:
         for version, signed in enumerate(self.chain.signed_manifests):
             await self.store.put(paths.manifest(key.public, version, signed.digest), sign(signed.record, key))
         await self.put_head(self.head(**changes), key, at=key)
+
+    def point(self, version: int) -> ChainPoint:
+        return ChainPoint(version=version, digest=self.chain.signed_manifests[version].digest)
+
+    async def rewind(self, version: int, successor: SigningKey) -> None:
+        """Revoke the trainer, rewind the chain to a version, and publish it under another key."""
+        await self.revise(trainers=(successor.public,), revoked=(TRAINER.public,), rewind=self.point(version))
+        await self.mirror(successor, epoch=1, revision=1)
 
     def next_revision(self, **changes: Any) -> Revision:
         """Return the revision after those that the node knows.

@@ -22,6 +22,7 @@ from tests.support.builders.chains import MINER, TRAINER, make_node, small_run
 from tests.support.builders.proofs import proof_of
 from tests.support.faults.decorated_store import SlowStore
 from tests.support.simulation.network import BEGIN, Log
+from tests.support.simulation.trainer_events import Exclusions
 from tests.support.simulation.virtual_clock import TrioClock
 
 FIRST, SECOND = SigningKey(bytes([21]) * 32), SigningKey(bytes([22]) * 32)
@@ -149,6 +150,11 @@ class AttackedTrainer:
         assert set(used_digests) <= {content_digest(group.to_frame()) for group in self.groups}
         return set(outcome_log.values())
 
+    def exclusions(self) -> list[tuple[str, str]]:
+        """Return the validators that do not count for the window, each with the reason."""
+        events = self.log.named("validator-excluded"), self.log.named("validator-sealed-again")
+        return Exclusions(*events).of_window(WINDOW)
+
     async def inbox_batches(self) -> list[VerifiedBatch]:
         """Return what the learner is given."""
         return [
@@ -174,6 +180,41 @@ async def make_honest_testbed(
     await testbed.deliver()
     for validator in validators or (FIRST, SECOND):
         await testbed.publish_records(validator)
+    return testbed
+
+
+async def reveal_in_turn(
+    *turns: tuple[Sequence[Group], Sequence[Judgement] | None], restart: bool = False
+) -> AttackedTrainer:
+    """Let a trainer read one validator and, perhaps after a restart, the other; one acceptance is a quorum.
+
+    Args:
+        turns: the miner's groups, which are in storage for everybody when the validator reveals, and its judgements on
+            them; None if it accepts them all.
+    """
+    testbed, records = AttackedTrainer(), []
+    opening = testbed.run.opening_time(WINDOW)
+    for validator, (groups, judgements) in zip((FIRST, SECOND), turns, strict=True):
+        testbed.groups = list(groups)
+        verdict = testbed.verdict(validator, *map(testbed.judgement, range(len(groups))))
+        if judgements is not None:
+            verdict = verdict.model_copy(update={"judgements": tuple(judgements)})
+        summary = testbed.summary(validator, verdict)
+        await testbed.seal(validator, summary)
+        records.append((groups, validator, summary, verdict))
+
+    async def reveal() -> None:
+        for number, (groups, validator, summary, verdict) in enumerate(records, start=1):
+            await testbed.clock.sleep_until(opening + 2.0 * number)
+            await testbed.deliver(groups)
+            await testbed.reveal(validator, summary, verdict)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reveal)
+        if restart:
+            await testbed.collect(opening + 3.0)
+            assert await testbed.group_outcomes()
+        await testbed.collect()
     return testbed
 
 

@@ -31,6 +31,7 @@ from protocol.judging.ledger import (
 )
 from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport
 from protocol.judging.verdict import Judgement, ReauditVerdict, Verdict
+from protocol.lora import LoraSpec
 from protocol.objects import ObjectRef
 from protocol.outer.round_records import (
     AggregatedShare,
@@ -119,6 +120,11 @@ authority = sample_of(
     admission=admission(),
     revoked=(),
 )
+
+
+SHARD = ObjectRef(digest=digest("shard"), size=4096)
+
+lora = sample_of(LoraSpec, rank=4, alpha=8.0, targets=("q_proj", "v_proj"), base=digest("base"), shards=(SHARD,))
 
 
 def revision(number: int = 1, previous: bytes = RUN_ID, **changes: Any) -> Revision:
