@@ -108,8 +108,8 @@ class Shell:
 
 
 def follow_first_run(directory: Path, moments: Moments) -> None:
-    """Carry out "The same network as separate programs" in an empty directory. When there is a verified window, validator
-    and miners end: the commands read what is in storage, beside a trainer that waits.
+    """Carry out "The same network as separate programs" in an empty directory. At the first verified window validator
+    and miners end: the other commands read what is in storage, beside a trainer that waits.
     """
     shell, store = Shell(directory), directory / "my-run" / "store"
     try:
