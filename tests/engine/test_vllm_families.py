@@ -53,7 +53,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def model_of(directory: Path, family: str) -> TransformersModel:
-    """Write the config.json of a small policy, and return its model."""
     values = {name: value for name, value in (SIZES | FAMILIES[family]).items() if value is not None}
     config = AutoConfig.for_model(family, **values)
     mapping: Any = AutoModelForCausalLM._model_mapping
