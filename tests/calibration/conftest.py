@@ -11,7 +11,6 @@ from tests.support.builders.policies import PARAMS, write_policy
 
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    """Return a policy directory with random weights."""
     return write_policy(tmp_path_factory.mktemp("policy"))
 
 

@@ -24,10 +24,10 @@ from grailnode.calibration.thresholds import CalibrationError
 from grailnode.calibration.variants import Variant
 from grailnode.cli.actions.calibration_run import Options, make_job
 from grailnode.cli.main import cli
-from grailnode.config import ConfigError, validate
+from grailnode.config import validate
 from grailnode.engine.lora_model import LoraModel, merged_weights
 from grailnode.engine.models import build
-from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError, load_weights
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.installation import InstallationError
 from grailnode.node.user_errors import explain
@@ -217,10 +217,16 @@ def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> N
         ({"validator": "vllm-float32", "python": Path("nowhere")}, "--python nowhere: no such file"),
         ({"python": Path("/bin/true")}, "--python belongs to vLLM: give --miner or --validator vllm-bfloat16"),
         ({"device": "abacus"}, "--device abacus: torch cannot use it"),
+        ({"lora_rank": 4}, "calibrate: lora_rank and lora_targets go together"),
+        ({"lora_targets": "q_proj"}, "calibrate: lora_rank and lora_targets go together"),
+        ({"lora_alpha": 4.0}, "calibrate: lora_alpha belongs to adapters: set lora_rank as well"),
+        ({"lora_rank": 4, "lora_targets": "q proj"}, "--lora-targets: String should match"),
+        ({"lora_rank": 65, "lora_targets": "v_proj"}, "rank 65 is more than model.layers.0"),
+        ({"system_prompt": "Add."}, "calibrate: a system prompt belongs to a conversation: set chat as well"),
     ],
 )
 def test_invalid_options_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises((CalibrationError, UserError)) as error_info:
+    with pytest.raises(UserError) as error_info:
         make_job(options_with(**changes), Path())
     assert message in str(error_info.value)
     assert "\n" not in str(error_info.value)
@@ -277,8 +283,6 @@ def test_prompts_are_conversations_with_the_policys_chat_template(tmp_path: Path
         work = make_job(source, Path()).work
         assert work.chat is not None
         assert work.chat.prompt("1+1=") == "[system]Add.[user]1+1=[assistant]"
-    with pytest.raises(ConfigError, match="calibrate: a system prompt belongs to a conversation: set chat as well"):
-        options_with(system_prompt="Add.")
 
 
 def test_a_missing_directory_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
@@ -420,18 +424,3 @@ def test_the_thresholds_of_a_run_of_adapters_are_for_that_run_alone(tmp_path: Pa
         with pytest.raises(ProofFileError, match=message):
             workspace.create(tmp_path / "other", Recipe(rules=rules), proof=proof)
     assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lora_rank": 4}, "calibrate: lora_rank and lora_targets go together"),
-        ({"lora_targets": "q_proj"}, "calibrate: lora_rank and lora_targets go together"),
-        ({"lora_alpha": 4.0}, "calibrate: lora_alpha belongs to adapters: set lora_rank as well"),
-        ({"lora_rank": 4, "lora_targets": "q proj"}, "--lora-targets: String should match"),
-        ({"lora_rank": 65, "lora_targets": "v_proj"}, "rank 65 is more than model.layers.0"),
-    ],
-)
-def test_adapters_that_cannot_be_are_refused(changes: dict[str, str], message: str, tmp_path: Path) -> None:
-    with pytest.raises((CalibrationError, ConfigError, PolicyError), match=message):
-        make_job(options_with(**changes), tmp_path)

@@ -25,7 +25,7 @@ from grailnode.calibration.thresholds import (
     table,
 )
 from protocol.judging.evidence import NO_EVIDENCE, REPRODUCED, UNREPRODUCED, advance, exceeded, is_improbable
-from protocol.proof import DECADE, RATE_UNIT, Table, Thresholds
+from protocol.proof import DECADE, RATE_UNIT, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.builders.proofs import FLOAT32
 
@@ -84,14 +84,6 @@ def thresholds(
     honest: Honest, copies: Sequence[Sequence[GroupMeasurement]] = (COPY,), demands: ThresholdDemands = DEMANDS
 ) -> Thresholds:
     return choose_thresholds(honest, copies, FLOAT32, demands)
-
-
-def rate_beyond(table: Table, value: float) -> float:
-    """Return the bound on the rate of values beyond one: that of the last step below it."""
-    return (
-        max((rate for step, rate in zip(table.beyond, table.rates, strict=True) if step >= value), default=0)
-        / RATE_UNIT
-    )
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.02, 0.3])
@@ -219,7 +211,9 @@ def heavy_tailed(count: int, seed: int) -> list[GroupMeasurement]:
 def test_far_margins_have_rates_that_no_count_could_show() -> None:
     spec = thresholds({"pair": heavy_tailed(500, 0)}).margin
     seen = max(float(group.margins.max()) for group in heavy_tailed(500, 0))
-    assert 0 < rate_beyond(spec, 4 * seen / NOISE_UNIT) < 1 / (500 * 60) / 10
+    steps = zip(spec.beyond, spec.rates, strict=True)
+    rate = next(rate for beyond, rate in steps if beyond >= 4 * seen / NOISE_UNIT) / RATE_UNIT
+    assert 0 < rate < 1 / (500 * 60) / 10
 
 
 def test_few_far_margins_refuse_a_window_and_one_does_not() -> None:

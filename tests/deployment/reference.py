@@ -60,7 +60,6 @@ _BOUNDS: Final = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below
 
 
 def config_page() -> str:
-    """Return the page of all keys."""
     parts = [_CONFIG_INTRODUCTION]
     for name, field in Config.model_fields.items():
         if (model := section_of(field.annotation)) is not None:
@@ -141,12 +140,10 @@ def _default(field: FieldInfo) -> str:
 
 
 def cli_page() -> str:
-    """Return the page of all commands."""
     return "\n".join([_CLI_INTRODUCTION, *_command("grailnode", cli, None)])
 
 
 def metrics_page() -> str:
-    """Return the page of all metrics."""
     rows = [f"| `{spec.name}` | {spec.kind} | {', '.join(spec.labels)} | {spec.help} |" for spec in SPECS]
     return _METRICS_INTRODUCTION + "\n".join(rows)
 
@@ -201,7 +198,6 @@ PAGES: Final = {"config.md": config_page, "cli.md": cli_page, "metrics.md": metr
 
 
 def main() -> None:
-    """Write all pages."""
     REFERENCE.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         (REFERENCE / name).write_text(page() + "\n", encoding="utf-8")

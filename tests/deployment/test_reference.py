@@ -18,7 +18,6 @@ def test_a_page_is_up_to_date(name: str, page: Callable[[], str]) -> None:
 
 
 def sections(name: str, model: type[Settings]) -> Iterator[tuple[str, type[Settings]]]:
-    """Yield a section and those in it."""
     yield name, model
     for key, field in model.model_fields.items():
         if (inner := section_of(field.annotation)) is not None:
@@ -36,7 +35,6 @@ def test_every_key_is_described_by_sentences(name: str, model: type[Settings]) -
 
 
 def commands(command: click.Command, context: click.Context) -> Iterator[click.Command]:
-    """Yield a command and its own commands."""
     yield command
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

@@ -97,6 +97,21 @@ def assert_checks_agree(checks: Sequence[Check], others: Sequence[Check], noise:
         torch.testing.assert_close(check.rivals, other.rivals, rtol=0, atol=noise)
 
 
+async def check_like_torch(
+    engine: Engine, model: CausalModel, weights: Weights, params: SamplingParams = PARAMS, count: int = 24
+) -> list[tuple[int, ...]]:
+    """Check that an engine generates, and checks by every rule, what the torch engine does; return the completions."""
+    pairs = await check_tokens(engine, model, weights, params, count)
+    for expected, generation in pairs:
+        torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
+    completions = [generation.tokens for generation, _ in pairs]
+    items = check_requests(requests_of_many_lengths(count), completions)
+    reference = await engine_of(model, dict(weights))
+    for rules in RULES:
+        assert_checks_agree(await engine.check(items, rules), await reference.check(items, rules))
+    return completions
+
+
 class EngineContract:
     """The contract of Engine.
 

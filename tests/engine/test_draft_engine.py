@@ -28,6 +28,7 @@ from roles.ports import Generation
 from tests.engine.engine_contract import EngineContract, NewEngine, serve
 from tests.support.builders.families import FAMILIES, write_family
 from tests.support.builders.policies import NOISE, engine_of, inline, random_weights, requests_of_many_lengths
+from tests.support.measuring.wrapped_model import WrappedModel
 from tests.support.pytest_options.few_daily import few_daily
 
 REQUESTS = requests_of_many_lengths(12)
@@ -60,21 +61,16 @@ def has_good_draft(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return bool(request.param)
 
 
-class PolicyPasses:
+class PolicyPasses(WrappedModel):
     """A model that counts the passes of the policy itself over a batch."""
 
-    def __init__(self, model: CausalModel) -> None:
-        self._model = model
-        self.policy: Any = None
-        self.count = 0
+    policy: Weights | None = None
+    count = 0
 
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
         self.policy = self.policy or weights  # a batch begins with the policy
         self.count += weights is self.policy
-        return self._model.hidden(weights, ids, mask, cache)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        return super().hidden(weights, ids, mask, cache)
 
 
 async def drafted(model: CausalModel, weights: Weights, params: SamplingParams = LONG) -> list[Generation]:
@@ -107,7 +103,7 @@ async def test_every_token_is_the_policys_choice(model: CausalModel, way: str) -
 async def test_a_good_draft_saves_most_passes_of_the_policy_and_a_bad_one_few(
     model: CausalModel, has_good_draft: bool
 ) -> None:
-    counting: Any = PolicyPasses(model)
+    counting = PolicyPasses(model)
     longest = max(len(item.tokens) for item in await drafted(counting, random_weights(model)))
     assert counting.count < longest / 2 if has_good_draft else longest / 2 < counting.count <= longest
 

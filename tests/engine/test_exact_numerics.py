@@ -73,7 +73,6 @@ def checks(items: list[Request], completions: list[tuple[int, ...]], batch_token
 
 
 def equal(left: Tensor, right: Tensor) -> bool:
-    """Return whether two tensors have the same bits."""
     return left.shape == right.shape and left.numpy().tobytes() == right.numpy().tobytes()
 
 

@@ -75,8 +75,7 @@ class TestMixtures:
         fused = parameters["model.layers.0.mlp.experts.gate_up_proj"].grad
         gates = "model.layers.0.mlp.experts.2.gate_proj.weight"
         own = weights.get(gates, weights.get("model.layers.0.block_sparse_moe.experts.2.w1.weight"))
-        assert own is not None
-        assert own.grad is not None
+        assert own is not None and own.grad is not None
         torch.testing.assert_close(own.grad, fused[2, : own.shape[0]], rtol=1e-4, atol=1e-5)
 
     def test_new_weights_replace_the_fused_copies(self, mixture: Family) -> None:
@@ -134,8 +133,7 @@ class TestRefusals:
             check_model(Policy.load(tmp_path))
 
     def test_init_refuses_and_writes_nothing(self, tmp_path: Path) -> None:
-        policy = tmp_path / "policy"
-        write_policy(policy)
+        policy = write_policy(tmp_path / "policy").directory
         _change_config(policy, intermediate_size=50)
         assert "config.json says [32, 50]" in fail("init", str(tmp_path / "run"), "--policy", str(policy))
         assert not (tmp_path / "run").exists()

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed
 
 from grailnode.engine.vllm.inside.element_changes import ElementChange
-from grailnode.engine.vllm.inside.rank_steps import Cancelled, Job, Values, rank_gather
+from grailnode.engine.vllm.inside.rank_steps import Job, rank_gather
 from grailnode.engine.vllm.inside.served_weights import Gather, ServedWeights, ServedWeightsError, StagedVersion
 from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
 from grailnode.engine.vllm.inside.tensor_map import map_tensors
@@ -79,18 +79,12 @@ CANCELLED = "CancelledError: "
 
 
 def begin_patch(served: ServedWeights, patch: bytes = PATCH) -> Job:
-
-    def work(cancelled: Cancelled) -> Values:
-        return {"staged": stage_patch(served, 1, patch, digest_weights(TARGET), cancelled)}
-
-    return Job(work)
+    return Job(lambda cancelled: {"staged": stage_patch(served, 1, patch, digest_weights(TARGET), cancelled)})
 
 
 def begin_weights(served: ServedWeights, version: int, path: Path, weights: dict[str, Tensor]) -> Job:
-    def work(cancelled: Cancelled) -> Values:
-        return {"staged": stage_weights(served, version, path, digest_weights(weights), cancelled)}
-
-    return Job(work)
+    digest = digest_weights(weights)
+    return Job(lambda cancelled: {"staged": stage_weights(served, version, path, digest, cancelled)})
 
 
 def staged_by(job: Job) -> StagedVersion:

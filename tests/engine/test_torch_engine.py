@@ -21,6 +21,7 @@ from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 from tests.engine.engine_contract import EngineContract, NewEngine, manifest, serve
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, inline, random_weights, requests_of_many_lengths
+from tests.support.measuring.wrapped_model import WrappedModel
 
 
 @pytest.fixture(scope="module", params=[build, lambda policy: TransformersModel(policy.directory)])
@@ -40,21 +41,15 @@ class TestTorchEngine(EngineContract):
         return lambda: TorchEngine(model, run_sync=inline)
 
 
-class CountingModel:
+class CountingModel(WrappedModel):
     """A model that counts the tokens that it computes, pads included, and the largest mask (cached tokens included)."""
 
-    def __init__(self, model: CausalModel) -> None:
-        self._model = model
-        self.tokens = 0
-        self.largest_mask = 0
+    tokens = largest_mask = 0
 
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
         self.tokens += ids.numel()
         self.largest_mask = max(self.largest_mask, mask.numel())
-        return self._model.hidden(weights, ids, mask, cache)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        return super().hidden(weights, ids, mask, cache)
 
 
 LONG, SHORT = ((5, 6, 7, 8) * 20)[:50], (9, 10, 11) * 10

@@ -15,11 +15,10 @@ from grailnode.engine.hf import TransformersModel
 from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_settings import VllmSettings
-from protocol.rollout.checking import CheckRules
 from roles.ports import EngineError, Request
-from tests.engine.engine_contract import assert_checks_agree, changed, check_requests, check_tokens, serve
+from tests.engine.engine_contract import changed, check_like_torch, serve
 from tests.engine.vllm_site import ForkedServer, check_refusal, new_launcher, shared_server, vllm_python
-from tests.support.builders.policies import PARAMS, engine_of, random_weights, requests_of_many_lengths
+from tests.support.builders.policies import PARAMS, random_weights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -54,7 +53,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def model_of(directory: Path, family: str) -> TransformersModel:
-    """Write the config.json of a small policy, and return its model."""
     values = {name: value for name, value in (SIZES | FAMILIES[family]).items() if value is not None}
     config = AutoConfig.for_model(family, **values)
     mapping: Any = AutoModelForCausalLM._model_mapping
@@ -108,10 +106,7 @@ async def test_a_family_is_patched_and_generates_as_transformers(
     try:
         await serve(engine, weights, target)
         await engine.verify()
-        completions = [generation.tokens for generation, _ in await check_tokens(engine, model, target)]
-        items = check_requests(requests_of_many_lengths(), completions)
-        expected = await (await engine_of(model, target)).check(items, CheckRules(PARAMS))
-        assert_checks_agree(await engine.check(items, CheckRules(PARAMS)), expected)
+        await check_like_torch(engine, model, target)
     finally:
         await engine.close()
 

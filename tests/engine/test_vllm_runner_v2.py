@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
@@ -20,7 +19,7 @@ from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
-from tests.engine.engine_contract import RULES, assert_checks_agree, changed, check_requests, check_tokens, serve
+from tests.engine.engine_contract import changed, check_like_torch, serve
 from tests.engine.vllm_site import (
     SHORT_MEMORY,
     BendableServer,
@@ -29,7 +28,7 @@ from tests.engine.vllm_site import (
     refuse_restarts,
     vllm_python,
 )
-from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_weights, requests_of_many_lengths
+from tests.support.builders.policies import PARAMS, random_weights
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -90,13 +89,7 @@ async def test_runner_v2_is_patched_and_generates_as_the_torch_engine(engine: Vl
     await serve(engine, weights, target)
     await engine.verify()
     for params in (PARAMS, FILTERED):
-        pairs = await check_tokens(engine, model, target, params)
-        for expected, generation in pairs:
-            torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
-    reference = await engine_of(model, target)
-    for rules in RULES:
-        items = check_requests(requests_of_many_lengths(), [g.tokens for g, _ in pairs])
-        assert_checks_agree(await engine.check(items, rules), await reference.check(items, rules))
+        await check_like_torch(engine, model, target, params)
 
 
 async def test_requests_that_runner_v2_computes_again_are_those_of_torch(

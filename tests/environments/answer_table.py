@@ -31,7 +31,6 @@ class Row:
 
 
 def rows(text: str) -> list[Row]:
-    """Return the rows of a table, in order."""
     result, section, gold = [], "", ""
     for line in text.splitlines():
         match = _ROW.match(line)
@@ -45,7 +44,6 @@ def rows(text: str) -> list[Row]:
 
 
 def library_verdict(gold: str, answer: str) -> bool:
-    """Return what math-verify says of two answers."""
     import math_verify
 
     first, second = (math_verify.parse(f"\\boxed{{{text}}}") for text in (gold, answer))

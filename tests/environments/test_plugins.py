@@ -302,7 +302,6 @@ def test_an_episode_that_nobody_ends_ends_with_its_object_and_one_whose_host_end
 
 
 def descriptors() -> set[int]:
-    """Return the open descriptors of this process."""
     return {int(path.name) for path in Path("/proc/self/fd").iterdir() if path.exists()}
 
 

@@ -117,11 +117,7 @@ STEPS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 def games(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Install a plug-in of examples/ beside the packages of another environment, and return the plug-in's folder."""
     open_sandbox()
-    python = os.environ.get("GRAILNODE_GYM_PYTHON", "")
-    if not python:
-        pytest.skip(NO_GYM)
-    command = (python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-    packages = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    packages = run_with_gym("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
     monkeypatch.setattr(sys, "path", [str(install_example(request.param, tmp_path)), *sys.path, packages])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return str(request.param)

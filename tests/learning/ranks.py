@@ -92,7 +92,6 @@ def go_on(learner: Learner, directory: Path, saved: SavedRows | None, last: int)
 
 
 def assert_equal(one: Tensors, other: Tensors) -> None:
-    """Compare tensors by name, bit for bit."""
     assert one.keys() == other.keys()
     assert [name for name, tensor in one.items() if not torch.equal(tensor, other[name])] == []
 

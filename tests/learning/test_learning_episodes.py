@@ -15,7 +15,7 @@ from tests.support.simulation.learning import Setup, Simulation
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("environment", "windows", "least", "most"), [("wordle", 40, 0.06, 0.09), ("calculator", 14, 0.2, 0.25)]
+    ("environment", "windows", "least", "most"), [("wordle", 24, 0.06, 0.075), ("calculator", 14, 0.2, 0.25)]
 )
 def test_the_reward_of_the_demo_rises(environment: str, windows: int, least: float, most: float) -> None:
     demo = DemoSettings(windows, 0, Path(), keep=False, command="", environment=environment)

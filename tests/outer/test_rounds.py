@@ -149,8 +149,6 @@ async def test_many_sites_that_withhold_their_payloads_cost_no_other_site_its_ro
     names = sorted(testbed.names, key=lambda name: key(name).public)
 
     class WithholdingStore(DecoratedStore):
-        """Stores no payload."""
-
         async def put(self, path: str, data: bytes) -> None:
             if "/payloads/" not in path:
                 await super().put(path, data)

@@ -18,7 +18,7 @@ from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
 from protocol.proof import EXACT_PROOF
 from tests.support.builders.recipes import demo_recipe
-from tests.support.processes.command_line import fail, succeed
+from tests.support.processes.command_line import succeed
 
 BFLOAT16 = "engine.dtype='bfloat16'"
 VLLM = ("engine.kind='vllm'", "engine.url='http://127.0.0.1:1'")
@@ -77,11 +77,6 @@ def test_the_founder_lists_what_the_run_admits(tmp_path: Path) -> None:
     assert lower.margin.beyond[-1] > 100 * full.margin.beyond[-1]
 
 
-def test_an_exact_run_has_one_arithmetic(tmp_path: Path) -> None:
-    error = fail("init", str(tmp_path / "run"), "--numerics", "exact", "--miner-arithmetic", "torch-float32")
-    assert "drop --miner-arithmetic" in error
-
-
 def test_a_recipes_engine_decides_what_its_run_admits(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[engine]\ndtype = "bfloat16"\n')
@@ -127,6 +122,7 @@ def test_a_policy_that_exact_arithmetic_does_not_cover_is_refused() -> None:
 @pytest.mark.parametrize(
     ("rules", "proof", "error"),
     [
+        ({"miner_arithmetics": ("torch-float32",)}, None, "drop --miner-arithmetic"),
         ({"top_k": 5}, None, "without --top-k"),
         ({"lora_rank": 4, "lora_targets": "q_proj"}, None, "does not cover adapters"),
         ({}, Path("proof.json"), "no measured thresholds"),

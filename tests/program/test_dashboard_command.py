@@ -11,7 +11,7 @@ import pytest
 from grailnode.cli.actions.run_dashboard import _for_host
 from grailnode.node.http_server import Answer, Request
 from tests.support.processes.command_line import fail, succeed
-from tests.support.processes.programs import PATIENCE, Program
+from tests.support.processes.programs import Program, eventually
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +45,11 @@ def test_it_serves_a_run_that_has_not_begun_and_warns_who_can_see_it(
     program = Program("dashboard", "--run", run_file, *options, "--port", str(port), log=tmp_path / "log")
     address, is_public = f"http://127.0.0.1:{port}/", "0.0.0.0" in options
     try:
-        deadline = time.monotonic() + PATIENCE
-        while "http://" not in (log := program.log.read_text()):
-            assert program.process.poll() is None, log
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert log.startswith(f"0.0.0.0: whoever reaches port {port} of this machine sees the page\n") == is_public
-        while "No window was judged yet." not in (page := httpx.get(address).text):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: "http://" in program.log.read_text(), "it says where the page is")
+        warning = f"0.0.0.0: whoever reaches port {port} of this machine sees the page\n"
+        assert program.log.read_text().startswith(warning) == is_public
+        eventually(lambda: "No window was judged yet." in httpx.get(address).text, "it has read the run")
+        page = httpx.get(address).text
         assert "The run has published no version that could be read." in page
         # a proxy of this machine may ask for others, as if it were the machine's owner
         assert ("miner-1 waits for beacon since" in page) == ("--local" in options)

@@ -42,14 +42,12 @@ def write_proof(path: Path, rank: int, targets: tuple[str, ...]) -> Path:
 
 
 def new_run(directory: Path, *options: str) -> tuple[Config, RunManifest]:
-    """Return the configuration and the manifest of a new run."""
     succeed("init", str(directory), *options)
     return load(directory), open_run((directory / "run.manifest").read_bytes()).record
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RunManifest]:
-    """Return the configuration and the manifest of a new run of adapters."""
     directory = tmp_path_factory.mktemp("run") / "run"
     proof = write_proof(directory.parent / "proof.json", 8, ("q_proj", "v_proj"))
     return new_run(directory, "--lora-rank", "8", "--lora-targets", "v_proj,q_proj", "--proof", str(proof))
@@ -57,7 +55,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RunManifest]:
 
 @pytest.fixture(scope="module")
 def quantized_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RunManifest]:
-    """Return the configuration and the manifest of a new run of FP8 weights."""
     return new_run(tmp_path_factory.mktemp("quantized") / "run", "--precision", "fp8")
 
 

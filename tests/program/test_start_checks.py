@@ -77,44 +77,36 @@ def miner(store: Any, **admission: object) -> Node:
     return replace(node, space=URL)
 
 
+@pytest.mark.parametrize("store", [MemoryStore(), AlteringStore(once=True)], ids=["works", "answers wrongly once"])
 @simulated
-async def test_a_space_that_works_is_left_as_it_was():
-    store = MemoryStore()
-    await check_space(miner(store), store)
-    await check_space(miner(store), None)
-    assert [info async for info in store.list("")] == []
-
-
-@pytest.mark.parametrize(
-    ("store", "message"),
-    [
-        (refusing("put"), "cannot write to its own space and read it: .*connection refused"),
-        (refusing("get"), "cannot write to its own space and read it: .*connection refused"),
-        (refusing("delete"), "cannot delete objects of its own space: .*connection refused"),
-        (AlteringStore(), "storage shows other bytes than this node wrote"),
-    ],
-    ids=["put", "get", "delete", "other bytes"],
-)
-@simulated
-async def test_a_space_that_cannot_be_used_is_refused(store: Any, message: str) -> None:
-    with pytest.raises(StartError, match=message):
-        await check_space(miner(store), None)
-
-
-@pytest.mark.parametrize(
-    ("others_see", "message"),
-    [
-        (MemoryStore(), f"store.url {URL}: others cannot read there .* is it this bucket's public URL"),
-        (refusing("get"), f"store.url {URL}: others cannot read there .*connection refused.* may everybody read"),
-    ],
-    ids=["another bucket", "a private bucket"],
-)
-@simulated
-async def test_a_url_at_which_others_do_not_see_the_space_is_refused(others_see: Any, message: str) -> None:
-    store = MemoryStore()
-    with pytest.raises(StartError, match=message):
+async def test_a_space_that_works_is_left_as_it_was(store: MemoryStore):
+    for others_see in (None, store):
         await check_space(miner(store), others_see)
     assert [info async for info in store.list("")] == []
+
+
+HIDDEN = f"store.url {URL}: others cannot read there .*"
+
+
+@pytest.mark.parametrize(
+    ("store", "others_see", "message"),
+    [
+        (refusing("put"), None, "cannot write to its own space and read it: .*connection refused"),
+        (refusing("get"), None, "cannot write to its own space and read it: .*connection refused"),
+        (refusing("delete"), None, "cannot delete objects of its own space: .*connection refused"),
+        (AlteringStore(), None, "storage shows other bytes than this node wrote"),
+        (MemoryStore(), MemoryStore(), f"{HIDDEN} is it this bucket's public URL"),
+        (MemoryStore(), refusing("get"), f"{HIDDEN}connection refused.* may everybody read"),
+    ],
+    ids=["put", "get", "delete", "other bytes", "another bucket", "a private bucket"],
+)
+@simulated
+async def test_a_space_that_this_node_or_others_cannot_use_is_refused(
+    store: Any, others_see: Any, message: str
+) -> None:
+    with pytest.raises(StartError, match=message):
+        await check_space(miner(store), others_see)
+    assert others_see is None or [info async for info in store.list("")] == []
 
 
 @simulated
@@ -143,13 +135,6 @@ async def test_a_miner_without_its_own_invitation_is_refused(tmp_path: Path) -> 
     (tmp_path / "miner-1.invite").write_text("00" * 90)
     with pytest.raises(StartError, match="by invite, and does not admit this one"):
         await check_admission(node)
-
-
-@simulated
-async def test_a_space_that_answers_wrongly_once_is_asked_again():
-    store = AlteringStore(once=True)
-    await check_space(miner(store), None)
-    assert [info async for info in store.list("")] == []
 
 
 def test_the_room_that_a_node_needs_follows_from_the_model(run_toml: Path):

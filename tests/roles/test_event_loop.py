@@ -48,7 +48,7 @@ from tests.support.processes.programs import ROOT
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import TrioClock, running
 
-VERSIONS = 3
+VERSIONS = 2  # a patch, and a patch with an anchor
 PASSES = 3
 ROUND_SECONDS = 1000.0  # 4000 beacon rounds
 MODEL = Qwen3(

@@ -93,17 +93,14 @@ class Source:
 @asynccontextmanager
 async def serving(source: Source) -> AsyncIterator[str]:
     """Serve a dashboard; yields its address when it has read the run."""
-    probe = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
-    port = probe.socket.getsockname()[1]
-    await probe.aclose()
     page = Dashboard(source.view.state.run_name, source.read, 0.05, source.now)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(page.keep_new)
-        nursery.start_soon(partial(serve_http, connections=100), "127.0.0.1", port, page.respond)
+        (listener,) = await nursery.start(partial(serve_http, connections=100), "127.0.0.1", 0, page.respond)
         with trio.fail_after(60):
             while source.readings < 2:
                 await trio.sleep(0.01)
-        yield f"http://127.0.0.1:{port}/"
+        yield f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
         nursery.cancel_scope.cancel()
 
 

@@ -21,9 +21,7 @@ from tests.ui.dashboards import HOSTILE, Source, serving, usual
 from tests.ui.tags import Tags
 
 
-async def events(
-    address: str, since: str = "0", headers: dict[str, str] | None = None
-) -> AsyncGenerator[dict[str, Any], None]:
+async def events(address: str, headers: dict[str, str] | None = None) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the server-sent events, each with its id."""
     url, identity = f"{address}events?since=0", ""
     async with httpx.AsyncClient() as client, client.stream("GET", url, headers=headers) as answer:

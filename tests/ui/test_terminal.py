@@ -90,36 +90,36 @@ def test_plain_lines_name_the_newest_round():
     assert all("round 6: 2 of 2 sites, 60 groups" in line for line in lines[1:])
 
 
-def test_status_shows_how_fast_validators_check_and_what_limits_the_trainer():
-    state = replace(runs.network(), check_rate=12_431.2, bottleneck="trainer waits for groups; add miners")
-    text = " ".join(render(render_status(state), 80))
-    assert "12,431 tokens in a second of a validator's time" in text
-    assert "trainer waits for groups; add miners" in text
+UNJUDGED = MinerRow("a1" * 32, "miner-1", "unknown", 192, 0, {"copied": 12}, 0.0)
+ENDLESS = STATES["endless"]
+UNPUBLISHED = replace(runs.empty(), window=21, window_elapsed=5.9)
+STRATA = (StratumRow("easy", 12, 0.75), StratumRow("", 4, 0.25))
 
 
-def test_status_says_how_late_a_window_is_and_what_was_not_judged():
-    miner = MinerRow("a1" * 32, "miner-1", "unknown", 192, 0, {"copied": 12}, 0.0)
-    state = replace(runs.network(), windows_planned=None, window_seconds=10.0, window_elapsed=3_610.0, miners=(miner,))
-    text = " ".join(render(render_status(state), 100))
-    assert "next is late by 1:00:00" in text
-    assert "0 verified  12 rejected  180 not judged" in text
-
-
-def test_status_of_an_ended_run_says_how_old_the_head_is_and_who_is_silent():
-    state = replace(runs.network(), windows_planned=None, has_ended=True, head_age=7_300.0, silent=("trainer",))
-    text = " ".join(render(render_status(state), 100))
-    assert "renewed 2 h 1 min ago" in text
-    assert "silent  trainer" in text
-    assert "the run has ended or its trainer has stopped" in text
-    assert "next in" not in text
-
-
-def test_status_of_a_run_that_has_not_started_counts_no_seconds_to_the_next_window():
-    state = replace(runs.empty(), window=21, window_elapsed=5.9)
-    text = " ".join(render(render_status(state), 80))
-    assert "window 21  by the clock, and nothing has been published" in text
-    started = replace(state, versions=runs.network().versions)
-    assert "next in 0:01" in " ".join(render(render_status(started), 80))
+@pytest.mark.parametrize(
+    ("state", "texts"),
+    [
+        (replace(ENDLESS, check_rate=12_431.2), ["12,431 tokens in a second of a validator's time"]),
+        (replace(ENDLESS, bottleneck="trainer waits; add miners"), ["trainer waits; add miners"]),
+        (replace(ENDLESS, window_seconds=10.0, window_elapsed=3_610.0), ["next is late by 1:00:00"]),
+        (replace(ENDLESS, miners=(UNJUDGED,)), ["0 verified  12 rejected  180 not judged"]),
+        (
+            replace(ENDLESS, has_ended=True, head_age=7_300.0, silent=("trainer",)),
+            ["renewed 2 h 1 min ago", "silent  trainer", "the run has ended or its trainer has stopped"],
+        ),
+        (UNPUBLISHED, ["window 21  by the clock, and nothing has been published"]),
+        (replace(UNPUBLISHED, versions=ENDLESS.versions), ["next in 0:01"]),
+        (
+            replace(ENDLESS, windows=(WindowRow(3, 2, 8, 0, 0.5, 0.625, 0.9375, STRATA),), pass_at=4),
+            ["pass@4", "0.94", "pass@1 by kind of problem: easy 0.75 (12), other 0.25 (4)"],
+        ),
+    ],
+    ids=["rate", "bottleneck", "late", "unjudged", "ended", "unpublished", "next", "strata"],
+)
+def test_status_says(state: NetworkState, texts: list[str]):
+    shown = " ".join(render(render_status(state), 100))
+    assert not [text for text in texts if text not in shown]
+    assert not (state.has_ended and "next in" in shown)
 
 
 def test_status_cuts_nothing_at_80_columns():
@@ -137,23 +137,13 @@ def test_status_cuts_nothing_at_80_columns():
 
 
 def test_a_miners_row_says_how_many_groups_nobody_judged():
-    miner = MinerRow("a1" * 32, "miner-1", "unknown", 192, 0, {"copied": 12}, 0.0)
     other = MinerRow("a2" * 32, "miner-2", "unknown", 192, 188, {}, 0.0)
-    state = replace(runs.network(), nodes=(), miners=(miner, other))
+    state = replace(runs.network(), nodes=(), miners=(UNJUDGED, other))
     text = "\n".join(render(render_status(state), 100))
     assert re.search(r"rejected; not judged .*\nminer-1 .* 12: copied 12; 180 not judged .*\n.* 0; 4 not judged", text)
     live = "\n".join(render(screen(state), 60))
     assert re.search(r"rejected; not judged .*\nminer-1 .* 12; 180 not judged .*\n.* 0; 4 not judged", live)
-    assert "not judged" not in "".join(render(screen(replace(state, miners=(replace(miner, submitted=12),))), 100))
-
-
-def test_status_shows_pass_at_k_and_kinds_of_problems():
-    strata = (StratumRow("easy", 12, 0.75), StratumRow("", 4, 0.25))
-    row = WindowRow(3, 2, 8, 0, 0.5, 0.625, 0.9375, strata)
-    text = "\n".join(render(render_status(replace(runs.network(), windows=(row,), pass_at=4)), 100))
-    assert "pass@4" in text
-    assert "0.94" in text
-    assert "pass@1 by kind of problem: easy 0.75 (12), other 0.25 (4)" in text
+    assert "not judged" not in "".join(render(screen(replace(state, miners=(replace(UNJUDGED, submitted=12),))), 100))
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -169,9 +159,10 @@ def test_consoles_without_unicode_get_ascii_of_the_same_shape():
         assert [cell_len(line) for line in plain] == [cell_len(line) for line in full]
 
 
-def test_the_summary_says_at_80_columns_why_the_trainer_waited():
-    report = runs.report().model_copy(update={"trainer_data_wait_fraction": 0.86})
-    assert "cores" in " ".join(render(render_summary(report), 80))
+def test_the_summary_says_at_80_columns_why_the_trainer_waited_and_why_nobody_judged():
+    waiting, unjudged = runs.report(trainer_data_wait_fraction=0.86), runs.report(runs.empty())
+    assert "cores" in " ".join(render(render_summary(waiting), 80))
+    assert "No group was judged in time" in " ".join(render(render_summary(unjudged), 80))
 
 
 def test_the_summary_cuts_no_reason_at_80_columns():
@@ -181,11 +172,6 @@ def test_the_summary_cuts_no_reason_at_80_columns():
     assert not [word for word in ("45: wrong-sampling 15,", *reasons, "; 675 not", "judged") if word not in text]
     assert "…" not in text
     assert "+" not in text.partition("rejected")[2]
-
-
-def test_the_summary_of_a_run_whose_windows_nobody_judged_says_why():
-    text = " ".join(render(render_summary(runs.report(runs.empty())), 100))
-    assert "No group was judged in time" in text
 
 
 def plain_lines(*states: NetworkState) -> list[str]:

@@ -102,15 +102,19 @@ def worth(withheld: float, groups: int, scoring: ScoringSpec, proof: ProofSpec) 
         groups: that it pledges for each window.
     """
     balance, honest = (_shown_balance(share, groups, scoring, proof) for share in (withheld, 0.0))
-    used = shares({MINER.public: balance}, scoring)[MINER.public] > 0
+    used = _earns(balance, scoring)
     return Withholding(balance, used, balance / honest if used else 0.0)
+
+
+def _earns(balance: int, scoring: ScoringSpec) -> bool:
+    return shares({MINER.public: balance}, scoring)[MINER.public] > 0
 
 
 def largest_share(groups: int, scoring: ScoringSpec, proof: ProofSpec) -> float:
     """Return the largest share of its windows that a key may withhold and still be trained on, to 0.1%; 0 for none."""
     steps = 1000
-    usable = [step for step in range(steps) if worth(step / steps, groups, scoring, proof).used]
-    return max(usable, default=0) / steps
+    balances = ((step, _shown_balance(step / steps, groups, scoring, proof)) for step in reversed(range(steps)))
+    return next((step for step, balance in balances if _earns(balance, scoring)), 0) / steps
 
 
 def bias(withheld: float, groups: int) -> float:

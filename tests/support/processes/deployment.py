@@ -108,7 +108,9 @@ class Shell:
 
 
 def follow_first_run(directory: Path, moments: Moments) -> None:
-    """Carry out "The same network as separate programs" in an empty directory."""
+    """Carry out "The same network as separate programs" in an empty directory. At the first verified window validator
+    and miners end: the other commands read what is in storage, beside a trainer that waits.
+    """
     shell, store = Shell(directory), directory / "my-run" / "store"
     try:
         for line in commands_of(sections("first-run.md")["The same network as separate programs"]):
@@ -118,6 +120,8 @@ def follow_first_run(directory: Path, moments: Moments) -> None:
             if line.startswith("grailnode status"):
                 eventually(lambda: bool(verified_group(directory / "my-run", store)), "a verified window")
                 moments("first verified window")
+                for follower in shell.programs[1:]:
+                    follower.end()
             if line.startswith(SERVERS):
                 continue
             output = shell.run(line.replace("MINER/WINDOW/GROUP", verified_group(directory / "my-run", store)))
