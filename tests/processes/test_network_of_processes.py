@@ -20,13 +20,6 @@ from tests.support.processes.separate_buckets import Machines, serving_buckets
 from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
 
 
-@pytest.fixture
-def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
-    network = NetworkOfProcesses(tmp_path)
-    yield network
-    network.end()
-
-
 @pytest.mark.slow
 def test_every_role_survives_kill_9_and_the_chain_stays_whole(network: NetworkOfProcesses):
     roles = {"trainer": "trainer", "validator": "validator", "miner-1": "miner", "miner-2": "miner"}
@@ -92,16 +85,24 @@ def test_a_terminal_that_takes_nothing_stops_no_node(network: NetworkOfProcesses
 VERSIONS = 4
 
 
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, str]]:
+    """Return the directory of a run before its start, and the digests of what its trainer published in a copy."""
+    directory = make_run(tmp_path_factory.mktemp("lived") / "run")
+    copy = shutil.copytree(directory, directory.with_name("copy"))
+    return directory, StepwiseTrainer(copy).publish_versions(VERSIONS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_killed_trainers_weights_are_those_of_one_that_lived(tmp_path: Path, ranks: int):
+def test_a_killed_trainers_weights_are_those_of_one_that_lived(
+    tmp_path: Path, lived: tuple[Path, dict[int, str]], ranks: int
+):
     """A step has one pass here, so that a second rank adds nothing to the gradients but its rows of the masters."""
-    directory = make_run(tmp_path / "lived")
-    shutil.copytree(directory, tmp_path / "killed")
-    settings = tmp_path / "killed" / "run.toml"
-    settings.write_text(settings.read_text().replace("[trainer]\n", f"[trainer]\ngpus = {ranks}\n"))
-    weights = StepwiseTrainer(directory).publish_versions(VERSIONS)
+    directory, weights = lived
     assert len(set(weights.values())) == len(weights) == VERSIONS + 1
+    settings = shutil.copytree(directory, tmp_path / "killed") / "run.toml"
+    settings.write_text(settings.read_text().replace("[trainer]\n", f"[trainer]\ngpus = {ranks}\n"))
     killed_trainer = StepwiseTrainer(tmp_path / "killed", kills=6)
     assert killed_trainer.publish_versions(VERSIONS) == weights
     assert killed_trainer.kill_counts

@@ -125,18 +125,8 @@ class AttackedFollower:
 
     def head(self, newest: int | None = None, **changes: Any) -> Head:
         """Return the head of the chain, with some fields changed."""
-        newest = len(self.chain.signed_manifests) - 1 if newest is None else newest
-        fields: dict[str, Any] = {
-            "run": self.run_id,
-            "epoch": 0,
-            "base": 0,
-            "manifests": tuple(signed.digest for signed in self.chain.signed_manifests[: newest + 1]),
-            "anchors": tuple(version for version in self.chain.anchors if version <= newest),
-            "oldest_patch": 1,
-            "revision": 0,
-            "expires_ms": int(self.clock.now() * 1000) + HOUR_MS,
-        }
-        return Head(**(fields | changes))
+        expires_ms = int(self.clock.now() * 1000) + HOUR_MS
+        return self.chain.head(newest, **({"expires_ms": expires_ms} | changes))
 
     async def put_head(self, head: Head, *keys: SigningKey, at: SigningKey = TRAINER) -> None:
         """Put a head, signed by the trainer or by other keys, into the space of a key."""
@@ -211,11 +201,11 @@ class AttackedFollower:
         await refresh_authority(self.node)
         return record
 
-    async def assert_refuses(self, match: str, polls: int = 3) -> None:
+    async def assert_refuses(self, match: str) -> None:
         """Let the node poll, and assert that it logs one error and still has its good version, in its state too."""
         good_state = await self._good_state()
         earlier_count = len(self.log.named("cannot-follow"))
-        with trio.move_on_after(polls + 0.5):
+        with trio.move_on_after(3.5):
             await keep_fresh(self.node, self.follower, 1.0)
         lines = [event["error"] for event in self.log.named("cannot-follow")[earlier_count:]]
         assert len(lines) == 1, lines
