@@ -19,7 +19,7 @@ from tests.support.simulation.damaged_states import bend
 
 pytestmark = pytest.mark.slow
 
-BEFORE, AFTER = 2, 4  # versions
+BEFORE, AFTER = 2, 3  # versions
 
 
 def objects(root: Path) -> dict[str, bytes]:

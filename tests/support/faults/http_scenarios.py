@@ -7,8 +7,8 @@ requests. bench/fault_proxy.py injects faults of the network, and forwards bodie
 import hashlib
 import random
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -230,7 +230,7 @@ class _PartlyUnreachableStore(DecoratedStore):
         fault_count: operations that were sent there.
     """
 
-    def __init__(self, store: ObjectStore, others: list[ObjectStore], rng: random.Random) -> None:
+    def __init__(self, store: ObjectStore, others: Sequence[ObjectStore], rng: random.Random) -> None:
         super().__init__(store)
         self._store = store
         self._others = others
@@ -262,8 +262,9 @@ async def run_http_scenario(place: PlaceSection, credentials: S3Credentials, nam
         limits = {"silence_seconds": 1.0, "deadline_seconds": 2.0, "min_bytes_per_second": 4e6, "connect_seconds": 1.0}
         endpoints = [url, *(_ENDPOINTS[name] for name in names if name in _ENDPOINTS)]
         places = [place.model_copy(update=limits | {"endpoint": endpoint}) for endpoint in endpoints]
-        with _open_stores(places, credentials) as (first, *others):
-            partly_unreachable = _PartlyUnreachableStore(first, list(others), random.Random(seed + 1))
+        with ExitStack() as stack:
+            stores = [stack.enter_context(closing(S3Store(each, credentials, 5 * MIB))) for each in places]
+            partly_unreachable = _PartlyUnreachableStore(stores[0], stores[1:], random.Random(seed + 1))
             retrying = RetryingStore(partly_unreachable, random.Random(seed + 2), _RETRIES)
             store = BoundedStore(retrying, _MAX_ENTRIES)
             client = _Client(
@@ -275,14 +276,6 @@ async def run_http_scenario(place: PlaceSection, credentials: S3Credentials, nam
         nursery.cancel_scope.cancel()
     client.outcome.fault_count = proxy.fault_count + partly_unreachable.fault_count
     return client.outcome
-
-
-@contextmanager
-def _open_stores(places: list[PlaceSection], credentials: S3Credentials) -> Iterator[list[S3Store]]:
-    stores = [S3Store(place, credentials, 5 * MIB) for place in places]
-    yield stores
-    for store in stores:
-        store.close()
 
 
 class _Client:
