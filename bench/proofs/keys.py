@@ -15,7 +15,7 @@ from bench.proofs.setting import SCORING
 from protocol.judging.ledger import GROUP
 from roles.miner.produce import Producer
 from tests.support.adversaries.harness import TrialHarness, key
-from tests.support.adversaries.key_histories import CachedHonestProducer, CarelessProducer, packaged_policy_harness
+from tests.support.adversaries.key_histories import careless_producers, packaged_policy_harness
 from tests.support.adversaries.miners import ADVERSARIES
 from tests.support.builders.proofs import BFLOAT16, FLOAT32, packaged_thresholds
 
@@ -36,12 +36,12 @@ async def table(keys: int) -> None:
 
 async def _rows(harness: TrialHarness, keys: int) -> None:
     copies = {name: ADVERSARIES[name].producer(harness) for name in ("8-bit weights", "4-bit weights", "3-bit weights")}
-    producers: dict[str, Producer] = dict(copies)
-    producers |= {f"one token in {number}": CarelessProducer(harness, 1.0 / number) for number in (20, 100)}
+    producers = copies | careless_producers(harness)
+    honest = producers.pop("honest")
     print(f"{'miner':20} {'keys':>4}  {'accepted before: median':>23} {'most':>5}  reasons")
     for name, producer in producers.items():
         await _row(harness, name, producer, keys, 2 * SCORING.deposit // GROUP)
-    await _row(harness, "honest", CachedHonestProducer(harness), max(1, keys // 8), HONEST_WINDOWS)
+    await _row(harness, "honest", honest, max(1, keys // 8), HONEST_WINDOWS)
 
 
 async def _row(harness: TrialHarness, name: str, producer: Producer, keys: int, max_windows: int) -> None:

@@ -5,9 +5,8 @@ import trio
 
 from grailnode.run.rules import Rules
 from protocol.judging.verdict import Reason
-from roles.miner.produce import Producer
 from tests.support.adversaries.harness import TrialHarness, key
-from tests.support.adversaries.key_histories import CachedHonestProducer, CarelessProducer, packaged_policy_harness
+from tests.support.adversaries.key_histories import careless_producers, packaged_policy_harness
 from tests.support.adversaries.miners import ADVERSARIES
 from tests.support.builders.proofs import BFLOAT16
 
@@ -24,15 +23,9 @@ def windows_until_refusal(
     harness: TrialHarness, name: str, max_windows: int = DEPOSIT, number: int = 0
 ) -> tuple[int, set[str]]:
     """Return how many windows of one group of a key are accepted before the first refusal, and its reasons."""
-    honest_producers: dict[str, Producer] = {
-        "one token in 20": CarelessProducer(harness, 0.05),
-        "one token in 100": CarelessProducer(harness, 0.01),
-        "honest": CachedHonestProducer(harness),
-    }
     harness.miner = key(f"history {name} {number}")
-    accepted, reasons = trio.run(
-        harness.windows_until_refusal, honest_producers.get(name) or ADVERSARIES[name].producer(harness), max_windows
-    )
+    producer = careless_producers(harness).get(name) or ADVERSARIES[name].producer(harness)
+    accepted, reasons = trio.run(harness.windows_until_refusal, producer, max_windows)
     return accepted, set(reasons)
 
 

@@ -23,7 +23,7 @@ from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import read_window_cases
 from tests.support.attacked_nodes.follower import VALIDATOR, AttackedFollower
 from tests.support.attacked_nodes.trainer import FIRST, WINDOW, AttackedTrainer
-from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator, VaryingBeacon
+from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
 from tests.support.measuring.store_tally import TallyMeter
@@ -137,7 +137,7 @@ async def test_no_crowd_of_junk_costs_more_reads_than_strangers_have_and_admitte
 ) -> None:
     monkeypatch.setattr(limits, "MAX_STRANGERS", 16)
     testbed, meter = AttackedValidator(), TallyMeter()
-    node = replace(testbed.validator, beacon=VaryingBeacon(), store=MeteredStore(testbed.store, meter))
+    node = replace(testbed.validator, store=MeteredStore(testbed.store, meter))
     await testbed.announce(expires_ms=1 << 50)
     await find_participants(node, "miner")
     for number in range(500):

@@ -1,7 +1,6 @@
 """An exact run: whatever a miner changes shows in its first window, and what is accepted is what the policy says."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,15 +14,12 @@ from protocol.digest import Weights
 from protocol.judging.verdict import Reason
 from protocol.proof import DECADE, EXACT_PROOF
 from protocol.rollout.batch import Group, assemble
-from roles.miner.produce import MiningWindow
 from roles.policy.sequences import Tokens
-from roles.ports import Engine, Request
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness, TrialOutcome
-from tests.support.adversaries.miners.registry import assignments_of, complete_group, honest_groups_of
+from tests.support.adversaries.miners.policies import other_policy
+from tests.support.adversaries.miners.registry import Attempt, Behaviour
 from tests.support.builders.proofs import with_thresholds
 from tests.support.simulation.virtual_clock import simulate
-
-Behaviour = Callable[[TrialHarness, MiningWindow, Sequence[int]], Awaitable[list[Group]]]
 
 
 def older(weights: Weights, versions: int) -> Weights:
@@ -48,54 +44,37 @@ def harness() -> TrialHarness:
     return TrialHarness(policy_history, task, EXACT_PROOF, max_tokens=8, groups=16, exact=True)
 
 
-def serving(harness: TrialHarness) -> Weights:
-    return dict(harness.policy_history.version(8))
-
-
-def other_weights(name: str, make: Callable[[TrialHarness], Weights]) -> Behaviour:
-    """Return a miner that computes tokens and sketches with other weights."""
-
-    async def behaviour(harness: TrialHarness, window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        engine = await harness.engine(name, lambda: make(harness))
-        return await honest_groups_of(engine, harness, window, indices)
-
-    return behaviour
-
-
 def right_prefill(name: str, make: Callable[[TrialHarness], Weights], temperature: float = 1.0) -> Behaviour:
     """Return a miner that draws tokens with other weights, and computes the sketches by one right prefill."""
 
-    async def behaviour(harness: TrialHarness, window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        engine: Engine = await harness.engine(name, lambda: make(harness))
-        params = replace(harness.task.run.sampling.params(), temperature=temperature)
-        groups = []
-        for item in assignments_of(harness, window, indices):
-            generations = await engine.generate([Request(item.prompt, seed) for seed in item.seeds], params)
-            groups.append(await complete_group(harness, window, item, [one.tokens for one in generations]))
-        return groups
+    async def behaviour(attempt: Attempt) -> list[Group]:
+        engine = await attempt.harness.engine(name, lambda: make(attempt.harness))
+        return [
+            await attempt.complete(item, await attempt.completions(item, item.seeds, temperature, engine))
+            for item in attempt.assignments
+        ]
 
     return behaviour
 
 
-async def flipped_token(harness: TrialHarness, window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+async def flipped_token(attempt: Attempt) -> list[Group]:
     """Replace one token of the whole window by the next best one, and go on from there by the policy's own choice."""
-    groups = await harness.honest_groups(window, indices)
-    item = assignments_of(harness, window, [0])[0]
+    groups = await attempt.honest_groups()
     completions: list[Tokens] = [rollout.tokens for rollout in groups[0].rollouts]
     tokens = completions[0]
     other = 2 if tokens[0] != 2 else 3
     completions[0] = (other, *tokens[1:])
-    return [await complete_group(harness, window, item, completions), *groups[1:]]
+    return [await attempt.complete(attempt.assignments[0], completions), *groups[1:]]
 
 
 CHEATS: dict[str, Behaviour] = {
     "one flipped token": flipped_token,
-    "8-bit weights": other_weights("8 bits", lambda harness: quantized(serving(harness), 8)),
-    "4-bit weights": other_weights("4 bits", lambda harness: quantized(serving(harness), 4)),
-    "eight versions old": other_weights("old", lambda harness: older(serving(harness), 8)),
-    "one version old": other_weights("older", lambda harness: older(serving(harness), 1)),
-    "4-bit decode, right prefill": right_prefill("4 bits", lambda harness: quantized(serving(harness), 4)),
-    "temperature 0.9": right_prefill("serving", serving, temperature=0.9),
+    "8-bit weights": other_policy("8 bits", lambda harness: quantized(harness.serving_weights, 8)),
+    "4-bit weights": other_policy("4 bits", lambda harness: quantized(harness.serving_weights, 4)),
+    "eight versions old": other_policy("old", lambda harness: older(harness.serving_weights, 8)),
+    "one version old": other_policy("older", lambda harness: older(harness.serving_weights, 1)),
+    "4-bit decode, right prefill": right_prefill("4 bits", lambda harness: quantized(harness.serving_weights, 4)),
+    "temperature 0.9": right_prefill("serving", lambda harness: harness.serving_weights, temperature=0.9),
 }
 
 
@@ -104,7 +83,7 @@ def judge(harness: TrialHarness, behaviour: Behaviour) -> tuple[list[Group], Tri
 
     async def scenario() -> tuple[list[Group], TrialOutcome]:
         harness.accepted_work.clear()
-        groups = await behaviour(harness, harness.mining_window(0), range(harness.groups))
+        groups = await behaviour(Attempt(harness, harness.mining_window(0), range(harness.groups)))
         return groups, await harness.judge(*assemble(groups, "exact"), harness.miner)
 
     result: tuple[list[Group], TrialOutcome] = simulate(scenario)
@@ -119,14 +98,14 @@ def test_a_cheat_is_refused_in_its_first_window(harness: TrialHarness, cheat: Be
 
 
 def test_an_8_bit_decode_with_a_right_prefill_passes_only_with_the_right_tokens(harness: TrialHarness) -> None:
-    cheat = right_prefill("8 bits", lambda harness: quantized(serving(harness), 8))
+    cheat = right_prefill("8 bits", lambda harness: quantized(harness.serving_weights, 8))
     groups, outcome = judge(harness, cheat)
-    honest, _ = judge(harness, TrialHarness.honest_groups)
+    honest, _ = judge(harness, Attempt.honest_groups)
     assert (groups == honest) == (not outcome.reasons)
 
 
 def test_honest_work_is_accepted_whole(harness: TrialHarness) -> None:
-    _, outcome = judge(harness, TrialHarness.honest_groups)
+    _, outcome = judge(harness, Attempt.honest_groups)
     assert (outcome.accepted, outcome.reasons) == (harness.groups, {})
     assert outcome.counts.sketch.steps == outcome.counts.margin.steps == (0,)
 

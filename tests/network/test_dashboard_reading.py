@@ -38,12 +38,12 @@ def batches_read(store: UnreachableStore) -> int:
     return sum("/batches/" in path for path in store.paths)
 
 
-async def deliver(network: Network, miner: str, groups: int, window: int = WINDOW) -> Commitment:
+async def deliver(network: Network, miner: str, groups: int) -> Commitment:
     """Publish a miner's batch of groups of two rollouts."""
-    place = {"run": network.signed.digest, "window": window, "miner": key(miner).public}
+    place = {"run": network.signed.digest, "window": WINDOW, "miner": key(miner).public}
     batch, commitment = assemble([samples.group(index, **place) for index in range(groups)], "torch-float32")
     await network.store.put(commitment.path, sign(commitment, key(miner)))
-    await network.store.put(paths.batch(key(miner).public, window, commitment.batch), batch)
+    await network.store.put(paths.batch(key(miner).public, WINDOW, commitment.batch), batch)
     return commitment
 
 
@@ -253,13 +253,6 @@ async def test_a_full_disk_leaves_the_page_without_rollouts(tmp_path: Path):
 LAST = 10
 
 
-async def read(reader: RunReader) -> View:
-    """Return a reading with the rollouts that are read behind its state."""
-    await reader.read()
-    await trio.sleep(0.01)
-    return await reader.read()
-
-
 async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> None:
     network = Network(demo_rules(groups=4, group_size=4))
     await publish_files(network.store, key("trainer").public, model_files(network.policy.directory))
@@ -273,7 +266,7 @@ async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> 
             view = await reader.read()
             assert [stage.window for stage in view.state.stages][:1] == [window]
         await network.until_window(LAST)
-        view = await read(reader)
+        view = await reading(reader, 0.01)
         store.is_away = True
         await trio.sleep(30)
         away = await reader.read()
@@ -315,7 +308,7 @@ async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> 
     await trio.sleep(3 * network.run.head_ttl)
     last = RunReader(network.node("late"), tmp_path)
     async with running(last.keep_rollouts, len):
-        ended = await read(last)
+        ended = await reading(last, 0.01)
     assert ended.state.has_ended
     assert any("has expired" in alarm for alarm in ended.state.alarms)
     assert ended.state.stages == ()

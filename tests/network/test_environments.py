@@ -247,6 +247,12 @@ async def test_hostile_programs_are_judged_without_harm_and_false_rewards_are_ig
     assert all(values == {0.0} for values in rewards.values())
 
 
+def register(monkeypatch: pytest.MonkeyPatch, environment: Any) -> None:
+    """Let runs name an environment of this test."""
+    monkeypatch.setitem(environments._GENERATED, environment.name, environment)
+    monkeypatch.setattr(environments, "names", (*environments.names, environment.name))
+
+
 HANGING = """
 class Task:
     exact = True
@@ -271,8 +277,7 @@ async def test_a_plugin_that_hangs_breaks_the_judging_of_its_group_alone(
     site = install_module("hanging", HANGING, tmp_path)
     limits = PluginLimits(call_seconds=0.5)
     plugin = PluginEnvironment("hanging", PluginSandbox(open_sandbox(), [site], "hanging", b"{}", limits))
-    monkeypatch.setitem(environments._GENERATED, "hanging", plugin)
-    monkeypatch.setattr(environments, "names", (*environments.names, "hanging"))
+    register(monkeypatch, plugin)
     network = Network(demo_rules(environment="hanging", groups=2, group_size=4, max_tokens=8, evaluation_problems=1))
     await run_with_liar(network, 5)
     plugin.close()
@@ -301,8 +306,7 @@ EPISODES = {"turns": 6, "turn_tokens": 3, "reply_tokens": 8, "max_tokens": 8}
 def dice(monkeypatch: pytest.MonkeyPatch) -> Dice:
     """Return the environment of dice, which is registered."""
     environment = Dice()
-    monkeypatch.setitem(environments._GENERATED, "dice", environment)
-    monkeypatch.setattr(environments, "names", (*environments.names, "dice"))
+    register(monkeypatch, environment)
     return environment
 
 
@@ -310,8 +314,7 @@ def dice(monkeypatch: pytest.MonkeyPatch) -> Dice:
 def higher_lower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PluginEnvironment]:
     """Return the guide's plug-in from its wheel, which is registered."""
     plugin = PluginEnvironment.open(open_sandbox(), [install(files_of_page(), tmp_path)], "higher-lower", b"{}")
-    monkeypatch.setitem(environments._GENERATED, plugin.name, plugin)
-    monkeypatch.setattr(environments, "names", (*environments.names, plugin.name))
+    register(monkeypatch, plugin)
     yield plugin
     plugin.close()
 

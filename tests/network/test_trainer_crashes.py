@@ -12,9 +12,8 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from roles.ports import ObjectStore
 from roles.trainer.publish.fencing import FencedError
-from roles.trainer.spool import INBOX
 from tests.support.builders.snapshots import snapshot_views
-from tests.support.builders.verified_batches import GROUPS, verified_batch
+from tests.support.builders.verified_batches import GROUPS, put_batch
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.measuring.store_listing import copy_objects
 from tests.support.pytest_options.few_daily import few_daily
@@ -121,7 +120,7 @@ class Trainer(Network):
                 nursery.start_soon(self.supervise, processes[process], self.process == process)
             for number in range(BATCHES):
                 await self._wait_until_published(number)
-                await self.disk.put(f"{INBOX}{number:010d}-x", verified_batch(number, version=0).to_bytes())
+                await put_batch(self.disk, number)
             await self._wait_until_published(BATCHES)
             await trio.sleep(1)
         weights = await verify_chain(Network.node(self, "checker"), lambda line: None)

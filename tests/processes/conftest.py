@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.measuring.patch_kernels import compile_patch_kernels
 from tests.support.processes import programs
+from tests.support.processes.network_of_processes import NetworkOfProcesses
 
 _HOOK: Final = """
 import multiprocessing, sys
@@ -32,6 +33,13 @@ def compiled_kernels() -> None:
     at.
     """
     compile_patch_kernels()
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
+    network = NetworkOfProcesses(tmp_path / "network")
+    yield network
+    network.end()
 
 
 @pytest.fixture(autouse=True)

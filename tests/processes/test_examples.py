@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,15 @@ import trio
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 
-from grailnode.config import load
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.library import follow
 from grailnode.store.state.state_store import StateStore
 from protocol.digest import digest_weights
 from roles.trainer.spool import INBOX
-from tests.support.builders.verified_batches import verified_batch
+from tests.support.builders.verified_batches import put_batch
 from tests.support.processes.network_of_processes import NetworkOfProcesses
 from tests.support.processes.programs import ENVIRONMENT, PATIENCE, ROOT
-from tests.support.processes.stepwise_trainer import make_run
+from tests.support.processes.stepwise_trainer import make_run, trainer_state
 
 pytestmark = pytest.mark.slow
 
@@ -41,13 +39,6 @@ def run_example(*command: str) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-@pytest.fixture
-def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
-    network = NetworkOfProcesses(tmp_path / "network")
-    yield network
-    network.end()
 
 
 def test_trl_learns_from_the_groups_of_a_network_and_goes_on_from_its_checkpoint(
@@ -79,10 +70,9 @@ def test_trl_learns_from_the_groups_of_a_network_and_goes_on_from_its_checkpoint
 def test_ranks_of_fsdp_publish_what_their_checkpoint_has(tmp_path: Path) -> None:
     directory, checkpoints = make_run(tmp_path / "run"), tmp_path / "checkpoints"
     run = str(directory / "run.toml")
-    config = load(directory / "run.toml")
-    state = StateStore(config.at(config.node.state) / "trainer" / "objects", bytes.fromhex(config.run.id))
+    state = trainer_state(directory)
     for number in range(1, 5):
-        trio.run(state.put, f"{INBOX}{number:010d}-x", verified_batch(number, version=0).to_bytes())
+        trio.run(put_batch, state, number)
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     for steps in ("1", "2"):
         run_example(*launcher, "examples/fsdp2.py", run, str(checkpoints), steps)

@@ -17,16 +17,13 @@ import pytest
 import trio
 
 from grailnode import UserError
-from grailnode.config import load
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
 from grailnode.library import follow, follow_async, open_trainer, open_trainer_async
-from grailnode.store.state.state_store import StateStore
 from protocol.digest import digest_weights
-from roles.trainer.spool import INBOX
-from tests.support.builders.verified_batches import verified_batch
+from tests.support.builders.verified_batches import put_batch
 from tests.support.processes.command_line import fail, succeed
 from tests.support.processes.programs import ENVIRONMENT, ROOT, eventually
-from tests.support.processes.stepwise_trainer import make_run
+from tests.support.processes.stepwise_trainer import make_run, trainer_state
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +61,7 @@ def test_a_loop_that_is_killed_trains_on_every_group_once_and_loses_no_version(t
     run, rng = make_run(tmp_path / "run"), random.Random(1)
     script, journal, log = tmp_path / "loop.py", tmp_path / "journal", tmp_path / "log"
     script.write_text(LOOP)
-    config = load(run / "run.toml")
-    state = StateStore(config.at(config.node.state) / "trainer" / "objects", bytes.fromhex(config.run.id))
+    state = trainer_state(run)
 
     def lines() -> list[dict[str, Any]]:
         return [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
@@ -76,10 +72,8 @@ def test_a_loop_that_is_killed_trains_on_every_group_once_and_loses_no_version(t
     numbers, delivered, sessions = count(1), set[str](), list[int]()
 
     def deliver() -> None:
-        number = next(numbers)
-        batch = verified_batch(number, version=0)
+        batch = trio.run(put_batch, state, next(numbers))
         delivered.update(group.digest.hex() for group in batch.groups)
-        trio.run(state.put, f"{INBOX}{number:010d}-x", batch.to_bytes())
 
     def run_loop(until: Callable[[], bool]) -> None:
         """Start the loop, and kill it when something has happened."""
@@ -119,15 +113,13 @@ def test_a_loop_that_is_killed_trains_on_every_group_once_and_loses_no_version(t
 
 async def test_a_program_in_trio_waits_without_blocking_and_may_cancel(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    config = await trio.to_thread.run_sync(load, run / "run.toml")
-    state = StateStore(config.at(config.node.state) / "trainer" / "objects", bytes.fromhex(config.run.id))
+    state = await trio.to_thread.run_sync(trainer_state, run)
     weights = load_weights(PACKAGED_POLICY)
     async with open_trainer_async(run / "run.toml") as trainer:
         with trio.move_on_after(0.5) as waiting:  # other tasks run meanwhile, such as this clock
             await trainer.groups()
         assert waiting.cancelled_caught
-        batch = verified_batch(1, version=0)
-        await state.put(f"{INBOX}{1:010d}-x", batch.to_bytes())
+        batch = await put_batch(state, 1)
         groups = await trainer.groups(min_count=len(batch.groups))
         assert {group.digest for group in groups} == {group.digest for group in batch.groups}
         await trainer.acknowledge(groups)

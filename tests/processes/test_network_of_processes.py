@@ -20,13 +20,6 @@ from tests.support.processes.separate_buckets import Machines, serving_buckets
 from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
 
 
-@pytest.fixture
-def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
-    network = NetworkOfProcesses(tmp_path)
-    yield network
-    network.end()
-
-
 @pytest.mark.slow
 def test_every_role_survives_kill_9_and_the_chain_stays_whole(network: NetworkOfProcesses):
     roles = {"trainer": "trainer", "validator": "validator", "miner-1": "miner", "miner-2": "miner"}

@@ -18,7 +18,7 @@ from tests.support.builders.chains import equal
 from tests.support.builders.policies import inline
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
-from tests.support.builders.verified_batches import verified_batch
+from tests.support.builders.verified_batches import put_batch, verified_batch
 from tests.support.faults.decorated_store import SlowStore
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import simulate
@@ -42,7 +42,7 @@ class Site:
 
     async def deliver(self, number: int, version: int) -> None:
         """Put a batch of two groups into the inbox, as a collector does."""
-        await self.state.put(f"{INBOX}{number:010d}-x", verified_batch(number, version).to_bytes())
+        await put_batch(self.state, number, version)
 
     async def inbox(self) -> list[str]:
         return [item.path async for item in self.state.list(INBOX)]
@@ -122,7 +122,7 @@ async def test_a_call_that_is_cancelled_while_it_reads_loses_no_group() -> None:
     site.node = replace(site.node, state=SlowStore(get_seconds=1.0))
     training = await site.open()
     for number in (1, 2):
-        await site.node.state.put(f"{INBOX}{number:010d}-x", verified_batch(number, 0).to_bytes())
+        await put_batch(site.node.state, number)
     with trio.move_on_after(1.5) as scope:  # between the two batches
         await training.groups(1)
     assert scope.cancelled_caught

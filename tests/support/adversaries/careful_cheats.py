@@ -95,7 +95,7 @@ def gain(
     for window in range(1, windows + 1):
         inside, groups = evidence, list[SimulatedGroup]()
         for _ in range(GROUPS):
-            accepts = partial(_dares, inside, shown, reserved) if careful else _always
+            accepts = partial(_dares, inside, shown, reserved) if careful else lambda counts: True
             groups.append(cheat(thresholds, rng, accepts))
             inside, shown = advance(inside, groups[-1].counts, thresholds), shown + groups[-1].counts
         made += groups
@@ -115,18 +115,11 @@ def gain(
     return Gain(paid / due / work, gained / max(1, rollouts), refused)
 
 
-def _always(counts: Counts) -> bool:
-    return True
-
-
 def _dares(evidence: Evidence, shown: Counts, reserved: Thresholds, counts: Counts) -> bool:
-    return exceeded(advance(evidence, counts, reserved), reserved) is None and _is_free(shown + counts, reserved)
-
-
-def _is_free(counts: Counts, thresholds: Thresholds) -> bool:
-    """Return whether these counts have no more misses than cost nothing."""
-    row = ledger_row(audited=1, accepted=1, counts=counts)
-    return all(excess_misses(row, thresholds, name) <= 0 for name in ("margin", "stop"))
+    """Return whether these counts exceed no threshold, and all have no more misses than cost nothing."""
+    row = ledger_row(audited=1, accepted=1, counts=shown + counts)
+    is_free = all(excess_misses(row, reserved, name) <= 0 for name in ("margin", "stop"))
+    return is_free and exceeded(advance(evidence, counts, reserved), reserved) is None
 
 
 def take_stops(tokens: int, reach: float) -> Cheat:

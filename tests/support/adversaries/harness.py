@@ -206,7 +206,7 @@ class TrialHarness:
     store: MemoryStore = field(default_factory=MemoryStore)
     accepted_work: dict[bytes, bytes] = field(default_factory=dict)
     _engines: dict[str, TorchEngine] = field(default_factory=dict)
-    _group_cache: dict[tuple[bytes, int, int], Group] = field(default_factory=dict)
+    _group_cache: dict[tuple[bytes, int], dict[int, Group]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         policy, stub = self.policy_history.policy, StubPorts()
@@ -273,15 +273,18 @@ class TrialHarness:
             self._engines[name] = BatchedEngine(engine) if self.batched else engine  # type: ignore[assignment]
         return self._engines[name]
 
+    @property
+    def serving_weights(self) -> Weights:
+        return self.policy_history.version(self.policy_history.serving)
+
     async def serving_engine(self) -> TorchEngine:
         """Return the engine of the honest nodes."""
-        return await self.engine("serving", lambda: self.policy_history.version(self.policy_history.serving))
+        return await self.engine("serving", lambda: self.serving_weights)
 
     async def draft_engine(self) -> TorchEngine:
         """Return an engine with half of the policy's layers."""
-        weights = self.policy_history.version(self.policy_history.serving)
-        half = list(range(count_layers(weights) // 2))
-        return await self.engine("draft", lambda: self.policy_history.draft or keep_layers(weights, half))
+        half = list(range(count_layers(self.serving_weights) // 2))
+        return await self.engine("draft", lambda: self.policy_history.draft or keep_layers(self.serving_weights, half))
 
     def mining_window(self, window: int, miner: SigningKey | None = None) -> MiningWindow:
         """Return a window of the miner, or of another one."""
@@ -294,31 +297,25 @@ class TrialHarness:
 
     async def honest_groups(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
         """Return the groups of an honest miner. They are cached for the adversaries that falsify them."""
-        missing = [
-            index for index in indices if (mining_window.miner, mining_window.window, index) not in self._group_cache
-        ]
-        for group in (
-            await HonestProducer(self.task, await self.serving_engine()).produce(mining_window, missing)
-            if missing
-            else []
-        ):
-            self._group_cache[mining_window.miner, mining_window.window, group.index] = group
-        return [self._group_cache[mining_window.miner, mining_window.window, index] for index in indices]
+        cache = self._group_cache.setdefault((mining_window.miner, mining_window.window), {})
+        if missing := [index for index in indices if index not in cache]:
+            producer = HonestProducer(self.task, await self.serving_engine())
+            cache |= {group.index: group for group in await producer.produce(mining_window, missing)}
+        return [cache[index] for index in indices]
 
     async def trial(self, producer: Producer, window: int) -> TrialOutcome:
         """Judge one window of a producer. The validator knows no other work than what the producer shows it."""
         self.accepted_work.clear()
         groups = await producer.produce(self.mining_window(window), range(self.groups))
-        batch, commitment = assemble(groups, self.arithmetic)
-        return await self.judge(batch, commitment, self.miner)
+        return await self.judge(*assemble(groups, self.arithmetic), self.miner)
 
     async def windows_until_refusal(self, producer: Producer, max_windows: int) -> tuple[int, Counter[str]]:
         """Return how many windows of one group are accepted before the first refusal, and its reasons."""
         evidence, row = NO_EVIDENCE, self.proof.row(self.arithmetic, self.own_arithmetic)
         for window in range(max_windows):
             self.accepted_work.clear()
-            batch, commitment = assemble(await producer.produce(self.mining_window(window), [0]), self.arithmetic)
-            outcome = await self.judge(batch, commitment, self.miner, evidence)
+            groups = await producer.produce(self.mining_window(window), [0])
+            outcome = await self.judge(*assemble(groups, self.arithmetic), self.miner, evidence)
             if outcome.reasons:
                 return window, outcome.reasons
             evidence = advance(evidence, outcome.counts, row)
@@ -328,20 +325,17 @@ class TrialHarness:
         """Return a window's outcome, and one with the luck and the rewards that honest groups make it."""
         groups = await producer.produce(self.mining_window(window), range(self.groups))
         honest = await self.honest_groups(self.mining_window(window), range(self.groups))
-        batch, commitment = assemble(groups, self.arithmetic)
         rewards, others = (
             [rollout.reward for group in each for rollout in group.rollouts] for each in (groups, honest)
         )
-        outcome = await self.judge(batch, commitment, self.miner)
+        outcome = await self.judge(*assemble(groups, self.arithmetic), self.miner)
         counts = alter(outcome.counts, luck=count_luck(zip(rewards, others, strict=True)))
         return outcome, replace(outcome, counts=counts, rewards=tuple(others))
 
     async def honest_trial(self, miner: SigningKey, window: int) -> TrialOutcome:
         """Judge one window of an honest miner, whose accepted work the validator remembers."""
-        batch, commitment = assemble(
-            await self.honest_groups(self.mining_window(window, miner), range(self.groups)), self.arithmetic
-        )
-        return await self.judge(batch, commitment, miner)
+        groups = await self.honest_groups(self.mining_window(window, miner), range(self.groups))
+        return await self.judge(*assemble(groups, self.arithmetic), miner)
 
     async def judge(
         self, batch: bytes, commitment: Commitment, miner: SigningKey, evidence: Evidence = NO_EVIDENCE

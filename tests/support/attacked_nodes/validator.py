@@ -13,18 +13,10 @@ from roles.validator.window_cases import Pledge, Pledges, WindowCases, read_wind
 from tests.support.attacked_nodes.trainer import FIRST, WINDOW, AttackedTrainer
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, make_node
-from tests.support.builders.samples import digest
 from tests.support.simulation.network import Log
 
 HOUR_MS = 3_600_000
 PLEDGE = Pledge(groups=2, version=0, arithmetic="torch-float32")
-
-
-class VaryingBeacon:
-    """A beacon whose rounds have different randomness."""
-
-    async def randomness(self, round_number: int) -> bytes:
-        return digest(f"round {round_number}")
 
 
 class AttackedValidator(AttackedTrainer):
@@ -50,11 +42,11 @@ class AttackedValidator(AttackedTrainer):
         return samples.announcement(**(fields | changes))
 
     def validator_of_few(self, miners: int) -> Node:
-        """Return the validator in a run that admits so many miners, with a beacon whose rounds differ."""
+        """Return the validator in a run that admits so many miners."""
         admission = self.run.authority.admission.model_copy(update={"miners": miners})
         authority = self.run.authority.model_copy(update={"admission": admission})
         run = self.run.model_copy(update={"authority": authority})
-        return replace(self.validator, run=run, beacon=VaryingBeacon())
+        return replace(self.validator, run=run)
 
     async def announce(self, miner: SigningKey = MINER, signer: SigningKey | None = None, **changes: Any) -> None:
         """Put a pledge at the miner's path."""

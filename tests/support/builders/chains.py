@@ -103,22 +103,24 @@ class Chain:
             await self.write_head()
         return manifest
 
-    async def write_head(self, *, newest: int | None = None, epoch: int = 0) -> bytes:
-        """Put a head that lists the versions up to `newest`, and return its bytes."""
+    def head(self, newest: int | None = None, **changes: Any) -> Head:
+        """Return a head that lists the versions up to `newest`, with some fields changed."""
         newest = len(self.signed_manifests) - 1 if newest is None else newest
-        head = Head(
-            run=self._run_id,
-            epoch=epoch,
-            base=0,
-            manifests=tuple(signed.digest for signed in self.signed_manifests[: newest + 1]),
-            anchors=tuple(version for version in self.anchors if version <= newest),
-            oldest_patch=1,
-            revision=0,
-            expires_ms=self._expires_ms,
-        )
-        data = sign(head, TRAINER)
-        await self._store.put(paths.head(TRAINER.public), data)
-        return data
+        fields: dict[str, Any] = {
+            "run": self._run_id,
+            "epoch": 0,
+            "base": 0,
+            "manifests": tuple(signed.digest for signed in self.signed_manifests[: newest + 1]),
+            "anchors": tuple(version for version in self.anchors if version <= newest),
+            "oldest_patch": 1,
+            "revision": 0,
+            "expires_ms": self._expires_ms,
+        }
+        return Head(**(fields | changes))
+
+    async def write_head(self) -> None:
+        """Put a head that lists all versions."""
+        await self._store.put(paths.head(TRAINER.public), sign(self.head(), TRAINER))
 
 
 def make_node(

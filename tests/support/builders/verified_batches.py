@@ -6,6 +6,8 @@ from torch import Tensor
 
 from protocol.rollout.batch import pack_tokens
 from protocol.rollout.episode import Turn
+from roles.ports import ObjectStore
+from roles.trainer.spool import INBOX
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 
 GROUPS = 2
@@ -46,3 +48,10 @@ def verified_batch(number: int, version: int) -> VerifiedBatch:
         for place in range(GROUPS)
     )
     return VerifiedBatch(window=number, miner=bytes(32), groups=groups)
+
+
+async def put_batch(state: ObjectStore, number: int, version: int = 0) -> VerifiedBatch:
+    """Put the batch of a number into a trainer's inbox, as a collector does, and return it."""
+    batch = verified_batch(number, version)
+    await state.put(f"{INBOX}{number:010d}-x", batch.to_bytes())
+    return batch

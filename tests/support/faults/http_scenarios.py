@@ -7,9 +7,9 @@ requests. bench/fault_proxy.py injects faults of the network, and forwards bodie
 import hashlib
 import random
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -210,16 +210,16 @@ class HttpOutcome:
     """The result of one scenario.
 
     Attributes:
-        fault_count: exchanges with a fault.
         errors: messages of the operations that failed.
         wrong_reads: responses whose bytes did not have the digest of the object.
         violations: descriptions of what must not happen.
+        fault_count: exchanges with a fault.
     """
 
-    fault_count: int
-    errors: list[str]
-    wrong_reads: int
-    violations: list[str]
+    errors: list[str] = field(default_factory=list)
+    wrong_reads: int = 0
+    violations: list[str] = field(default_factory=list)
+    fault_count: int = 0
 
 
 class _PartlyUnreachableStore(DecoratedStore):
@@ -230,7 +230,7 @@ class _PartlyUnreachableStore(DecoratedStore):
         fault_count: operations that were sent there.
     """
 
-    def __init__(self, store: ObjectStore, others: list[ObjectStore], rng: random.Random) -> None:
+    def __init__(self, store: ObjectStore, others: Sequence[ObjectStore], rng: random.Random) -> None:
         super().__init__(store)
         self._store = store
         self._others = others
@@ -262,8 +262,9 @@ async def run_http_scenario(place: PlaceSection, credentials: S3Credentials, nam
         limits = {"silence_seconds": 1.0, "deadline_seconds": 2.0, "min_bytes_per_second": 4e6, "connect_seconds": 1.0}
         endpoints = [url, *(_ENDPOINTS[name] for name in names if name in _ENDPOINTS)]
         places = [place.model_copy(update=limits | {"endpoint": endpoint}) for endpoint in endpoints]
-        with _open_stores(places, credentials) as (first, *others):
-            partly_unreachable = _PartlyUnreachableStore(first, list(others), random.Random(seed + 1))
+        with ExitStack() as stack:
+            stores = [stack.enter_context(closing(S3Store(each, credentials, 5 * MIB))) for each in places]
+            partly_unreachable = _PartlyUnreachableStore(stores[0], stores[1:], random.Random(seed + 1))
             retrying = RetryingStore(partly_unreachable, random.Random(seed + 2), _RETRIES)
             store = BoundedStore(retrying, _MAX_ENTRIES)
             client = _Client(
@@ -273,24 +274,12 @@ async def run_http_scenario(place: PlaceSection, credentials: S3Credentials, nam
             proxy.active = partly_unreachable.active = False
             await client.check_store()
         nursery.cancel_scope.cancel()
-    fault_count = proxy.fault_count + partly_unreachable.fault_count
-    return HttpOutcome(fault_count, client.errors, client.wrong_reads, client.violations)
-
-
-@contextmanager
-def _open_stores(places: list[PlaceSection], credentials: S3Credentials) -> Iterator[list[S3Store]]:
-    stores = [S3Store(place, credentials, 5 * MIB) for place in places]
-    yield stores
-    for store in stores:
-        store.close()
+    client.outcome.fault_count = proxy.fault_count + partly_unreachable.fault_count
+    return client.outcome
 
 
 class _Client:
-    """Writes and reads objects as a node does: it reads them back, and trusts their digests only.
-
-    Attributes:
-        wrong_reads, violations: as in HttpOutcome.
-    """
+    """Writes and reads objects as a node does: it reads them back, and trusts their digests only."""
 
     def __init__(self, store: ObjectStore, prefix: str, rng: random.Random, *, large: bool) -> None:
         run_id, run = small_run(bytes(32))
@@ -303,14 +292,7 @@ class _Client:
             self._bodies[f"{prefix}large"] = rng.randbytes(_LARGE_BYTES)
         self._deleted_paths: set[str] = set()
         self._head = f"{prefix}head"
-        self.wrong_reads = 0
-        self.violations: list[str] = []
-        self._failures: list[str] = []
-
-    @property
-    def errors(self) -> list[str]:
-        """Messages of all operations that failed."""
-        return self._failures + [str(fields["error"]) for _, fields in self._log.events if "error" in fields]
+        self.outcome = HttpOutcome()
 
     async def use_store(self) -> None:
         """Publish all objects, and a pointer after each; then read, list and delete."""
@@ -324,23 +306,25 @@ class _Client:
         for path in list(self._bodies)[:3]:
             if await self._attempt(self._store.delete(path)):
                 self._deleted_paths.add(path)
-        for message in self.errors:
-            if "\n" in message or not message:
-                self.violations.append(f"not one line: {message!r}")
 
     async def check_store(self) -> None:
-        """Check that all published objects exist, the pointer can be replaced, and the listing is complete."""
+        """Check that all published objects exist, the pointer can be replaced, the listing is complete, and what failed
+        said so in one line.
+        """
         for path in self._deleted_paths:
             await self._store.delete(path)  # a duplicate of an older put may have arrived after the delete
         expected = {path: data for path, data in self._bodies.items() if path not in self._deleted_paths}
         for path, data in expected.items():
             if await self._store.get(path, len(data)) != data:
-                self.violations.append(f"lost: {path}")
+                self.outcome.violations.append(f"lost: {path}")
         await self._node.publish(self._head, b"last")
         if await self._store.get(self._head, 100) != b"last":
-            self.violations.append("the pointer is not what was put last")
+            self.outcome.violations.append("the pointer is not what was put last")
         if {*await self._list()} != {*expected, self._head}:
-            self.violations.append("the listing is not what was put")
+            self.outcome.violations.append("the listing is not what was put")
+        self.outcome.errors += [str(fields["error"]) for _, fields in self._log.events if "error" in fields]
+        lines = [message for message in self.outcome.errors if "\n" in message or not message]
+        self.outcome.violations += [f"not one line: {line!r}" for line in lines]
 
     async def _read(self, path: str) -> None:
         """Read an object until its bytes are right, up to three times, as followers do."""
@@ -348,9 +332,9 @@ class _Client:
             try:
                 if await self._store.get(path, len(self._bodies[path])) == self._bodies[path]:
                     return
-                self.wrong_reads += 1
+                self.outcome.wrong_reads += 1
             except StoreError as error:
-                self._failures.append(str(error))
+                self.outcome.errors.append(str(error))
 
     async def _list(self) -> list[str]:
         return [info.path async for info in self._store.list(self._prefix)]
@@ -361,6 +345,6 @@ class _Client:
         except NotFoundError:
             return True
         except StoreError as error:
-            self._failures.append(str(error))
+            self.outcome.errors.append(str(error))
             return False
         return True

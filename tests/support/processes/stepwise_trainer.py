@@ -18,9 +18,8 @@ from grailnode.run import workspace
 from grailnode.store.state.state_store import StateStore
 from protocol.chain.manifest import Head, Manifest
 from protocol.identity.signing import open_announced
-from roles.trainer.spool import INBOX
 from tests.support.builders.recipes import demo_recipe
-from tests.support.builders.verified_batches import GROUPS, verified_batch
+from tests.support.builders.verified_batches import GROUPS, put_batch
 from tests.support.processes.programs import Program, eventually, members
 
 TRAINER = {"groups_per_step": GROUPS, "anchor_interval": 3, "learning_rate": 1e-4, "warmup_steps": 1}
@@ -30,6 +29,12 @@ _MAX_KILLS = 3  # for a version at most, since a trainer that is killed at every
 def make_run(directory: Path) -> Path:
     """Make a run for a trainer alone, and return its directory, which may be copied."""
     return workspace.create(directory, demo_recipe({"trainer": TRAINER})).directory
+
+
+def trainer_state(directory: Path) -> StateStore:
+    """Open the state of the trainer of a run's directory."""
+    config = load(directory / "run.toml")
+    return StateStore(config.at(config.node.state) / "trainer" / "objects", bytes.fromhex(config.run.id))
 
 
 class StepwiseTrainer:
@@ -43,9 +48,7 @@ class StepwiseTrainer:
     def __init__(self, directory: Path, seed: int = 0, kills: int = 0, within: tuple[str, ...] = ()) -> None:
         self._within = within
         self._directory = directory
-        self._config = load(directory / "run.toml")
-        objects = self._config.at(self._config.node.state) / "trainer" / "objects"
-        self._state = StateStore(objects, bytes.fromhex(self._config.run.id))
+        self._state = trainer_state(directory)
         self._rng = random.Random(seed)
         self._remaining_kills = kills
         self._program = self._start()
@@ -65,7 +68,7 @@ class StepwiseTrainer:
             for number in range(first, versions):
                 self._until_published(number)
                 when_published(number)
-                trio.run(self._state.put, f"{INBOX}{number:010d}-x", verified_batch(number, version=number).to_bytes())
+                trio.run(put_batch, self._state, number, number)
             self._until_published(versions)
             return self._weights()
         finally:

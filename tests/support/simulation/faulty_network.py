@@ -202,6 +202,7 @@ class FaultyNetwork(Network):
         rules = RULES.changed(title=f"seed {fault_schedule.seed}", spares=fault_schedule.spares)
         super().__init__(rules, fault_schedule.validators, fault_schedule.quorum, small_policy.DIRECTORY)
         self.fault_schedule = fault_schedule
+        self.miners = [f"miner-{number}" for number in range(1, fault_schedule.miners + 1)]
         self.store = RecordingStore()
         self.states = {}
         self.contexts: dict[str, ProcessContext] = {}
@@ -304,8 +305,7 @@ class FaultyNetwork(Network):
             nursery.start_soon(self.supervise, "trainer" + process, main)
         for name in self.validators:
             nursery.start_soon(self.supervise, name, partial(self.run_validator, name))
-        for number in range(1, fault_schedule.miners + 1):
-            name = f"miner-{number}"
+        for name in self.miners:
             nursery.start_soon(self.supervise, name, partial(self.run_miner, name, RULES.groups))
         for cut in fault_schedule.cuts:
             nursery.start_soon(self._cut, cut)

@@ -136,17 +136,21 @@ def _verified_before_trained(network: FaultyNetwork) -> Iterator[str]:
             elif judgement.accepted:
                 accepting_validators[judgement.digest].add(verdict.validator)
     committed_digests = set()
-    for number in range(1, network.fault_schedule.miners + 1):
-        public = key(f"miner-{number}").public
+    for name in network.miners:
+        public = key(name).public
         for put in network.store.under(paths.kind_prefix(public, "commitments")):
             commitment = open_signed(put.data, Commitment, [public]).record
             committed_digests |= {digest for digest, *_ in commitment.groups}
-    for put in network.states["trainer"].under(INBOX):
-        for group in VerifiedBatch.from_bytes(put.data).groups:
-            if len(accepting_validators[group.digest]) < network.run.authority.quorum:
-                yield f"training: group {group.digest.hex()[:16]} was taken without a quorum"
-            if group.digest not in committed_digests:
-                yield f"training: group {group.digest.hex()[:16]} is of no honest miner"
+    for digest in _inbox_groups(network):
+        if len(accepting_validators[digest]) < network.run.authority.quorum:
+            yield f"training: group {digest.hex()[:16]} was taken without a quorum"
+        if digest not in committed_digests:
+            yield f"training: group {digest.hex()[:16]} is of no honest miner"
+
+
+def _inbox_groups(network: FaultyNetwork) -> list[bytes]:
+    batches = [VerifiedBatch.from_bytes(put.data) for put in network.states["trainer"].under(INBOX)]
+    return [group.digest for batch in batches for group in batch.groups]
 
 
 def _dealt_groups(network: FaultyNetwork, verdict: Verdict) -> Collection[int]:
@@ -170,9 +174,7 @@ def _dealt_groups(network: FaultyNetwork, verdict: Verdict) -> Collection[int]:
 
 def _honest_work_is_accepted(network: FaultyNetwork) -> Iterator[str]:
     """Check that honest groups are refused only for an old version or for false answers of storage."""
-    miners = {
-        key(f"miner-{number}").public: f"miner-{number}" for number in range(1, network.fault_schedule.miners + 1)
-    }
+    miners = {key(name).public: name for name in network.miners}
     begins = {signed.record.version: signed.record.first_window for signed in _manifests(network)}
     lag = network.run.schedule.max_lag
     for _, verdict in _verdicts(network):
@@ -186,11 +188,7 @@ def _honest_work_is_accepted(network: FaultyNetwork) -> Iterator[str]:
 
 
 def _trained_once(network: FaultyNetwork) -> Iterator[str]:
-    inbox_groups = {
-        group.digest.hex()[:16]
-        for put in network.states["trainer"].under(INBOX)
-        for group in VerifiedBatch.from_bytes(put.data).groups
-    }
+    inbox_groups = {digest.hex()[:16] for digest in _inbox_groups(network)}
     for group, times in Counter(trained_groups(network.logs["trainer/training"].events)).items():
         if times > 1:
             yield f"training: group {group} was trained on {times} times"
@@ -243,14 +241,13 @@ def _accounted_for(network: FaultyNetwork) -> Iterator[str]:
 
 def _recovered(network: FaultyNetwork) -> Iterator[str]:
     """Check that all nodes work again after the end of the faults."""
-    first_calm_window = FAULTY_WINDOWS
-    for number in range(1, network.fault_schedule.miners + 1):
-        if not any(event["window"] >= first_calm_window for event in network.events(f"miner-{number}", "delivered")):
-            yield f"recovery: miner-{number} delivered nothing after the faults"
+    for name in network.miners:
+        if not any(event["window"] >= FAULTY_WINDOWS for event in network.events(name, "delivered")):
+            yield f"recovery: {name} delivered nothing after the faults"
     for name in network.validators:
         if network.logs[name].named("announcement-refused"):
             return  # a refused announcement is not fetched again for ten seconds or more, longer than this test
-        if not any(event["window"] >= first_calm_window for event in network.logs[name].named("verdict")):
+        if not any(event["window"] >= FAULTY_WINDOWS for event in network.logs[name].named("verdict")):
             yield f"recovery: {name} judged nothing after the faults"
-    if not any(event["window"] >= first_calm_window for event in network.events("trainer/download", "collected")):
+    if not any(event["window"] >= FAULTY_WINDOWS for event in network.events("trainer/download", "collected")):
         yield "recovery: the trainer collected nothing after the faults"

@@ -1,6 +1,5 @@
 """A site or the coordinator is killed at one of its operations, starts again, and no update is lost or doubled."""
 
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -26,20 +25,6 @@ STREAMED = RULES.model_copy(update={"streams": 3})
 STREAMED_AND_DELAYED = DELAYED.model_copy(update={"streams": 3})
 
 
-@dataclass
-class Operations:
-    """The operations of a process that count, as a trigger sees them."""
-
-    seen: list[tuple[str, str]] = field(default_factory=list)
-
-    def matches(self, operation: str, path: str) -> bool:
-        """Note an operation that changes something; say that it counts."""
-        if not changes(operation, path) or path.startswith(INBOX):
-            return False
-        self.seen.append((operation, path))
-        return True
-
-
 def operations_of(victim: str, rules: RoundRules = RULES, seed: int = 0) -> list[tuple[str, str]]:
     """Return the operations of a process in some rounds without a crash."""
     return kill(victim, 1 << 30, after=False, rules=rules, seed=seed)
@@ -56,8 +41,16 @@ def kill(victim: str, place: int, *, after: bool, rules: RoundRules = RULES, see
 
 async def _run(victim: str, place: int, after: bool, rules: RoundRules, seed: int) -> list[tuple[str, str]]:
     testbed = OuterTestbed(3, rules, seed=seed)
-    operations = Operations()
-    trigger = CrashTrigger(operations.matches, place, after)
+    operations: list[tuple[str, str]] = []
+
+    def counts(operation: str, path: str) -> bool:
+        """Note an operation that changes something; say that it counts."""
+        if not changes(operation, path) or path.startswith(INBOX):
+            return False
+        operations.append((operation, path))
+        return True
+
+    trigger = CrashTrigger(counts, place, after)
     async with running(testbed.feed) as nursery:
         for name in testbed.names:
             if name != victim:
@@ -72,7 +65,7 @@ async def _run(victim: str, place: int, after: bool, rules: RoundRules, seed: in
         await testbed.until_round(ROUNDS)
         await trio.sleep(1)
     await check(testbed, victim)
-    return operations.seen
+    return operations
 
 
 async def check(testbed: OuterTestbed, victim: str) -> None:

@@ -2,8 +2,8 @@
 wall-clock time; and deterministic runs, in which a seed decides the order of ready tasks.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import wraps
 from random import Random
 from typing import Any, ParamSpec, TypeVar
@@ -15,7 +15,6 @@ from trio.testing import MockClock
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_SWITCH = "_ALLOW_DETERMINISTIC_SCHEDULING"
 
 
 def simulate(scenario: Callable[..., Awaitable[T]], *arguments: object) -> T:
@@ -63,25 +62,15 @@ class TrioClock:
         await trio.sleep_until(moment - self._shift)
 
 
-@contextmanager
-def seeded_scheduling(seed: int) -> Iterator[None]:
-    """Make every `trio.run` in the block order its tasks by a seed.
+def run_seeded(seed: int, scenario: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    """Run a scenario in virtual time, in the order and with the nonces of a seed, and return its result.
 
     Trio shuffles ready tasks on purpose, and has no public way to seed that. This sets the switch and the generator
     that its plug-in for Hypothesis sets. With the switch, ready tasks are sorted by age before they are shuffled.
     """
-    previous_switch = getattr(scheduler, _SWITCH)
-    state = scheduler._r.getstate()
-    setattr(scheduler, _SWITCH, True)
-    scheduler._r.seed(seed)
-    try:
-        yield
-    finally:
-        setattr(scheduler, _SWITCH, previous_switch)
-        scheduler._r.setstate(state)
-
-
-def run_seeded(seed: int, scenario: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
-    """Run a scenario in virtual time, in the order and with the nonces of a seed, and return its result."""
-    with seeded_scheduling(seed), patch("secrets.randbits", Random(seed).getrandbits):
+    with (
+        patch.object(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        patch.object(scheduler, "_r", Random(seed)),
+        patch("secrets.randbits", Random(seed).getrandbits),
+    ):
         return simulate(scenario, *arguments)

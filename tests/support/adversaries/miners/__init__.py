@@ -1,8 +1,8 @@
 """The adversaries by name.
 
-An adversary is a function from (harness, window, numbers of groups) to the groups that it delivers, in the module of
-what it falsifies: `sketches`, `policies`, `tokens` or `claims`. Adversaries that use storage or deadlines are in
-`tests/adversaries/test_storage_adversaries.py`.
+An adversary is a function from an attempt (harness, window, numbers of groups) to the groups that it delivers, in the
+module of what it falsifies: `sketches`, `policies`, `tokens` or `claims`. Adversaries that use storage or deadlines are
+in `tests/adversaries/test_storage_adversaries.py`.
 """
 
 from tests.support.adversaries.miners import claims, policies, sketches, tokens

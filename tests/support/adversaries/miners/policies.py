@@ -1,35 +1,23 @@
 """Adversaries that sample with the right seeds from another policy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from grailnode.calibration.copies import quantized
 from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group
-from roles.miner.produce import HonestProducer, MiningWindow
+from roles.miner.produce import HonestProducer
 from tests.support.adversaries.harness import TrialHarness, Weights
-from tests.support.adversaries.miners.registry import (
-    Behaviour,
-    adversary,
-    assignments_of,
-    complete_group,
-    honest_groups_of,
-)
+from tests.support.adversaries.miners.registry import Attempt, Behaviour, adversary
 from tests.support.adversaries.weight_changes import count_layers, keep_layers
 
 
 def other_policy(name: str, make: Callable[[TrialHarness], Weights]) -> Behaviour:
     """Return the behaviour of a miner that uses other weights for tokens and sketches."""
 
-    async def behaviour(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        return await honest_groups_of(
-            await harness.engine(name, lambda: make(harness)), harness, mining_window, indices
-        )
+    async def behaviour(attempt: Attempt) -> list[Group]:
+        return await attempt.produce(await attempt.harness.engine(name, lambda: make(attempt.harness)))
 
     return behaviour
-
-
-def _serving_weights(harness: TrialHarness) -> Weights:
-    return harness.policy_history.version(harness.policy_history.serving)
 
 
 def _older(versions: int) -> Callable[[TrialHarness], Weights]:
@@ -37,15 +25,13 @@ def _older(versions: int) -> Callable[[TrialHarness], Weights]:
 
 
 def _bits(bits: int) -> Callable[[TrialHarness], Weights]:
-    return lambda harness: quantized(_serving_weights(harness), bits)
+    return lambda harness: quantized(harness.serving_weights, bits)
 
 
 def _without_middle_layer(harness: TrialHarness) -> Weights:
-    middle = count_layers(_serving_weights(harness)) // 2
-    return keep_layers(
-        _serving_weights(harness),
-        [layer for layer in range(count_layers(_serving_weights(harness))) if layer != middle],
-    )
+    layers = list(range(count_layers(harness.serving_weights)))
+    del layers[len(layers) // 2]
+    return keep_layers(harness.serving_weights, layers)
 
 
 for _count in (1, 5, 50):
@@ -62,11 +48,11 @@ adversary("one layer skipped", Reason.SKETCH)(other_policy("one layer skipped", 
 
 
 @adversary("draft model of half the depth, full prefill", Reason.SAMPLING)
-async def draft(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+async def draft(attempt: Attempt) -> list[Group]:
     """Generate tokens by a cheap model with the right seeds, and sketches by one prefill of the right model."""
-    assignments, engine = assignments_of(harness, mining_window, indices), await harness.draft_engine()
-    generations = await HonestProducer(harness.task, engine).generate(mining_window, assignments)
+    producer = HonestProducer(attempt.harness.task, await attempt.harness.draft_engine())
+    generations = await producer.generate(attempt.window, attempt.assignments)
     return [
-        await complete_group(harness, mining_window, assignment, [item.tokens for item in group])
-        for assignment, group in zip(assignments, generations, strict=True)
+        await attempt.complete(assignment, [item.tokens for item in group])
+        for assignment, group in zip(attempt.assignments, generations, strict=True)
     ]

@@ -1,119 +1,98 @@
 """Adversaries that deliver honest rollouts with false sketches."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group
-from roles.miner.produce import MiningWindow
 from tests.support.adversaries import sketch_predictors
 from tests.support.adversaries.harness import TrialHarness, alter
 from tests.support.adversaries.miners.registry import (
+    Attempt,
     Behaviour,
     adversary,
-    assignments_of,
+    falsified,
     hidden_states,
     with_rollouts,
-    with_sketches,
 )
 
 
 @adversary("constant sketch", Reason.SKETCH)
-async def constant_sketch(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+async def constant_sketch(attempt: Attempt) -> list[Group]:
     """Claim the best constant: for each of the four values, the most frequent one of honest sketches of the window."""
-    groups = await harness.honest_groups(mining_window, indices)
+    groups = await attempt.honest_groups()
     data = b"".join(rollout.sketch for group in groups for rollout in group.rollouts)
     guess = bytes(int(np.bincount(column).argmax()) for column in np.frombuffer(data, np.uint8).reshape(-1, 4).T)
-    return [
-        with_rollouts(group, [alter(item, sketch=guess * len(item.tokens)) for item in group.rollouts])
-        for group in groups
-    ]
+    return [with_rollouts(group, lambda item: alter(item, sketch=guess * len(item.tokens))) for group in groups]
 
 
 @adversary("random sketch", Reason.SKETCH)
-async def random_sketch(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+async def random_sketch(attempt: Attempt) -> list[Group]:
     """Claim random values with the distribution of sketches."""
-    rng = np.random.default_rng(mining_window.window)
-    groups = await harness.honest_groups(mining_window, indices)
+    rng = np.random.default_rng(attempt.window.window)
     return [
-        with_rollouts(group, [alter(item, sketch=rng.bytes(len(item.sketch))) for item in group.rollouts])
-        for group in groups
+        with_rollouts(group, lambda item: alter(item, sketch=rng.bytes(len(item.sketch))))
+        for group in await attempt.honest_groups()
     ]
 
 
-@adversary("sketch of another position", Reason.SKETCH)
-async def another_position(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+@falsified("sketch of another position", Reason.SKETCH)
+def another_position(group: Group) -> Group:
     """Claim at every position the sketch of the next one."""
-    groups = await harness.honest_groups(mining_window, indices)
-    return [
-        with_rollouts(group, [alter(item, sketch=item.sketch[4:] + item.sketch[:4]) for item in group.rollouts])
-        for group in groups
-    ]
+    return with_rollouts(group, lambda item: alter(item, sketch=item.sketch[4:] + item.sketch[:4]))
 
 
 @adversary("sketch of another prompt", Reason.SKETCH)
-async def another_prompt(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+async def another_prompt(attempt: Attempt) -> list[Group]:
     """Claim sketches of the right policy and completions, but after another prompt."""
-    other = assignments_of(harness, mining_window, [max(indices) + 1])[0].prompt
+    (other,) = Attempt(attempt.harness, attempt.window, [max(attempt.indices) + 1]).assignments
+    engine = await attempt.harness.serving_engine()
     return [
-        with_sketches(harness, mining_window, group, await hidden_states(await harness.serving_engine(), other, group))
-        for group in await harness.honest_groups(mining_window, indices)
+        attempt.with_sketches(group, await hidden_states(engine, other.prompt, group))
+        for group in await attempt.honest_groups()
     ]
 
 
 @adversary("sketch of another version", Reason.SKETCH, within_noise=True)
-async def another_version(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
+async def another_version(attempt: Attempt) -> list[Group]:
     """Claim sketches of the right tokens by the oldest version."""
-    engine = await harness.engine("version 0", lambda: harness.policy_history.version(0))
-    assignments = assignments_of(harness, mining_window, indices)
+    engine = await attempt.harness.engine("version 0", lambda: attempt.harness.policy_history.version(0))
     return [
-        with_sketches(harness, mining_window, group, await hidden_states(engine, assignment.prompt, group))
-        for group, assignment in zip(await harness.honest_groups(mining_window, indices), assignments, strict=True)
+        attempt.with_sketches(group, await hidden_states(engine, assignment.prompt, group))
+        for group, assignment in await attempt.pairs()
     ]
 
 
 _TRAINING_WINDOW = 1_000_000
+_EMBEDDING = "model.embed_tokens.weight"
 _PREDICTORS: dict[tuple[int, str], sketch_predictors.Predictor] = {}  # by harness and kind; each is fitted once
 
 
 async def examples(harness: TrialHarness) -> sketch_predictors.Examples:
     """Return hidden states of the right policy in earlier windows."""
     inputs, states = [], []
-    embedding = harness.policy_history.version(harness.policy_history.serving)["model.embed_tokens.weight"]
+    embedding, engine = harness.serving_weights[_EMBEDDING], await harness.serving_engine()
     for window in range(_TRAINING_WINDOW, _TRAINING_WINDOW + harness.training_windows):
-        mining_window = harness.mining_window(window)
-        for assignment in assignments_of(harness, mining_window, range(harness.groups)):
-            group = (await harness.honest_groups(mining_window, [assignment.index]))[0]
+        attempt = Attempt(harness, harness.mining_window(window), range(harness.groups))
+        for group, assignment in await attempt.pairs():
             inputs += [sketch_predictors.features(embedding, assignment.prompt, item.tokens) for item in group.rollouts]
-            states += await hidden_states(await harness.serving_engine(), assignment.prompt, group)
+            states += await hidden_states(engine, assignment.prompt, group)
     return sketch_predictors.Examples(torch.cat(inputs), torch.cat(states))
 
 
-async def _predictor(harness: TrialHarness, kind: str) -> sketch_predictors.Predictor:
-    if (id(harness), kind) not in _PREDICTORS:
-        fit = sketch_predictors.ridge if kind == "ridge" else sketch_predictors.network
-        _PREDICTORS[id(harness), kind] = fit(await examples(harness))
-    return _PREDICTORS[id(harness), kind]
-
-
 def _predicted_sketch(kind: str) -> Behaviour:
-    async def behaviour(harness: TrialHarness, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        predict = await _predictor(harness, kind)
-        embedding = harness.policy_history.version(harness.policy_history.serving)["model.embed_tokens.weight"]
-        return [
-            with_sketches(
-                harness,
-                mining_window,
-                group,
-                [
-                    predict(sketch_predictors.features(embedding, group.prompt_tokens, item.tokens))
-                    for item in group.rollouts
-                ],
-            )
-            for group in await harness.honest_groups(mining_window, indices)
-        ]
+    async def behaviour(attempt: Attempt) -> list[Group]:
+        harness = attempt.harness
+        if (id(harness), kind) not in _PREDICTORS:
+            fit = sketch_predictors.ridge if kind == "ridge" else sketch_predictors.network
+            _PREDICTORS[id(harness), kind] = fit(await examples(harness))
+        predict, embedding = _PREDICTORS[id(harness), kind], harness.serving_weights[_EMBEDDING]
+        groups = []
+        for group in await attempt.honest_groups():
+            completions = (item.tokens for item in group.rollouts)
+            inputs = [sketch_predictors.features(embedding, group.prompt_tokens, tokens) for tokens in completions]
+            groups.append(attempt.with_sketches(group, list(map(predict, inputs))))
+        return groups
 
     return behaviour
 
