@@ -30,6 +30,8 @@ class TextTask:
     def __init__(self, config: dict[str, Any]) -> None:
         self.turns = config.get("turns", 32)
         self.name = config.get("id", self.name)
+        if not self.name:
+            raise ValueError('the configuration names no environment, as in {"id": "my_package:MyText-v0"}')
         self.options = {**self.options, **config.get("options", {})}
         self.rules = config.get("rules", self.rules)
         self.env = self.make(0)

@@ -98,6 +98,8 @@ class ReasoningGym:
     held_out_size = None
 
     def __init__(self, config: dict[str, Any]) -> None:
+        if not config.keys() & {"task", "tasks"}:
+            raise ValueError('the configuration names no task, as in {"task": "countdown"}')
         options = dict(config)
         tasks = options["tasks"] if "tasks" in options else {options.pop("task"): options}
         for task in tasks.keys() & REFUSED.keys():

@@ -178,6 +178,14 @@ def test_init_pins_the_conversation(tmp_path: Path) -> None:
     assert "a system prompt belongs to a conversation" in alone
 
 
+def test_init_says_that_a_template_changes_earlier_turns_and_pins_the_text_around_replies(tmp_path: Path) -> None:
+    policy = str(write_template(tmp_path / "policy", HEADERS).directory)
+    command = ("init", str(tmp_path / "run"), "--policy", policy, "--environment", "calculator", "--chat")
+    assert "\nthe chat template changes earlier turns: " in succeed(*command, "--numerics", "exact")
+    chat = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record.chat
+    assert chat is not None and (chat.turn_before, chat.turn_after) == ("[user]\n", "<eos>[assistant]")
+
+
 def test_init_refuses_a_chat_run_without_a_template(tmp_path: Path) -> None:
     assert "the tokenizer has no chat template" in fail("init", str(tmp_path / "run"), "--chat")
     assert not (tmp_path / "run").exists()

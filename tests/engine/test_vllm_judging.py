@@ -15,9 +15,13 @@ from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.ui.report import DemoReport
 from protocol import environments
 from protocol.proof import Arithmetic
+from protocol.rollout.batch import assemble
 from protocol.rollout.sampling import SamplingParams
+from protocol.run import EpisodeSpec
+from roles.miner.produce import HonestProducer
 from tests.engine.engine_contract import serve
 from tests.engine.vllm_site import refuse_restarts, shared_server, vllm_python
+from tests.support.adversaries.false_episodes import CHEATS as CHEATS_OF_EPISODES
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
 from tests.support.adversaries.miners import ADVERSARIES
 from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of, with_thresholds
@@ -29,6 +33,7 @@ CHEATS = (
     *("forced end of sequence", "draft model of half the depth, full prefill", "4-bit weights", "one layer skipped"),
     *("random sketch", "sketch of another position", "prompt tampered with, the due one shown", "false reward"),
 )
+FALSE = ("forged-reply", "noise-begun-again")  # of the cheats in episodes
 HONEST = ("miner-1", "miner-2")
 MINER: Arithmetic = "torch-float32"
 VALIDATOR: Arithmetic = "vllm-float32"
@@ -73,6 +78,22 @@ async def test_rollouts_are_continued_from_their_first_miss(harness: TrialHarnes
     outcome, expected = await lenient.luck(ADVERSARIES["forced end of sequence"].producer(lenient), 0)
     assert outcome == expected
     assert outcome.counts.luck.trials
+
+
+async def test_episodes_are_played_with_vllm_and_cheats_in_them_are_refused(harness: TrialHarness) -> None:
+    """vLLM plays turns behind replies, and it judges these episodes as torch does."""
+    episode = EpisodeSpec(turns=6, turn_tokens=3, reply_tokens=8, tokens=58)
+    wordle = replace(
+        harness, environment=environments.get("wordle"), max_tokens=18, group_size=4, groups=2, episode=episode
+    )
+    vllm = harness.judging_engine
+    assert vllm is not None
+    for name, make in {"honest": HonestProducer, **{name: CHEATS_OF_EPISODES[name][0] for name in FALSE}}.items():
+        groups = await make(wordle.task, vllm).produce(wordle.mining_window(0), range(2))
+        assert max(len(rollout.turns) for group in groups for rollout in group.rollouts) > 1  # type: ignore[union-attr]
+        outcome = await wordle.judge(*assemble(groups, MINER), wordle.miner)
+        reasons = {} if name == "honest" else {CHEATS_OF_EPISODES[name][1].value: 2}
+        assert outcome.reasons == reasons, name
 
 
 async def test_a_pair_with_vllm_is_measured(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """`grailnode environments`: tasks are listed, tried, and checked against their contract."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from grailnode.engine.policy import PACKAGED_POLICY
 from tests.support.builders.plugins import files_of_page, install, install_module
 from tests.support.builders.tasks import OWN, open_sandbox
 from tests.support.processes.command_line import fail, run_command, succeed
+from tests.support.processes.programs import ENVIRONMENT
 
 
 @pytest.fixture
@@ -59,6 +63,38 @@ def test_a_broken_contract_is_named_line_by_line(tmp_path: Path, monkeypatch: py
     for part in ("200 seeds", "200 held-out", "an empty answer gave CallError: ZeroDivisionError", "1.0 for 'zzz'"):
         assert sum(part in line for line in failed) == 1
     assert result.stderr == "Error: environment 'broken-task' does not keep its contract\n"
+
+
+@pytest.mark.parametrize("verb", ["try", "check"])
+def test_options_that_a_built_in_environment_does_not_take_are_refused(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "data").write_text("{}")
+    command = ("environments", verb, "addition")
+    assert "'addition' takes no data file: drop --data" in fail(*command, "--data", str(tmp_path / "data"))
+    assert "'addition' takes no configuration: drop --environment-config" in fail(
+        *command, "--environment-config", '{"most": 9}'
+    )
+
+
+TRY_POLICY = """
+import sys, threading
+from grailnode.cli.main import main
+try:
+    main()
+finally:
+    print([thread.name for thread in threading.enumerate()], file=sys.stderr)
+"""
+
+
+def test_a_policy_plays_an_episode_and_no_thread_is_left_that_may_free_tensors_while_python_ends() -> None:
+    policy = str(PACKAGED_POLICY.parent / "calculator")
+    command = (sys.executable, "-c", TRY_POLICY, "environments", "try", "calculator", "--policy", policy)
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    lines = result.stdout.splitlines()
+    assert lines[0] == "65*58+80>" or lines[0].endswith(">")
+    assert any(line.startswith("the policy continues: ") for line in lines)
+    assert any(line.startswith("reply: ") for line in lines)
+    assert lines[-1].startswith("reward: ")
+    assert result.stderr == "['MainThread']\n"
 
 
 @pytest.mark.slow

@@ -60,6 +60,11 @@ def test_a_refused_task_says_why(gym: types.ModuleType, task: str) -> None:
         gym.ReasoningGym({"tasks": {"gcd": {}, task: {}}})
 
 
+def test_a_configuration_without_a_task_is_answered_with_one_that_has_it(gym: types.ModuleType) -> None:
+    with pytest.raises(ValueError, match=r'names no task, as in \{"task": "countdown"\}'):
+        gym.ReasoningGym({})
+
+
 def test_a_plug_in_does_without_what_it_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = install_module("light", "", tmp_path, ("numpy", "pytest"))
     (site / "light-1.0.dist-info" / "entry_points.txt").write_text("[grailnode.replacements]\npytest = light:Pytest\n")

@@ -6,6 +6,7 @@ import click
 
 from grailnode.environments import contract, registry
 from grailnode.environments.wheels import PluginError
+from protocol import environments
 from protocol.environments import Environment
 from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
@@ -27,6 +28,7 @@ def show_all() -> None:
 def try_(name: str, config: str, data: Path | None, seed: int, answers: tuple[str, ...], policy: Path | None) -> None:
     if answers and policy is not None:
         raise click.UsageError("give either --answer or --policy")
+    _check_options(name, config, data)
     environment = _open(name, config, data)
     most = contract.turns(environment)
     if len(answers) > most:
@@ -56,6 +58,7 @@ def try_(name: str, config: str, data: Path | None, seed: int, answers: tuple[st
 
 
 def check(name: str, config: str, data: Path | None) -> None:
+    _check_options(name, config, data)
     first, second = (contract.observe_by_hash_seed(name, config, data, hash_seed) for hash_seed in (1, 2))
     count = 0
     for text, failure in contract.failures(first, second):
@@ -63,6 +66,16 @@ def check(name: str, config: str, data: Path | None) -> None:
         count += bool(failure)
     if count:
         raise click.ClickException(f"environment {name!r} does not keep its contract")
+
+
+def _check_options(name: str, config: str, data: Path | None) -> None:
+    """Raise PluginError for options that an environment of this machine does not take."""
+    is_built_in = registry.is_built_in(name)
+    takes_data = is_built_in and environments.requirements(name).data
+    if data is not None and not takes_data and name in registry.distributions():
+        raise PluginError(f"environment {name!r} takes no data file: drop --data")
+    if is_built_in and registry.parse_config(config) != b"{}":
+        raise PluginError(f"environment {name!r} takes no configuration: drop --environment-config")
 
 
 def _open(name: str, config: str, data: Path | None) -> Environment:
