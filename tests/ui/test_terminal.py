@@ -106,7 +106,7 @@ def test_status_says_how_late_a_window_is_and_what_was_not_judged():
 
 
 def test_status_of_an_ended_run_says_how_old_the_head_is_and_who_is_silent():
-    state = replace(runs.network(), windows_planned=None, has_ended=True, head_age=7_300.0, silent=("trainer",))
+    state = replace(runs.network(), windows_planned=None, head_age=7_300.0, silent=("trainer",))
     text = " ".join(render(render_status(state), 100))
     assert "renewed 2 h 1 min ago" in text
     assert "silent  trainer" in text
