@@ -100,9 +100,12 @@ def test_a_second_process_with_the_key_of_a_miner_or_a_validator_is_noticed_and_
     (failed,) = logged_events(logs["validator"], "failed")
     assert "but this validator has published window" in failed["error"]
     assert "grailnode repair --run " in failed["error"]
+
+    def notices(log: Path) -> bool:
+        return any("another node with this key" in event["error"] for event in logged_events(log, "put-lost"))
+
     for log in (logs["miner-1"], run / "logs" / "miner-1.jsonl"):
-        eventually(lambda log=log: bool(logged_events(log, "put-lost")), "each miner says that there is another")
-        assert "another node with this key" in logged_events(log, "put-lost")[0]["error"]
+        eventually(partial(notices, log), "each miner says that there is another")
 
     network.stop("miner-1", "another miner-1", "validator", "trainer")
     assert "holds: weights" in succeed("verify", "--run", str(network.workspace.config))
