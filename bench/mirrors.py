@@ -69,7 +69,7 @@ def measure(followers: int, mirrors: int, window: float, windows: int) -> tuple[
                 node = network.node(f"mirror-{number}", store=origin)
                 nursery.start_soon(run_under_authority, node, partial(Mirror(node, copy).keep, 0.5))
             nodes = [_follower_node(network, origin, copies, number) for number in range(followers)]
-            chains = [await Follower.open(node) for node in nodes]
+            chains = [await Follower(node).open() for node in nodes]
             await network.until_window(_SETTLE_WINDOWS)
             for node, chain in zip(nodes, chains, strict=True):
                 nursery.start_soon(run_under_authority, node, partial(keep_fresh, node, chain, 0.2))

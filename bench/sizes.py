@@ -3,6 +3,7 @@
     python -m bench.sizes 0.7M 75M
     python -m bench.sizes 0.5B --versions 2 --completions 4 --directory DIR --stage training
     python -m bench.sizes 0.5B --versions 2 --completions 4 --directory DIR --stage upload
+    python -m bench.sizes 75M --hosts
 
 Each row is a process of its own, which works on the files that the rows before it left: training takes some steps and
 makes versions of them, upload publishes these, training starts again from its checkpoint, and a follower with a
@@ -12,18 +13,22 @@ needed for the model of 0.7M before; `B/param` divides it by the number of weigh
 `loop` is the longest step on the event loop, in milliseconds of the processor. `state` is what the trainer's state has
 on the disk when the process ends. A step has two passes, and the logits of 64 tokens are in memory at once.
 
+With `--hosts`, training is shared by two hosts, which are two processes on this machine: a row for each.
+
 0.5B needs 11 GB of memory and 20 GB of disk; with `--stage`, each process is a command.
 """
 
 import argparse
 import ctypes
 import gc
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -33,8 +38,11 @@ import trio
 
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.node.process_launch import Seat, prepare_rank
 from grailnode.node.processes import FOLLOWER_BLOCK, TRAINER_BLOCK, return_large_blocks
+from grailnode.node.rank_processes import Meeting
 from grailnode.node.telemetry import LoopWatch
+from grailnode.ranks.sharded_learner import ShardedLearner
 from grailnode.store.local import LocalStore
 from grailnode.store.state.state_store import StateStore
 from protocol.digest import Weights, digest_weights
@@ -63,6 +71,7 @@ SHAPES: Final = {
     "0.5B": (151_936, 896, 4_864, 24, 14, 2, 64),
 }
 STAGES: Final = ("training", "upload", "resume", "follower")
+HOSTS: Final = ("host_0", "host_1")
 _CHECKPOINT_VERSIONS: Final = 2
 _LENGTH: Final = 32  # tokens of a completion
 _PROMPT: Final = 16
@@ -88,10 +97,17 @@ class Site:
     """The stores of a trainer and of a miner, and a model."""
 
     def __init__(
-        self, directory: Path, size: str, versions: int, completions: int, begin: float = 1_750_000_000.0
+        self,
+        directory: Path,
+        size: str,
+        versions: int,
+        completions: int,
+        begin: float = 1_750_000_000.0,
+        meeting: str = "",
     ) -> None:
         vocabulary, width, inner, layers, heads, key_heads, head = SHAPES[size]
         self.directory = directory
+        self.meeting = meeting  # of two hosts
         self.begin = begin  # what the clocks of its nodes show when they are made
         self.versions = versions
         self.completions = completions
@@ -132,15 +148,38 @@ class Site:
         """Go on from the checkpoint."""
         return await self._train(self.versions + 1)
 
-    async def _train(self, steps: int) -> str:
-        node, began = self.node("trainer"), time.monotonic()
-        settings = LearnerSettings(
+    async def host_0(self) -> str:
+        """Take a step for each version, with another host."""
+        return await self._train(self.versions)
+
+    async def host_1(self) -> str:
+        """Take the same steps."""
+        learner = self.learner = await trio.to_thread.run_sync(self._sharded_learner, 1)
+        await learner.follow(self.node("trainer").state, sweeps=True)
+        return "the other host"
+
+    def _sharded_learner(self, rank: int) -> ShardedLearner:
+        seat = Seat(rank, 2, self.meeting, 1)
+        prepare_rank(seat)
+        weights = None if rank else self.weights()
+        return ShardedLearner(
+            self.model, weights, self._settings(), Meeting(seat).join("cpu", {}), local_ranks=seat.local
+        )
+
+    def _settings(self) -> LearnerSettings:
+        return LearnerSettings(
             optimizer=OptimizerSettings(learning_rate=1e-6, warmup_steps=0),
             max_tokens=_LENGTH,
             max_batch_tokens=self.completions // 2 * (_LENGTH + _PROMPT),
             logits_chunk=64,
         )
-        learner = self.learner = await trio.to_thread.run_sync(lambda: Learner(self.model, self.weights(), settings))
+
+    def _make_learner(self) -> Learner:
+        return self._sharded_learner(0) if self.meeting else Learner(self.model, self.weights(), self._settings())
+
+    async def _train(self, steps: int) -> str:
+        node, began = self.node("trainer"), time.monotonic()
+        learner = self.learner = await trio.to_thread.run_sync(self._make_learner)
         buffer = ReplayBuffer(ReplaySettings(decay=1.0, max_staleness=1000, max_uses=1000), 0)
         completions = torch.randint(self.vocabulary, (self.completions, _LENGTH)).tolist()
         logprobs = [torch.full((_LENGTH,), -11.0) for _ in completions]
@@ -197,7 +236,7 @@ class Site:
         node = self.node(name)
         await refresh_authority(node)
         engine = TorchEngine(self.model, dtype=torch.bfloat16, run_sync=trio.to_thread.run_sync)
-        return node, await Follower.open(node), engine
+        return node, await Follower(node).open(), engine
 
     async def follower(self) -> str:
         """Follow from the anchor to the newest version, and serve both."""
@@ -233,14 +272,14 @@ def _disk(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def measure(stage: str, size: str, directory: Path, versions: int, completions: int) -> None:
+def measure(stage: str, size: str, directory: Path, versions: int, completions: int, meeting: str) -> None:
     """Run one stage in this process, and print its row."""
     torch.set_num_threads(1)
     return_large_blocks(FOLLOWER_BLOCK if stage == "follower" else TRAINER_BLOCK)
     with tempfile.TemporaryDirectory() as folder:
-        for earlier in STAGES[: STAGES.index(stage) + 1]:
+        for earlier in STAGES[: STAGES.index(stage) + 1] if stage in STAGES else STAGES[:1]:
             trio.run(getattr(Site(Path(folder), "0.7M", 1, 2), earlier))
-    site = Site(directory, size, versions, completions)
+    site = Site(directory, size, versions, completions, meeting=meeting)
     longest = (0.0, "")
 
     def report(task: str, seconds: float) -> None:
@@ -272,24 +311,41 @@ def main() -> None:
     parser.add_argument("sizes", nargs="*", choices=list(SHAPES), help="all of them unless some are given")
     parser.add_argument("--versions", type=int, default=4)
     parser.add_argument("--completions", type=int, default=8, help="of 32 tokens, in each step")
-    parser.add_argument("--stage", choices=STAGES, help="run this one in this process")
+    parser.add_argument("--stage", choices=STAGES + HOSTS, help="run this one in this process")
+    parser.add_argument("--hosts", action="store_true", help="training on two hosts alone")
+    parser.add_argument("--meeting", default="", help="the address:port where two hosts meet")
     parser.add_argument("--directory", type=Path)
     arguments = parser.parse_args()
     if arguments.stage is not None:
         arguments.directory.mkdir(parents=True, exist_ok=True)
-        measure(arguments.stage, arguments.sizes[0], arguments.directory, arguments.versions, arguments.completions)
+        size, versions, completions = arguments.sizes[0], arguments.versions, arguments.completions
+        measure(arguments.stage, size, arguments.directory, versions, completions, arguments.meeting)
+        if arguments.meeting:
+            os._exit(0)  # threads of gloo can abort in Python's finalization
         return
     print(
         "| model | process | MB | B/param | loop, ms | state, B/param | times |\n|---|---|---|---|---|---|---|",
         flush=True,
     )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        meeting = f"127.0.0.1:{listener.getsockname()[1]}"
     for size in arguments.sizes or SHAPES:
         directory = Path(tempfile.mkdtemp())
+        counts = ["--versions", str(arguments.versions), "--completions", str(arguments.completions)]
+
+        def start(
+            stage: str, *options: str, size: str = size, counts: Sequence[str] = counts
+        ) -> subprocess.Popen[bytes]:
+            return subprocess.Popen([sys.executable, "-m", "bench.sizes", size, "--stage", stage, *options, *counts])
+
         try:
-            for stage in STAGES:
-                options = [size, "--stage", stage, "--directory", str(directory)]
-                options += ["--versions", str(arguments.versions), "--completions", str(arguments.completions)]
-                subprocess.run([sys.executable, "-m", "bench.sizes", *options], check=True)
+            if arguments.hosts:
+                hosts = [start(host, "--directory", str(directory / host), "--meeting", meeting) for host in HOSTS]
+                for host in hosts:
+                    host.wait()
+            for stage in () if arguments.hosts else STAGES:
+                if start(stage, "--directory", str(directory)).wait():
+                    sys.exit(1)
         finally:
             shutil.rmtree(directory)
 

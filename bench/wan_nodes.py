@@ -68,7 +68,7 @@ async def publish(config: Config, pair: Path, tensors: int) -> None:
 async def follow(config: Config, name: str) -> None:
     """Follow the chain; never return."""
     node = make_node(config, name, _telemetry(config, name))
-    follower = await Follower.open(node)
+    follower = await Follower(node).open()
     while True:
         try:
             await _follow_head(node, follower)
@@ -93,7 +93,7 @@ async def _follow_head(node: Node, follower: Follower) -> None:
 
 
 def _telemetry(config: Config, name: str) -> NodeTelemetry:
-    return NodeTelemetry.to_file(name, config.at(config.node.logs) / f"{name}.jsonl")
+    return NodeTelemetry(name, config.at(config.node.logs) / f"{name}.jsonl")
 
 
 def main() -> None:

@@ -176,6 +176,13 @@ class ProofSpec(Record):
         admitted = f"it admits miners in {', '.join(self.miners)} and validators in {', '.join(self.validators)}"
         raise PairError(f"the run has no thresholds for miners in {miner} and validators in {validator}; {admitted}")
 
+    def row_between(self, one: str, other: str) -> Thresholds | None:
+        """Return the thresholds for what `one` generates and `other` checks, or else the other way round; None if the
+        run has neither.
+        """
+        rows = [row for row in self.table if row.pair in ((one, other), (other, one))]
+        return max(rows, key=lambda row: row.pair == (one, other), default=None)
+
     def logprob_bounds(self, one: str, other: str) -> tuple[int, int]:
         """Return tolerance and bias of the log-probabilities that two honest nodes compute (`Thresholds`), in
         millionths; a negative tolerance, so that nothing agrees, for an arithmetic without thresholds.

@@ -106,7 +106,7 @@ async def _follow(python: Path, chain: PublishedChain, place: Path, name: str) -
     new_tensors = partial(mapped_tensors, place / f"versions-{name}") if name == "files" else None
     async with AsyncExitStack() as stack:
         stack.push_async_callback(engine.close)
-        follower = await Follower.open(node, new_tensors=new_tensors)
+        follower = await Follower(node, new_tensors=new_tensors).open()
         await follower.refresh()
         private = PrivateMemory()
         async with trio.open_nursery() as nursery:

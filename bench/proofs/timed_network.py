@@ -66,7 +66,7 @@ class TimedNetwork(Network):
             engine = TimedEngine(
                 make_engine(self.compute, node.run_sync), lambda: self.prefill_seconds / node.run.group_size
             )
-            follower = await Follower.open(node, keep=16)
+            follower = await Follower(node, keep=16).open()
             ledger = await Ledger.open(node.state, node.run)
             settings = ValidatorSettings(evaluate=False, poll_seconds=poll_seconds)
             await Validator(node, follower, engine, self.task(node), ledger, settings).run()  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ def keys() -> None:
     """
 
 
-@verb("key_creation.new", keys)
+@verb("offline_keys.new", keys)
 @click.argument("file", type=FILE)
 def _new() -> None:
     """Write a new secret key to FILE (mode 0600) and print its public key."""
@@ -67,7 +67,7 @@ def _revoke() -> None:
     """Take every role from KEY (64 hexadecimal digits, or a key file), and refuse it from now on."""
 
 
-@verb("key_changes.sign", keys)
+@verb("offline_keys.sign", keys)
 @click.argument("draft", type=FILE)
 @click.argument("key", type=FILE)
 def _sign() -> None:

@@ -12,24 +12,22 @@ from grailnode.cli.options import (
     DIRECTORY,
     EXISTING_DIRECTORY,
     EXISTING_FILE,
+    optional_run_options,
     run_action,
     run_options,
     shown_option,
-    trust_option,
     verb,
 )
 
 
 @verb("examination.doctor")
-@click.option("--run", metavar="FILE-or-URL", help="The run.toml, or the manifest's URL. Default: the machine alone.")
+@optional_run_options
 @click.option(
     "--role",
     type=click.Choice(["trainer", "worker", "miner", "validator"]),
     help="The node's role. Default: the first of trainer, validator and miner that has a key here, else miner.",
 )
 @click.option("--name", help="The node's name. Default: as a node of this role is called.")
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Override a key.")
-@trust_option("Accept the run that a URL's server names.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def doctor() -> None:
     """Say in a line for each check whether this machine can run a node, and what to do where it cannot; exit 1 then.

@@ -88,16 +88,7 @@ def trust_option(text: str) -> Callable[..., Any]:
     )
 
 
-def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    return _run_options(function, is_required=True)
-
-
-def policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = _run_options(function, is_required=False)
-    return click.argument("directory", type=EXISTING_DIRECTORY, required=False)(function)
-
-
-def _run_options(function: Callable[..., Any], *, is_required: bool) -> Callable[..., Any]:
+def run_options(function: Callable[..., Any], *, is_required: bool = True) -> Callable[..., Any]:
     run_help = "The run.toml, or the manifest's URL."
     for option in (
         trust_option("Accept the run that a URL's server names."),
@@ -108,9 +99,21 @@ def _run_options(function: Callable[..., Any], *, is_required: bool) -> Callable
     return function
 
 
+optional_run_options: Final = partial(run_options, is_required=False)
+
+
+def policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.argument("directory", type=EXISTING_DIRECTORY, required=False)(optional_run_options(function))
+
+
 def authority_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the option that names a run whose authority a command changes."""
     return click.option("--run", required=True, metavar="FILE", help="The run.toml of the run.")(function)
+
+
+def usual_name(role: str) -> str:
+    """Return the name of the first node of a role."""
+    return f"{role}-1" if role in ("miner", "worker") else role
 
 
 def check_name(name: str) -> None:

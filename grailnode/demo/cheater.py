@@ -178,7 +178,7 @@ def _tokens(group: Sequence[Generation]) -> list[tuple[int, ...]]:
 
 async def run_cheater(node: Node, task: Task, compute: Compute, settings: MinerSettings) -> None:
     engine = InspectableEngine(compute.model, run_sync=node.run_sync, max_batch_tokens=compute.max_batch_tokens)
-    follower = await Follower.open(node)
+    follower = await Follower(node).open()
     producer = Cheater(task, engine, node, compute)
     await Miner(node, follower, engine, producer, settings).run()
 

@@ -62,7 +62,7 @@ async def follow_async(
 ) -> AsyncIterator[FollowedVersion]:
     """Yield the versions of a run to a program in trio, as `follow` does."""
     node = make_spectator(await trio.to_thread.run_sync(open_config_to_read, run))
-    follower = await Follower.open(node)
+    follower = await Follower(node).open()
     last: tuple[int, bytes] | None = None
     while True:
         version = await _next(node, follower, last, poll_seconds, report)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -21,7 +22,7 @@ from grailnode.node import wiring
 from grailnode.node.canary import CanaryAudit, CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.node_makers import engine_directory, make_spectator, open_trainer_state, read_key, state_directory
-from grailnode.node.process_launch import Kind, Launch, Seat
+from grailnode.node.process_launch import Kind, Launch
 from grailnode.node.run_model import DTYPES, follower_model, genesis_reader, policy_directory, trainer_model
 from grailnode.node.settings import TrainerSettings, coordinator_settings, site_settings, trainer_settings
 from grailnode.node.state_locks import lock_state
@@ -46,6 +47,9 @@ from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.publish.publisher import PublisherSettings
+
+if TYPE_CHECKING:  # it imports torch's compiler, for half a second
+    from grailnode.node.rank_processes import Meeting
 
 _JOIN_PAUSE = Pause(first=0.5, longest=30.0)  # a file that is damaged in storage is downloaded each time
 
@@ -135,7 +139,7 @@ async def publish_beacon(node: Node, launch: Launch) -> None:
     await publish_rounds(key, node.run.beacon, node.store, node.clock, keep=keep, telemetry=telemetry)
 
 
-async def train(node: Node, launch: Launch, seat: Seat | None = None) -> None:
+async def train(node: Node, launch: Launch, meeting: "Meeting | None" = None) -> None:
     """Train, as a site too, on one device or as rank 0 of several."""
     config, run = launch.config, node.run
     genesis = genesis_reader(config, run, policy_directory(config))
@@ -143,17 +147,15 @@ async def train(node: Node, launch: Launch, seat: Seat | None = None) -> None:
     work: Callable[..., Awaitable[None]] = partial(wiring.run_training, node, genesis, compute, settings)
     if launch.kind == "site":
         work = partial(wiring.run_worker, node, genesis, compute, settings, site_settings(config, run))
-    if seat is None:
+    if meeting is None:
         await work()
         return
-    from grailnode.node.rank_processes import Meeting  # noqa: PLC0415 - it imports torch's compiler
-
-    meeting = Meeting(seat, compute.device, _terms(config, node.run_id, compute, settings))
+    terms = _terms(config, node.run_id, compute, settings)
 
     def make_learner() -> Learner:
-        return meeting.make_learner(compute, settings.learner, run.precision, genesis())
+        return meeting.make_learner(compute, settings.learner, run.precision, terms, genesis())
 
-    await meeting.run(partial(work, make_learner), node.telemetry)
+    await work(make_learner)
 
 
 def _terms(config: Config, run_id: bytes, compute: Compute, settings: TrainerSettings) -> dict[str, str]:
@@ -238,23 +240,22 @@ async def _validator(node: Node, launch: Launch) -> None:
     await wiring.run_validator(node, task, compute, launch.config.validator)
 
 
-async def follow_rank_0(launch: Launch, telemetry: Telemetry, seat: Seat) -> None:
+async def follow_rank_0(launch: Launch, telemetry: Telemetry, meeting: "Meeting") -> None:
     """Compute what rank 0 asks for, on another rank, which has no key and no store."""
-    from grailnode.node import rank_processes  # noqa: PLC0415 - it imports torch's compiler
+    config, is_first = launch.config, meeting.seat.leads_host
 
-    config, directory = launch.config, state_directory(launch.config, launch.name)
-    spectator = await trio.to_thread.run_sync(make_spectator, config)
-    compute, settings = await spectator.run_sync(_training_compute, config, spectator.run)
-    meeting = rank_processes.Meeting(seat, compute.device, _terms(config, spectator.run_id, compute, settings))
-    with lock_state(directory, launch.kind) if seat.leads_host else nullcontext():
-        state = open_trainer_state(config, launch.name, spectator)
-        make_learner = partial(meeting.make_learner, compute, settings.learner, spectator.run.precision)
-
-        async def work() -> None:
+    async def work() -> None:
+        spectator = await trio.to_thread.run_sync(make_spectator, config)
+        compute, settings = await spectator.run_sync(_training_compute, config, spectator.run)
+        terms = _terms(config, spectator.run_id, compute, settings)
+        directory = state_directory(config, launch.name)
+        with lock_state(directory, launch.kind) if is_first else nullcontext():
+            state = open_trainer_state(config, launch.name, spectator)
+            make_learner = partial(meeting.make_learner, compute, settings.learner, spectator.run.precision, terms)
             learner = await trio.to_thread.run_sync(make_learner, abandon_on_cancel=True)
-            await learner.follow(state, sweeps=seat.leads_host)
+            await learner.follow(state, sweeps=is_first)
 
-        await meeting.run(work, telemetry)
+    await meeting.run(work, telemetry)
 
 
 async def upload_for_host_0(launch: Launch, telemetry: NodeTelemetry) -> None:

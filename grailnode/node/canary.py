@@ -4,8 +4,9 @@ Others cannot tell it from a miner: its key, its pledges and its true groups are
 only the policy shows to be false: its tokens and sketches are those of the policy, in the wrong place. The canary first
 runs the validator's own judge on the group, because a group that honest validators might accept would accuse them.
 
-A canary's own true groups are few. So it notes the log-probabilities of some groups of all other miners too, which a
-secret coin picks, for the trainer's collector to compare with what validators say (`CanaryAudit`). It does so between
+A canary's own true groups are few. So it notes log-probabilities, rewards and near ties of some groups of all other
+miners too, which a secret coin picks, for the trainer's collector to compare with what validators say (`CanaryAudit`):
+a validator may end a rollout only where another token nearly ties, and its rewards have no bias. It does so between
 the deadline of a window and the opening of the next one, while its engine still serves the window's version; groups of
 other versions are passed over.
 """
@@ -22,11 +23,11 @@ from protocol import paths
 from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey
-from protocol.judging.evidence import weigh
+from protocol.judging.evidence import weigh, whole_margins
 from protocol.judging.report import is_false_group
 from protocol.judging.stratum_counts import SharesOf
 from protocol.proof import StatisticName
-from protocol.rollout import sampling, sketch
+from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group
 from protocol.rollout.checking import Check, CheckRules
 from roles.gather import gather
@@ -36,7 +37,6 @@ from roles.participants import find_participants
 from roles.policy.assignment import Assignment, Task
 from roles.ports import (
     BeaconError,
-    CheckRequest,
     Engine,
     EngineError,
     Generation,
@@ -47,8 +47,8 @@ from roles.ports import (
     TooLargeError,
 )
 from roles.records import fetch_record
-from roles.trainer.spool import canary_path, pack_canary_note
-from roles.validator.judge import Judge
+from roles.trainer.spool import CanaryNote, canary_path
+from roles.validator.judge import Judge, check_requests
 
 _PLAIN_FACTOR = 2  # a false group has more evidence than so many times the threshold of any validator's row
 _CAUTION = 2.0  # an edit counts as if its shortfall were so much smaller: other arithmetics compute another one
@@ -82,8 +82,8 @@ class CanaryProducer(HonestProducer):
     A validator without the policy could compare the noise of the chosen tokens, which is public, with that of other
     groups. So edits are made where they change the noise least, and in no more rollouts than a plain rejection needs.
 
-    The log-probabilities of true groups are noted in the trainer's state, if it is there, for the collector, which
-    compares what validators say with them.
+    True groups are noted in the trainer's state, if it is there, for the collector, which compares what validators say
+    with them.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class CanaryProducer(HonestProducer):
         ]
 
     async def _noted(self, mining_window: MiningWindow, group: Group) -> Group:
-        """Return a true group, and note its log-probabilities for the collector."""
+        """Return a true group, and note it for the collector."""
         if self._trainer_state is not None:
             arithmetic, state = self.engine.arithmetic, self._trainer_state
             randomness, shares_of = mining_window.randomness, mining_window.shares_of
-            await note_logprobs(self.task, self.engine, group, arithmetic, randomness, state, shares_of)
+            await note_group(self.task, self.engine, group, arithmetic, randomness, state, shares_of)
         return group
 
     async def _falsify(self, mining_window: MiningWindow, group: Group) -> Group:
@@ -172,11 +172,7 @@ class CanaryProducer(HonestProducer):
         self, mining_window: MiningWindow, group: Group, assignment: Assignment, *, rivals: bool = False
     ) -> list[Check]:
         """Return what the policy says of the rollouts of a group behind the prompt of an assignment."""
-        key = self.sketch_key(mining_window)
-        requests = [
-            CheckRequest(assignment.prompt, rollout.sequence, seed, key, rollout.drawn)
-            for rollout, seed in zip(group.rollouts, assignment.seeds, strict=True)
-        ]
+        requests = check_requests(group, assignment, self.sketch_key(mining_window))
         return await self.engine.check(requests, CheckRules(self.task.run.sampling.params(), rivals=rivals))
 
     def _runners_up(self, rollout: int, tokens: tuple[int, ...], seed: bytes, check: Check) -> list[Edit]:
@@ -226,7 +222,7 @@ class CanaryProducer(HonestProducer):
         return True
 
 
-async def note_logprobs(
+async def note_group(
     task: Task,
     engine: Engine,
     group: Group,
@@ -235,20 +231,31 @@ async def note_logprobs(
     trainer_state: ObjectStore,
     shares_of: SharesOf,
 ) -> None:
-    """Note the log-probabilities of a group that an engine accepts as a validator's would: another one may be by other
-    weights of the same number. Nothing is noted if the run has no bounds for what the engine computes.
+    """Note a group that an engine accepts as a validator's would: another one may be by other weights of the same
+    number. Nothing is noted if the run has no bounds for what the engine computes.
+
+    R1 has not come yet. It selects all rollouts if they are short, whatever it is; of longer ones, none is continued.
     """
-    rows, version = task.run.proof.table, engine.version
+    run, rows, version = task.run, task.run.proof.table, engine.version
     own = engine.arithmetic
     fitting = sorted((row for row in rows if row.miner == arithmetic), key=lambda row: row.validator != own)
     if group.version != version or not fitting or not any(own in row.pair for row in rows):
         return
     digest = content_digest(group.to_frame())
-    judge = Judge(task, engine, group.window, randomness, shares_of)
+    draw = b"" if challenge.continues_all(run.sampling.max_tokens) else None
+    judge = Judge(task, engine, group.window, randomness, shares_of, draw)
     (judgement,) = await judge.judge([(group, digest)], fitting[0])
-    if judgement.accepted and engine.version == version:
-        note = pack_canary_note(own, judgement.logprobs)
-        await trainer_state.put(canary_path(group.window, group.index, digest), note)
+    if not judgement.accepted:
+        return
+    assignment = task.assign(group.window, randomness, group.miner, group.index, shares_of(version))
+    requests = check_requests(group, assignment, judge.sketch)
+    checks = await engine.check(requests, CheckRules(run.sampling.params(), rivals=True))
+    leads = (whole_margins(check.rivals[:, 1].cpu().numpy(), sampling.NOISE_UNIT) for check in checks)
+    note = CanaryNote(
+        arithmetic=own, judgement=judgement, leads=tuple(values.astype("<i4").tobytes() for values in leads)
+    )
+    if engine.version == version:
+        await trainer_state.put(canary_path(group.window, group.index, digest), note.to_bytes())
 
 
 AUDIT_PPM: Final = 10_000
@@ -259,15 +266,13 @@ _AT_ONCE: Final = 4  # miners whose groups are being read
 
 @dataclass(frozen=True)
 class CanaryAudit:
-    """Computes the log-probabilities of picked groups, window after window, with the node, task and engine of the
-    canary.
-    """
+    """Computes picked groups, window after window, with the node, task and engine of the canary."""
 
     node: Node
     task: Task
     engine: Engine
     trainer: SigningKey  # the key whose secret picks groups
-    trainer_state: ObjectStore  # where the log-probabilities are noted
+    trainer_state: ObjectStore  # where the groups are noted
     shares_of: SharesOf  # by which the groups of a version draw their strata
     share_ppm: int = AUDIT_PPM  # of the groups that are picked, in millionths
 
@@ -305,7 +310,7 @@ class CanaryAudit:
         return int.from_bytes(coin[:4], "little") * 1_000_000 < self.share_ppm << 32
 
     async def _audit_miner(self, window: int, randomness: bytes, miner: bytes, indices: list[int]) -> None:
-        """Note the log-probabilities of picked groups that a miner has committed to."""
+        """Note the picked groups that a miner has committed to."""
         commitment = (await fetch_record(self.node, Commitment, paths.commitment(miner, window))).record
         path = paths.batch(miner, window, commitment.batch)
         for index in indices:
@@ -314,4 +319,4 @@ class CanaryAudit:
                 frame = await self.node.store.get(path, size, offset=offset, size=size)
                 group = open_group(frame, commitment, index, self.node.run.group_bytes)
                 arithmetic, shares = commitment.arithmetic, self.shares_of
-                await note_logprobs(self.task, self.engine, group, arithmetic, randomness, self.trainer_state, shares)
+                await note_group(self.task, self.engine, group, arithmetic, randomness, self.trainer_state, shares)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 import trio
@@ -28,6 +28,9 @@ from grailnode.node.telemetry import LONG_STEP_SECONDS, LoopWatch, NodeTelemetry
 from grailnode.node.user_errors import explain, fault_in, is_transient, with_repair_command
 from grailnode.observe.node_logs import equal_failures, recent_starts
 
+if TYPE_CHECKING:
+    from grailnode.node.rank_processes import Meeting
+
 _ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "coordinator", "site", "miner", "validator")
 """One for each space."""
 TRAINER_BLOCK = 128 << 10
@@ -40,20 +43,24 @@ _TRAINERS = ("training", "site")
 _MAX_EQUAL_FAULTS: Final = 6
 
 
-def main(launch: Launch, body: ProcessBody | None = None) -> None:
-    """Run a node's process until it is stopped. A `body`, a module-level function, replaces that of its kind."""
+def main(launch: Launch, body: ProcessBody | None = None, meeting: "Meeting | None" = None) -> None:
+    """Run a node's process until it is stopped. A `body`, a module-level function, replaces that of its kind; rank 0 of
+    several has a meeting with the others.
+    """
     if launch.kind in _TRAINERS and launch.config.trainer.optimizer != "adamw":
         import_module("torch._dynamo")  # the optimizer imports it, and what is imported now is frozen below
     torch.set_num_threads(launch.config.engine.threads)
     return_large_blocks(FOLLOWER_BLOCK if launch.kind in _FOLLOWERS else TRAINER_BLOCK)
-    run_process(f"{launch.name}/{launch.kind}", partial(_run, launch, body or BODIES[launch.kind]))
+    run_process(f"{launch.name}/{launch.kind}", partial(_run, launch, body or BODIES[launch.kind], meeting))
 
 
-async def _run(launch: Launch, body: ProcessBody) -> int:
+async def _run(launch: Launch, body: ProcessBody, meeting: "Meeting | None") -> int:
     """Run the body of a process under the lock of its state, and return the exit code."""
     process = f"{launch.name}/{launch.kind}" if launch.kind in TRAINER_KINDS else launch.name
     telemetry = _telemetry(launch, process)
-    work = partial(_run_body, launch, body, telemetry, _log(launch, process))
+    work: Callable[[], Awaitable[None]] = partial(_run_body, launch, body, telemetry, _log(launch, process))
+    if meeting is not None:
+        work = partial(meeting.run, work, telemetry)
     return await _report_failure(launch, process, telemetry, work)
 
 
@@ -84,28 +91,27 @@ def metrics_port(config: Config, kind: Kind) -> int:
 def main_of_rank(launch: Launch, seat: Seat) -> None:
     """Run one of the ranks of a process that trains until it is stopped, or until rank 0 has ended."""
     prepare_rank(seat)
-    import_module("grailnode.node.rank_processes")  # for half a second, with torch's compiler: before the event loop
+    # It takes half a second, with torch's compiler: before the event loop.
+    from grailnode.node.rank_processes import Meeting  # noqa: PLC0415
+
+    meeting = Meeting(seat)
     if seat.rank == 0:
-        main(launch, partial(train, seat=seat))
+        main(launch, partial(train, meeting=meeting), meeting)
         return
-    torch.set_num_threads(launch.config.engine.threads)
-    return_large_blocks(TRAINER_BLOCK)
-    follow = partial(follow_rank_0, seat=seat)
-    run_process(f"{launch.name}/{launch.kind}-{seat.rank}", partial(_run_keyless, launch, f"-{seat.rank}", follow))
+    _run_keyless(launch, f"{launch.name}/{launch.kind}-{seat.rank}", partial(follow_rank_0, meeting=meeting))
 
 
 def main_of_upload(launch: Launch) -> None:
     """Run the upload process of a host other than host 0 until it is stopped."""
+    _run_keyless(launch, f"{launch.name}/{launch.kind}", upload_for_host_0)
+
+
+def _run_keyless(launch: Launch, process: str, body: Callable[[Launch, NodeTelemetry], Awaitable[None]]) -> None:
+    """Follow rank 0 or host 0, without a key of this process's own."""
     torch.set_num_threads(launch.config.engine.threads)
     return_large_blocks(TRAINER_BLOCK)
-    run_process(f"{launch.name}/{launch.kind}", partial(_run_keyless, launch, "", upload_for_host_0))
-
-
-async def _run_keyless(launch: Launch, suffix: str, body: Callable[[Launch, NodeTelemetry], Awaitable[None]]) -> int:
-    """Follow rank 0 or host 0 without a key of this process's own, and return the exit code."""
-    process = f"{launch.name}/{launch.kind}{suffix}"
     telemetry = _telemetry(launch, process)
-    return await _report_failure(launch, process, telemetry, partial(body, launch, telemetry))
+    run_process(process, partial(_report_failure, launch, process, telemetry, partial(body, launch, telemetry)))
 
 
 async def _report_failure(
@@ -138,7 +144,7 @@ async def _report_failure(
 def _telemetry(launch: Launch, process: str) -> NodeTelemetry:
     """Return where the events of a process go: a log of its own, and the terminal if the launch says so."""
     log = _log(launch, process)
-    return NodeTelemetry.to_file(process, log, sys.stderr if launch.echo else None, launch.config.node.alarm_url)
+    return NodeTelemetry(process, log, sys.stderr if launch.echo else None, launch.config.node.alarm_url)
 
 
 def _log(launch: Launch, process: str) -> Path:

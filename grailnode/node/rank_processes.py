@@ -3,17 +3,17 @@
 The ranks of one host meet through a file, and talk over the loopback interface alone: torch.distributed knows no
 passwords. Ranks on several hosts meet at an address of rank 0's host, and need a network that nobody else is on. Only
 rank 0 has the key and the run's state, so that a rank that is lost, or joins twice, can publish nothing. When one is
-lost, the ranks of all hosts end, meet again, and go on from the checkpoint. One that ends by a fault of its own notes
-the cause where they have met, and the others name it.
+lost, the ranks of all hosts end, meet again, and go on from the checkpoint. One that ends by a fault of its own, also
+before it has joined, notes the cause where they meet, and the others name it.
 """
 
 import json
 import os
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -37,7 +37,8 @@ _BEAT_SECONDS: Final = 2.0
 _SILENCE_SECONDS: Final = 30.0
 """After which a rank of another host counts as lost: a link that is cut closes no connection."""
 _NOTE_SECONDS: Final = 5.0
-"""In which a rank that ends notes the cause, and one that goes on counts a beat."""
+"""In which a rank that ends notes the cause and others read it, and one that goes on counts two beats."""
+_POLL_SECONDS: Final = 0.2
 
 
 class OtherTermsError(UserError):
@@ -48,72 +49,98 @@ class Meeting:
     """Where a rank meets the others.
 
     Args:
-        terms: what must be equal on all hosts, by its name.
+        patience: how long a rank waits until all others have come.
     """
 
-    def __init__(self, seat: Seat, device: str, terms: Mapping[str, str]) -> None:
-        self._seat = seat
-        self._device = device
-        self._terms = dict(terms)
-        self._store: Any = None  # a TCPStore, once all have met
+    def __init__(self, seat: Seat, patience: timedelta = _JOIN) -> None:
+        self.seat = seat
+        self._patience = patience
+        self._store: Any = None  # a TCPStore, once rank 0 has been reached
+        self._is_seated = False  # as the only one of its rank
+        self._has_met = False
+        self._cause = ""  # which rank has ended first, and why, if it could say so
 
-    def join(self) -> RankGroup:
+    def join(self, device: str, terms: Mapping[str, str]) -> RankGroup:
         """Return the group of all ranks, when all of them have called this.
 
+        Args:
+            terms: what must be equal on all hosts, by its name.
+
         Raises:
-            LostRankError: those of other hosts have not within some minutes, or have other terms.
+            LostRankError: those of other hosts have not within some minutes, have ended, or have other terms.
             OtherTermsError: rank 0 has other terms.
         """
-        seat, backend = self._seat, "gloo" if self._device == "cpu" else "nccl"
+        seat, backend = self.seat, "gloo" if device == "cpu" else "nccl"
         if not seat.has_other_hosts:
             dist.init_process_group(backend, init_method=seat.meeting, rank=seat.rank, world_size=seat.count)
-            return RankGroup.of(torch.device(self._device))
-        address, _, port = seat.meeting.rpartition(":")
+            return RankGroup.of(torch.device(device))
         try:
-            new_store = dist.TCPStore  # type: ignore[attr-defined]  # torch exports it by a star
-            store = new_store(address, int(port), seat.count, seat.rank == 0, timeout=_JOIN)
-            self._compare(store)
-            dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.count)
-            group = RankGroup.of(torch.device(self._device))
+            self._open(self._patience)
+            self._compare(terms)
+            dist.init_process_group(backend, store=self._store, rank=seat.rank, world_size=seat.count)
+            group = RankGroup.of(torch.device(device))
         except RuntimeError as error:  # torch has no narrower one
             reason = str(error).partition("\n")[0]
             text = f"trainer.hosts: the {seat.count} ranks have not met at {seat.meeting}: {reason}"
             raise LostRankError(text) from error
-        self._store = store
+        self._has_met = True
         return group
 
-    def _compare(self, store: Any) -> None:
-        """Compare the terms of rank 0 with those of each other rank, on both."""
-        seat = self._seat
+    def _open(self, timeout: timedelta) -> None:
+        """Open the store, which is in rank 0's process."""
+        if self._store is None:
+            seat, new_store = self.seat, dist.TCPStore  # type: ignore[attr-defined]  # torch exports it by a star
+            address, _, port = seat.meeting.rpartition(":")
+            is_here = seat.rank == 0
+            self._store = new_store(address, int(port), seat.count, is_here, timeout, wait_for_workers=False)
+
+    def _compare(self, terms: Mapping[str, str]) -> None:
+        """Wait for all ranks, and compare the terms of rank 0 with those of each other rank, on both."""
+        seat, store = self.seat, self._store
         if store.add(f"seat/{seat.rank}", 1) > 1:
             raise LostRankError(f"trainer.hosts: rank {seat.rank} has joined at {seat.meeting} already")
-        store.set(f"terms/{seat.rank}", json.dumps(self._terms))
+        self._is_seated = True
+        store.set(f"terms/{seat.rank}", json.dumps(dict(terms)))
+        end = time.monotonic() + self._patience.total_seconds()
+        while absent := [rank for rank in range(seat.count) if not store.check([f"terms/{rank}"])]:
+            if self._read_cause():
+                raise LostRankError(f"trainer.hosts: {self._cause}")
+            if time.monotonic() > end:
+                titles = ", ".join(map(self._title, absent))
+                seconds = self._patience.total_seconds()
+                raise LostRankError(f"trainer.hosts: after {seconds:.0f} s, not yet at {seat.meeting}: {titles}")
+            time.sleep(_POLL_SECONDS)
         for rank in range(seat.count) if seat.rank == 0 else (0,):
             others = json.loads(store.get(f"terms/{rank}"))
-            different = [name for name, value in self._terms.items() if others.get(name) != value]
+            different = [name for name, value in terms.items() if others.get(name) != value]
             if different:
                 names = " and ".join(different)
                 text = f"trainer.hosts: rank {seat.rank} and rank {rank} differ in {names}"
                 raise LostRankError(text) if seat.rank == 0 else OtherTermsError(text)
 
     def make_learner(
-        self, compute: Compute, settings: LearnerSettings, precision: Precision, weights: Weights | None = None
+        self,
+        compute: Compute,
+        settings: LearnerSettings,
+        precision: Precision,
+        terms: Mapping[str, str],
+        weights: Weights | None = None,
     ) -> ShardedLearner:
         """Join the others, and return this rank's learner.
 
         Args:
             weights: with which training begins; for rank 0.
         """
-        model, dtype, local = compute.model, compute.dtype, self._seat.local
-        return ShardedLearner(model, weights, settings, self.join(), dtype, precision, local)
+        group = self.join(compute.device, terms)
+        return ShardedLearner(compute.model, weights, settings, group, compute.dtype, precision, self.seat.local)
 
     async def run(self, work: Callable[[], Awaitable[None]], telemetry: Telemetry) -> None:
-        """Carry out a rank's work.
+        """Carry out a rank's work, from its preparation on.
 
         Raises:
             LostRankError: a rank of another host has ended, or does not answer.
         """
-        if not self._seat.has_other_hosts:
+        if not self.seat.has_other_hosts:
             return await work()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, telemetry)
@@ -125,47 +152,78 @@ class Meeting:
                 if faults is not None:
                     line = explain(faults)
                     await self._note(repr(fault_in(faults)) if line is None else line)
+                    await self._wait_for_readers()
                     raise
             await self._note("")
-            raise LostRankError(f"trainer.hosts: {await self._ended_rank()}") from cause
+            ended = await self._ended_rank()
+            await self._wait_for_readers()
+            raise LostRankError(f"trainer.hosts: {ended}") from cause
 
     async def _note(self, cause: str) -> None:
         """Note that this rank ends, and the cause; none if another one has ended."""
-        with trio.move_on_after(_NOTE_SECONDS), suppress(RuntimeError, AttributeError):  # of a store that is gone
-            note = partial(self._store.set, f"end/{self._seat.rank}", cause)
-            await trio.to_thread.run_sync(note, abandon_on_cancel=True)
+        title = self._title(self.seat.rank)
+        text = f"{title} has ended: {cause.removeprefix('trainer.hosts: ')}" if cause and not self._cause else ""
+
+        def write() -> None:
+            self._open(timedelta(seconds=_NOTE_SECONDS))
+            if self._is_seated or not self._store.add(f"seat/{self.seat.rank}", 0):  # else another process is this rank
+                self._store.set(f"end/{self.seat.rank}", "")
+                if text:
+                    self._store.compare_set("cause", "", text)  # sets it if no rank has
+                self._read_cause()
+
+        with trio.move_on_after(_NOTE_SECONDS), suppress(RuntimeError):  # of a store that is gone
+            await trio.to_thread.run_sync(write, abandon_on_cancel=True)
+
+    async def _wait_for_readers(self) -> None:
+        """Wait until all ranks have read the cause, on the host of rank 0, with which the store ends."""
+        readers = [f"read/{rank}" for rank in range(self.seat.count)]
+        with trio.move_on_after(_NOTE_SECONDS), suppress(RuntimeError):
+            while self._cause and self.seat.rank < self.seat.local:
+                if await trio.to_thread.run_sync(self._store.check, readers, abandon_on_cancel=True):
+                    return
+                await trio.sleep(_POLL_SECONDS)
+
+    def _read_cause(self) -> str:
+        """Return which rank has ended first and why, and note that this one has read it; empty if none has said it."""
+        if not self._cause and self._store.check(["cause"]):
+            self._cause = self._store.get("cause").decode()
+            self._store.set(f"read/{self.seat.rank}", "")
+        return self._cause
 
     async def _ended_rank(self) -> str:
         """Say which rank has ended first, and by which cause: what it has noted, or that it has not and is silent."""
-        notes, beats = dict[int, str](), list[dict[int, int]]()
+        absent, first, began = [0], list[int](), trio.current_time()  # without a store, rank 0 has ended
         with trio.move_on_after(_NOTE_SECONDS), suppress(RuntimeError):
-            while True:
-                notes, counts = await trio.to_thread.run_sync(self._ends, abandon_on_cancel=True)
-                beats.append(counts)
-                for rank, cause in notes.items():
-                    if cause:
-                        return f"{self._title(rank)} has ended: {cause}"
-                await trio.sleep(_BEAT_SECONDS / 10)
-        silent = [rank for rank, count in beats[0].items() if count == beats[-1][rank]] if beats else [0]
-        ended = ", ".join(self._title(rank) for rank in silent if rank not in notes) or "a rank"
-        return f"{ended} has ended: its process or its host was killed, or its link is cut; its host's log may say more"
+            while not self._cause:
+                ended, beats = await trio.to_thread.run_sync(self._ends, abandon_on_cancel=True)
+                first = first or beats
+                pairs = enumerate(zip(first, beats, strict=True))
+                silent = [rank for rank, (old, new) in pairs if old == new and rank not in ended]
+                # A rank that goes on has counted a beat by then. If the store ends sooner, rank 0 has ended.
+                absent = silent if trio.current_time() > began + 2 * _BEAT_SECONDS else [0] if 0 not in ended else []
+                await trio.sleep(_POLL_SECONDS)
+        ended_ranks = ", ".join(map(self._title, absent)) or "a rank"
+        silence = "its process or its host was killed, or its link is cut; its host's log may say more"
+        return self._cause or f"{ended_ranks} has ended: {silence}"
 
-    def _ends(self) -> tuple[dict[int, str], dict[int, int]]:
-        """Return what ranks that end have noted, and how many beats each rank has counted."""
-        store, ranks = self._store, range(self._seat.count)
-        notes = {rank: store.get(f"end/{rank}").decode() for rank in ranks if store.check([f"end/{rank}"])}
-        return notes, {rank: store.add(f"beat/{rank}", 0) for rank in ranks}
+    def _ends(self) -> tuple[set[int], list[int]]:
+        """Read the cause; return which ranks have noted their end, and how many beats each has counted."""
+        store, ranks = self._store, range(self.seat.count)
+        ended = {rank for rank in ranks if store.check([f"end/{rank}"])}
+        self._read_cause()
+        return ended, [store.add(f"beat/{rank}", 0) for rank in ranks]
 
     def _title(self, rank: int) -> str:
-        return f"rank {rank} on host {rank // self._seat.local}"
+        return f"rank {rank} on host {rank // self.seat.local}"
 
     async def _watch(self, telemetry: Telemetry) -> None:
-        """Count this rank's beats in the store of rank 0, which also compares those of the others. End this process
-        when one stops: its threads may wait for the other rank for ever.
+        """Count this rank's beats in the store of rank 0, which also compares those of the others, and read there why
+        a rank has ended. End this process when one stops: its threads may wait for the other rank for ever.
         """
-        while self._store is None:
+        while not self._has_met:
             await trio.sleep(_BEAT_SECONDS)
-        watched = 1 if self._seat.rank else self._seat.count
+        watched = 1 if self.seat.rank else self.seat.count
         beats, heard = [0] * watched, [trio.current_time()] * watched
         while True:
             with trio.move_on_after(_SILENCE_SECONDS), suppress(RuntimeError):  # of a store that is gone
@@ -176,14 +234,15 @@ class Meeting:
             if silent:
                 title = self._title(silent[0])
                 error = f"no answer from another host for {_SILENCE_SECONDS:.0f} s (of {title}, or to it)"
-                telemetry.event("failed", error=error)
+                telemetry.event("failed", error=self._cause or error)
                 os._exit(EXIT_TRANSIENT)
             await trio.sleep(_BEAT_SECONDS)
 
     def _beat(self) -> list[int]:
         """Count a beat; return the counts of the ranks that this one watches."""
-        store, seat = self._store, self._seat
+        store, seat = self._store, self.seat
         own = store.add(f"beat/{seat.rank}", 1)
+        self._read_cause()
         return [own] if seat.rank else [store.add(f"beat/{rank}", 0) for rank in range(seat.count)]
 
 

@@ -194,7 +194,7 @@ class RoleChecks:
         sources = None if runs_beacon else make_beacon, time_check.date_reader(urls)
         if self.waits:
             log = self.config.at(self.config.node.logs) / f"{self.name}-start.jsonl"
-            telemetry = NodeTelemetry.to_file(self.name, log, sys.stderr)
+            telemetry = NodeTelemetry(self.name, log, sys.stderr)
             await time_check.wait_for_time(node, *sources, telemetry)
         elif (problem := await time_check.find_problem(node, *sources)) is not None:
             raise start_checks.StartError(problem[1])

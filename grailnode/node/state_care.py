@@ -284,7 +284,7 @@ async def _repair_trust(node: Node, used_version: int, used_weights: bytes | Non
 
     The trust is never behind what the node has used.
     """
-    follower = await Follower.open(node)
+    follower = await Follower(node).open()
     await follower.refresh()
     trust = follower.chain.trust
     if trust is None or trust.version < used_version:

@@ -140,7 +140,7 @@ class Storage:
         return MirroredStore(store, revisions, key, ttl, clock, open_mirror, telemetry, self._rng)
 
     def copy_target(self, text: str, region: str) -> ObjectStore:
-        """Open a mirror's directory, or its bucket in the notation of `init`; BucketError for any other text."""
+        """Open a mirror's directory, or its bucket in the notation of `init`; UserError for any other text."""
         if "://" not in text:
             return self._place("--to", PlaceSection(kind="local", path=Path(text).absolute()), writes=True)
         bucket = parse_bucket(text, region)

@@ -23,32 +23,24 @@ _DOWNLOAD_REPORT_SECONDS: Final = 3.0  # from one report of a download to the ne
 
 class NodeTelemetry:
     """Implements the Telemetry port. The name of the node's process is part of every line and every metric. Every event
-    goes to the file as a JSON line, and to the terminal as a short one; those that are alarms also to the URL, if there
-    is one.
+    goes to the end of the log as a JSON line, and to the terminal as a short one; those that are alarms also to the
+    URL, if there is one. The log's directory is created. If the log cannot be written, the first event says so.
     """
 
     def __init__(
-        self, name: str, file: IO[str] | None = None, terminal: IO[str] | None = None, alarm_url: str = ""
+        self, name: str, log: Path | None = None, terminal: IO[str] | None = None, alarm_url: str = ""
     ) -> None:
         self._name = name
-        self._file = file
+        self._file: IO[str] | None = None
         self._terminal = terminal
         self._alarms = AlarmSender(alarm_url, name) if alarm_url else None
         self.metrics = Metrics(name)
-
-    @classmethod
-    def to_file(cls, name: str, path: Path, terminal: IO[str] | None = None, alarm_url: str = "") -> "NodeTelemetry":
-        """Return telemetry that appends to a file, and create the file's directory.
-
-        When the file cannot be written, the first event says so and only the terminal receives events.
-        """
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return cls(name, path.open("a", encoding="utf-8", buffering=1), terminal, alarm_url)
+            if log is not None:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                self._file = log.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
-            telemetry = cls(name, None, terminal, alarm_url)
-            telemetry.event("log-unwritable", path=str(path), error=(error.strerror or "cannot be opened").lower())
-            return telemetry
+            self.event("log-unwritable", path=str(log), error=(error.strerror or "cannot be opened").lower())
 
     def event(self, name: str, **fields: Field) -> None:
         self.metrics.count_event(name, fields)
@@ -86,14 +78,13 @@ def _short(value: Field) -> str:
 class DownloadReport:
     """Implements the cache's `Progress`: sends an event for each long download, at most one every few seconds."""
 
-    def __init__(self, telemetry: Telemetry, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
-        self._now = now
         # By path: when it began or was resumed, the bytes that had arrived then, and the time of the last event.
         self._downloads: dict[str, tuple[float, int, float]] = {}
 
     def __call__(self, path: str, arrived_bytes: int, total_bytes: int) -> None:
-        now = self._now()
+        now = time.monotonic()
         start, start_bytes, last_report = self._downloads.pop(path, (now, arrived_bytes, now))
         is_due = now - last_report >= _DOWNLOAD_REPORT_SECONDS
         if arrived_bytes < total_bytes:

@@ -94,7 +94,7 @@ def validator_versions(run: RunManifest) -> int:
 async def _open_follower(node: Node, compute: Compute, versions: int) -> Follower:
     """Return a follower that keeps some versions: on the disk, if the engine has the weights in its own memory."""
     new_tensors = None if compute.vllm is None else partial(mapped_tensors, compute.directory / "versions")
-    return await Follower.open(node, keep=versions, threads=torch.get_num_threads(), new_tensors=new_tensors)
+    return await Follower(node, keep=versions, threads=torch.get_num_threads(), new_tensors=new_tensors).open()
 
 
 async def run_miner(

@@ -15,10 +15,6 @@ from roles.ports import LineReporter, NotFoundError
 from roles.records import fetch_envelope, fetch_object
 
 
-class NoVersionError(UserError):
-    """The run has no version yet."""
-
-
 async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
     """Check every manifest, anchor and patch that a run's head lists, and return the newest version's weights."""
     newest: VerifiedWeights | None = None
@@ -29,12 +25,12 @@ async def verify_chain(node: Node, say: LineReporter) -> VerifiedWeights:
 
 
 async def fetch_first_head(node: Node) -> bytes:
-    """Fetch the bytes of the head; NoVersionError, for a command that can do nothing without, if there is none."""
+    """Fetch the bytes of the head; UserError, for a command that can do nothing without, if there is none."""
     path = paths.head(node.authority.trainers[0])
     try:
         return await fetch_envelope(node, Head, path)
     except NotFoundError as error:
-        raise NoVersionError(f"{path}: this run has published no version yet; start its trainer, or wait") from error
+        raise UserError(f"{path}: this run has published no version yet; start its trainer, or wait") from error
 
 
 async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedWeights]:

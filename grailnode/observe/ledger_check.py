@@ -75,7 +75,7 @@ def _result(ledger: Sequence[Summary], expired: int) -> str:
 
 async def _follow(node: Node) -> Follower:
     """Return a follower of the chain, whose tables say how groups drew their strata, if the run has any."""
-    follower = await Follower.open(node, allow_expired=True)
+    follower = await Follower(node, allow_expired=True).open()
     if node.run.difficulty is not None:
         await follower.refresh()
     return follower

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -55,6 +56,17 @@ async def newest_summarized(node: Node) -> int | None:
         if len(failures) == len(node.authority.validators):
             raise failures[0]
     return None
+
+
+async def observe_newest(node: Node) -> "Observer":
+    """Return an observer that has read the newest judged windows; it says itself what cannot be read."""
+    newest = None
+    with suppress(StoreError, ProtocolError):
+        await refresh_authority(node)
+        newest = await newest_summarized(node)
+    observer = Observer(node, max(0, (newest or node.window()) - RECENT_WINDOWS), last_window=newest)
+    await observer.refresh()
+    return observer
 
 
 async def _summarized(node: Node, validator: bytes, after: str) -> list[int]:
@@ -231,7 +243,7 @@ class Observer:
         for failure in report.canary_failures:
             verb = "accepted a false" if failure.accepted else "rejected a true"
             if failure.about == "logprobs":
-                verb = "gave false log-probabilities of a"
+                verb = "gave false log-probabilities, rewards or ends of a"
             self._alarm(f"window {report.window}: validator {failure.validator.hex()[:8]} {verb} canary")
 
     def state(self, nodes: tuple[NodeRow, ...] = ()) -> NetworkState:

@@ -86,7 +86,7 @@ async def recheck(node: Node, task: Task, compute: Compute, reference: GroupRefe
     signed = await fetch_record(node, Commitment, paths.commitment(miner, reference.window))
     commitment = signed.record
     group = await _group(node, commitment, reference.index)
-    follower = await Follower.open(node, allow_expired=True)
+    follower = await Follower(node, allow_expired=True).open()
     await follower.refresh()
     version = follower.version_for(reference.window)
     if not version - node.run.schedule.max_lag <= commitment.version <= version:

@@ -16,7 +16,7 @@ from protocol.encoding import REWARD_UNIT
 from protocol.errors import ProtocolError
 from protocol.identity.participant import Announcement
 from protocol.judging.verdict import Judgement, Verdict
-from protocol.rollout.batch import Commitment, Group, open_group
+from protocol.rollout.batch import Commitment, EpisodeRollout, Group, open_group
 from roles.gather import answer_of
 from roles.node.identity import Node
 from roles.participants import list_announced_keys
@@ -38,13 +38,15 @@ class PublishedRollout:
     index: int  # of the rollout in its group
     version: int
     prompt: str
-    completion: str  # the text behind the prompt, of an episode with the environment's replies
-    tokens: int  # of the policy
+    completion: str  # the text behind the prompt that counts, of an episode with the environment's replies
+    tokens: int  # of the policy, with those that do not count
     reward: float  # that counts at a validator; the miner's claim where no validator accepted the group
     reasons: tuple[str, ...]  # why validators rejected the group, each once; empty if none did
     accepted: int
     judged: int
     turns: tuple[tuple[str, str], ...] = ()  # the completion in turns, each with its speaker: 'policy' or 'environment'
+    end: int | None = None  # tokens that count, if the reward is that of a validator's continuation from there on
+    uncounted: str = ""  # the text behind the end
 
     @property
     def place(self) -> str:
@@ -56,7 +58,8 @@ class PublishedRollout:
         """What the validators said about the rollout's group, in words."""
         if self.reasons:
             return f"rejected: {', '.join(self.reasons)}"
-        return f"accepted by {self.accepted}" if self.accepted else "not judged"
+        accepted = f"accepted by {self.accepted}" if self.accepted else "not judged"
+        return accepted if self.end is None else f"{accepted}, ends at token {self.end}: the reward is a continuation's"
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,9 @@ class ReadWindow:
     unread: tuple[str, ...]
 
 
-class UnknownMinerError(UserError):
-    """No miner of the run has this key or name."""
-
-
 async def find_miners(node: Node, miner: str = "") -> list[bytes]:
     """Return the keys that announced themselves, in ascending order; with a text, those that begin with it or announced
-    this name. UnknownMinerError if there is none.
+    this name. UserError if there is none.
     """
     keys = sorted(await list_announced_keys(node))
     chosen = [key for key in keys if key.hex().startswith(miner.lower())]
@@ -97,7 +96,7 @@ async def find_miners(node: Node, miner: str = "") -> list[bytes]:
     if chosen := [key for key, name in names.items() if name == miner]:
         return chosen
     names_text = ", ".join(f"{name or '(no name)'} {key.hex()[:8]}" for key, name in [*names.items()][:_SHOWN_MINERS])
-    raise UnknownMinerError(
+    raise UserError(
         f"--miner {miner}: no miner has this name, or a key that begins so; there are: {names_text or 'none'}"
     )
 
@@ -113,7 +112,8 @@ class ReadingLimits:
     def are_reached(self, rollouts: Sequence[PublishedRollout]) -> bool:
         if len(rollouts) >= self.rollouts or self.characters == inf:
             return len(rollouts) >= self.rollouts
-        return sum(len(rollout.prompt) + 2 * len(rollout.completion) for rollout in rollouts) > self.characters
+        texts = (rollout.prompt + 2 * rollout.completion + rollout.uncounted for rollout in rollouts)
+        return sum(map(len, texts)) > self.characters
 
 
 async def read_rollouts(
@@ -147,28 +147,42 @@ async def _read_miner(
 
 def _published_rollouts(tokenizer: Tokenizer, item: JudgedGroup) -> list[PublishedRollout]:
     group, judgements = item.group, item.judgements.values()
-    rewards = next((judgement.rewards for judgement in judgements if judgement.accepted), None)
-    return [
-        PublishedRollout(
-            miner=group.miner,
-            window=group.window,
-            group=group.index,
-            index=index,
-            version=group.version,
-            prompt=tokenizer.decode(group.prompt_tokens),
-            completion=tokenizer.decode(rollout.sequence),
-            tokens=len(rollout.tokens),
-            reward=(rollout.reward if rewards is None or index >= len(rewards) else rewards[index]) / REWARD_UNIT,
-            reasons=tuple(dict.fromkeys(judgement.reason for judgement in judgements if judgement.rejected)),
-            accepted=sum(judgement.accepted for judgement in judgements),
-            judged=len(judgements),
-            turns=tuple(
-                ("policy" if drawn else "environment", tokenizer.decode(tuple(token for token, _ in tokens)))
-                for drawn, tokens in groupby(zip(rollout.sequence, rollout.drawn, strict=True), itemgetter(1))
-            ),
+    is_episode = any(isinstance(rollout, EpisodeRollout) for rollout in group.rollouts)
+    rewards, ends = next(
+        (
+            (judgement.rewards, judgement.ends)
+            for judgement in judgements
+            if len(judgement.rewards) == len(group.rollouts) and not (is_episode and judgement.ends)
+        ),
+        (tuple(rollout.reward for rollout in group.rollouts), ()),
+    )
+    published = []
+    for index, rollout in enumerate(group.rollouts):
+        end = ends[index] if ends and ends[index] < len(rollout.tokens) else None
+        drawn = groupby(zip(rollout.sequence[:end], rollout.drawn[:end], strict=True), itemgetter(1))
+        published.append(
+            PublishedRollout(
+                miner=group.miner,
+                window=group.window,
+                group=group.index,
+                index=index,
+                version=group.version,
+                prompt=tokenizer.decode(group.prompt_tokens),
+                completion=tokenizer.decode(rollout.sequence[:end]),
+                tokens=len(rollout.tokens),
+                reward=rewards[index] / REWARD_UNIT,
+                reasons=tuple(dict.fromkeys(judgement.reason for judgement in judgements if judgement.rejected)),
+                accepted=sum(judgement.accepted for judgement in judgements),
+                judged=len(judgements),
+                turns=tuple(
+                    ("policy" if is_drawn else "environment", tokenizer.decode(tuple(token for token, _ in tokens)))
+                    for is_drawn, tokens in drawn
+                ),
+                end=end,
+                uncounted="" if end is None else tokenizer.decode(rollout.sequence[end:]),
+            )
         )
-        for index, rollout in enumerate(group.rollouts)
-    ]
+    return published
 
 
 async def read_judged_groups(node: Node, window: int, miner: bytes) -> AsyncGenerator[JudgedGroup]:

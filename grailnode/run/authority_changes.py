@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from grailnode import UserError
 from grailnode.run import key_files
-from grailnode.run.authority_drafts import Draft, RevisionError, propose
+from grailnode.run.authority_drafts import Draft, propose
 from protocol.errors import ProtocolError
 from protocol.identity.admission import Invite
 from protocol.identity.authority import Authority, ChainPoint, Revisions
@@ -20,16 +21,16 @@ _DAY_SECONDS = 86_400
 
 
 def parse_public_key(text: str) -> bytes:
-    """Return the public key of 64 hexadecimal digits, or of a key file; RevisionError if the text is neither."""
+    """Return the public key of 64 hexadecimal digits, or of a key file; UserError if the text is neither."""
     path = Path(text)
     if path.is_file():
         return SigningKey(key_files.read(path)).public
     if re.fullmatch(r"[0-9a-fA-F]{64}", text) is None:
-        raise RevisionError(f"{text}: neither a public key (64 hexadecimal digits) nor a key file")
+        raise UserError(f"{text}: neither a public key (64 hexadecimal digits) nor a key file")
     try:
         return check_public_key(bytes.fromhex(text))
     except ProtocolError as error:
-        raise RevisionError(f"{text}: no public key ({error})") from None
+        raise UserError(f"{text}: no public key ({error})") from None
 
 
 def list_keys(authority: Authority, directory: Path) -> list[tuple[str, bytes, tuple[str, ...]]]:
@@ -43,28 +44,28 @@ def list_keys(authority: Authority, directory: Path) -> list[tuple[str, bytes, t
 
 
 def change_quorum(revisions: Revisions, validators: int) -> Draft:
-    """Draft how many validators must accept a group; RevisionError if it is so already, or there are not so many."""
+    """Draft how many validators must accept a group; UserError if it is so already, or there are not so many."""
     authority = revisions.current
     if validators == authority.quorum:
-        raise RevisionError(f"{validators} of {len(authority.validators)} validators must accept already")
+        raise UserError(f"{validators} of {len(authority.validators)} validators must accept already")
     if validators > len(authority.validators):
-        raise RevisionError(
+        raise UserError(
             f"{validators} of {len(authority.validators)} validators can never accept; `grailnode keys grant` adds one"
         )
     return propose(revisions, f"{validators} validators must accept", quorum=validators)
 
 
 async def rewind_point(objects: ObjectStore, version: int, revoked: bytes) -> ChainPoint:
-    """Return the point of the chain at a version that the trainer with this state published; RevisionError if it did
+    """Return the point of the chain at a version that the trainer with this state published; UserError if it did
     not, or published later ones under the revoked key.
     """
     history = await History.open(objects)
     if version not in history.manifests:
         versions = ", ".join(map(str, sorted(history.manifests))) or "none"
-        raise RevisionError(f"--rewind {version}: this machine's trainer did not publish it; it knows {versions}")
+        raise UserError(f"--rewind {version}: this machine's trainer did not publish it; it knows {versions}")
     newest = history.published_version
     if version < newest and history.writer == revoked:
-        raise RevisionError(
+        raise UserError(
             f"--rewind {version}: this machine's trainer has published version {newest} itself, and cannot take its "
             f"own versions back; --rewind {newest} takes back what others published with its key"
         )
@@ -73,7 +74,7 @@ async def rewind_point(objects: ObjectStore, version: int, revoked: bytes) -> Ch
 
 def invite_miner(revisions: Revisions, key: bytes, days: int, inviter: Path | None, directory: Path) -> bytes:
     """Return an invitation for a miner, valid for so many days and signed by the inviter's key file, or else by the
-    first of a directory that may invite; RevisionError if no key may.
+    first of a directory that may invite; UserError if no key may.
     """
     authority = revisions.current
     for path in key_files.list_key_files(directory) if inviter is None else [inviter]:
@@ -81,11 +82,11 @@ def invite_miner(revisions: Revisions, key: bytes, days: int, inviter: Path | No
         if signer.public in {*authority.roots, *authority.admission.inviters}:
             expires_ms = int((time.time() + days * _DAY_SECONDS) * 1000)
             return sign(Invite(run=revisions.run_id, key=key, expires_ms=expires_ms), signer)
-    raise RevisionError(f"{inviter or directory}: no key of an inviter or a root; name one with --key FILE")
+    raise UserError(f"{inviter or directory}: no key of an inviter or a root; name one with --key FILE")
 
 
 def replacement(authority: Authority, key: bytes, new_key: bytes) -> dict[str, Any]:
-    """Return the changes that replace a key in every role and revoke it; RevisionError if it has none."""
+    """Return the changes that replace a key in every role and revoke it; UserError if it has none."""
     changes: dict[str, Any] = {}
     for field in _ROLES.values():
         keys = getattr(authority, field)
@@ -100,17 +101,17 @@ def replacement(authority: Authority, key: bytes, new_key: bytes) -> dict[str, A
     if admission != authority.admission:
         changes["admission"] = admission
     if not changes:
-        raise RevisionError(f"{key.hex()} has no role in this run; a miner of an open run just starts with another key")
+        raise UserError(f"{key.hex()} has no role in this run; a miner of an open run just starts with another key")
     return changes | {"revoked": tuple(sorted({*authority.revoked, key}))}
 
 
 def revocation(authority: Authority, key: bytes) -> dict[str, Any]:
-    """Return the changes that revoke a key, and take its roles; RevisionError if nobody else is in one of them."""
+    """Return the changes that revoke a key, and take its roles; UserError if nobody else is in one of them."""
     changes: dict[str, Any] = {}
     for field in _ROLES.values():
         others = tuple(other for other in getattr(authority, field) if other != key)
         if not others and field not in _ASCENDING:
-            raise RevisionError(
+            raise UserError(
                 f"{key.hex()} is the only one of the {field}; name a successor with `grailnode keys rotate`, which "
                 "revokes it, and then give this command again where it has a --rewind"
             )
@@ -125,12 +126,12 @@ def revocation(authority: Authority, key: bytes) -> dict[str, Any]:
 
 
 def grant(authority: Authority, key: bytes, role: str) -> dict[str, Any]:
-    """Return the changes that make a key a "validator", "worker" or "inviter"; RevisionError if that cannot be."""
+    """Return the changes that make a key a "validator", "worker" or "inviter"; UserError if that cannot be."""
     if key in authority.revoked:
-        raise RevisionError(f"{key.hex()} is revoked in this run for good; make another key")
+        raise UserError(f"{key.hex()} is revoked in this run for good; make another key")
     admission = authority.admission
     if key in {"validator": authority.validators, "worker": authority.workers, "inviter": admission.inviters}[role]:
-        raise RevisionError(f"{key.hex()} has the role {role} already")
+        raise UserError(f"{key.hex()} has the role {role} already")
     if role == "validator":
         return {"validators": (*authority.validators, key)}
     if role == "worker":

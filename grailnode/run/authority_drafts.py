@@ -8,21 +8,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import trio
 from pydantic import Field, ValidationError
 
 from grailnode import UserError
 from grailnode.run import key_files
-from protocol import limits, paths
+from protocol import limits
 from protocol.encoding import Record
 from protocol.errors import ProtocolError
 from protocol.identity.authority import Authority, ChainPoint, Revision, Revisions
 from protocol.identity.signing import Envelope, Signature, SigningKey, sign
-from roles.node.identity import Node
-
-
-class RevisionError(UserError):
-    """A change of authority that is impossible: says why, and what to do."""
 
 
 class Draft(Record):
@@ -50,7 +44,7 @@ class Draft(Record):
 
 
 def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, **changes: Any) -> Draft:
-    """Return a draft of the next revision: the current authority with new values of its fields; RevisionError if these
+    """Return a draft of the next revision: the current authority with new values of its fields; UserError if these
     contradict each other. The note says why, for people. A rewind names the last version that counts of a chain that a
     thief continued with a key.
     """
@@ -66,7 +60,7 @@ def propose(revisions: Revisions, note: str, rewind: ChainPoint | None = None, *
         )
     except ValidationError as error:
         faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
-        raise RevisionError(f"the change makes an impossible authority: {faults}") from error
+        raise UserError(f"the change makes an impossible authority: {faults}") from error
     return Draft(body=revision.to_bytes(), signatures=())
 
 
@@ -75,7 +69,7 @@ def read_draft(path: Path) -> Draft:
         draft = Draft.from_bytes(path.read_bytes())
         draft.revision.authority.check_keys()
     except (OSError, ProtocolError) as error:
-        raise RevisionError(f"{path}: not a draft of a revision ({error})") from error
+        raise UserError(f"{path}: not a draft of a revision ({error})") from error
     return draft
 
 
@@ -110,25 +104,6 @@ def missing_signatures(draft: Draft, revisions: Revisions) -> str:
         if count < authority.root_threshold:
             parts.append(f"{count} of {authority.root_threshold} {whose}root keys have signed")
     return "; ".join(parts)
-
-
-def publish(node: Node, draft: Draft) -> int:
-    """Check a draft as every node will, publish it at the meeting point, and return the revision's number;
-    RevisionError if storage acknowledged it and does not show it.
-    """
-    revision = node.revisions.check(node.revisions.number + 1, draft.envelope())
-    path = paths.revision(node.run_id, revision.record.number)
-
-    async def put() -> bool:
-        await node.publish(path, revision.data)
-        return await node.is_readable(path, revision.data)
-
-    if not trio.run(put):
-        raise RevisionError(
-            f"{path}: storage took it and does not show it; nobody has it. Make the change again, and look at the "
-            "bucket"
-        )
-    return revision.record.number
 
 
 def describe(revision: Revision) -> list[str]:

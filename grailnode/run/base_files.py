@@ -102,7 +102,7 @@ async def fetch_base(
         leftover.unlink()
     files = [directory / f"{number:05d}.safetensors" for number in range(len(lora.shards))]
     for number, (file, ref) in enumerate(zip(files, lora.shards, strict=True), start=1):
-        if not await node.run_sync(is_object, file, ref):
+        if not await node.run_sync(is_object, file, ref.digest, ref.size):
             data = await fetch_run_file(node, ref, writers, f"{file.name} of the base")
             await node.run_sync(write_whole, file, data)
             node.telemetry.event("base-file-fetched", file=number, of=len(files), bytes=ref.size)

@@ -28,10 +28,6 @@ _region: Final = re.compile(r"[A-Za-z0-9-]*")
 _segment: Final = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,99}")
 
 
-class BucketError(UserError):
-    """A bucket that cannot be used as it is described: says why, and what to write instead."""
-
-
 @dataclass(frozen=True)
 class Bucket:
     """A bucket, or the part of one below a prefix that ends with '/', and the URL where everybody reads it."""
@@ -59,11 +55,11 @@ class Document:
 
 
 def parse_bucket(text: str, region: str = "", url: str = "") -> Bucket:
-    """Return the bucket that NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX names; BucketError for any other
+    """Return the bucket that NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX names; UserError for any other
     text. Without a region it has the provider's default, and without a url the service's own, where everybody reads it.
     """
     if not _region.fullmatch(region):
-        raise BucketError(f"--region {region!r}: give letters, digits and '-', such as eu-west-1")
+        raise UserError(f"--region {region!r}: give letters, digits and '-', such as eu-west-1")
     endpoint, rest = "", text
     if "://" in text:
         parts = urlsplit(text)
@@ -72,15 +68,13 @@ def parse_bucket(text: str, region: str = "", url: str = "") -> Bucket:
         elif parts.scheme in {"https", "http"} and _host.fullmatch(parts.netloc) and not parts.query:
             endpoint, rest = f"{parts.scheme}://{parts.netloc}", parts.path.lstrip("/")
         else:
-            raise BucketError(f"{text}: give NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX")
+            raise UserError(f"{text}: give NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME/PREFIX")
     name, _, prefix = rest.rstrip("/").partition("/")
     if not _name.fullmatch(name) or not all(_segment.fullmatch(part) for part in prefix.split("/") if prefix):
-        raise BucketError(
-            f"{text}: not a bucket's name and prefix; give NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME"
-        )
+        raise UserError(f"{text}: not a bucket's name and prefix; give NAME, s3://NAME/PREFIX or https://ENDPOINT/NAME")
     provider = _provider(urlsplit(endpoint).hostname)
     if url and not re.fullmatch(SPACE_FORM, url.rstrip("/")):
-        raise BucketError("--url: give https://host[:port][/path], host in lower case, without user or query")
+        raise UserError("--url: give https://host[:port][/path], host in lower case, without user or query")
     region = region or ("auto" if provider == "r2" else "us-east-1")
     below = f"/{prefix}" if prefix else ""
     service_url = f"{endpoint}/{name}" if endpoint else f"https://{name}.s3.{region}.amazonaws.com"

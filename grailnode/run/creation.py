@@ -233,7 +233,7 @@ async def fetch_wheels(node: Node, environment: EnvironmentSpec, directory: Path
 async def _fetch(node: Node, ref: FileRef, directory: Path) -> bytes:
     """Return a file of the run: from a directory, else from a current trainer's space, and then kept there."""
     target = directory / ref.name
-    if await node.run_sync(is_object, target, ref):
+    if await node.run_sync(is_object, target, ref.digest, ref.size):
         kept: bytes = await node.run_sync(target.read_bytes)
         return kept
     data = await fetch_run_file(node, ref, node.authority.trainers, ref.name)

@@ -8,8 +8,6 @@ from typing import Self
 from grailnode.run import key_files
 from grailnode.store.disk import sync_folder, write_through
 from protocol.encoding import content_digest
-from protocol.objects import ObjectRef
-from protocol.run import FileRef
 
 
 def write_whole(file: Path, data: bytes) -> None:
@@ -29,9 +27,9 @@ def write_whole(file: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def is_object(file: Path, ref: ObjectRef | FileRef) -> bool:
-    """Return whether a file has the size and the SHA-256 that a record names."""
-    return file.is_file() and file.stat().st_size == ref.size and content_digest(file.read_bytes()) == ref.digest
+def is_object(file: Path, digest: bytes, size: int) -> bool:
+    """Return whether a file has the SHA-256 and the size that a record names."""
+    return file.is_file() and file.stat().st_size == size and content_digest(file.read_bytes()) == digest
 
 
 class NewFiles:

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from grailnode import UserError
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import creation, key_files, run_option, run_toml, workspace
-from grailnode.run.buckets import Bucket, BucketError, BucketUse, Document, documents, parse_bucket
+from grailnode.run.buckets import Bucket, BucketUse, Document, documents, parse_bucket
 from grailnode.run.files import NewFiles
 from grailnode.run.rules import Place
 from grailnode.run.run_toml import Recipe
-from grailnode.run.workspace import MINERS, Workspace, WorkspaceError
+from grailnode.run.workspace import MINERS, Workspace
 from protocol import paths
 from protocol.identity.signing import SigningKey
 
@@ -42,7 +43,7 @@ def create_run(
     if place.bucket is not None:
         bucket = _own_bucket(place.bucket, place)
     if recipe.trainer.outer is not None and not recipe.rules.sites:
-        raise WorkspaceError("[trainer.outer] of the recipe is for several sites; say how many with --trainers")
+        raise UserError("[trainer.outer] of the recipe is for several sites; say how many with --trainers")
     miners = MINERS if recipe.rules.admission == "open" else ()  # others would have to be admitted before they start
     new_workspace = workspace.create(directory, recipe, policy=policy, proof=proof, miners=miners, bucket=bucket)
     if bucket is None:
@@ -57,14 +58,14 @@ def create_run(
 
 def join_run(directory: Path, place: Place, manifest: str, meeting: str) -> tuple[bytes, tuple[Document, ...]]:
     """Prepare a directory for a node of somebody else's run: run.toml, and the node's key unless it is there already.
-    Return the public key, and what the node's bucket needs; ConfigError or BucketError if a URL or a bucket cannot be
+    Return the public key, and what the node's bucket needs; UserError if a URL or a bucket cannot be
     used, or there is a run already.
     """
     own = _own_bucket(place.bucket or "", place)
     meeting_bucket, run_id = _meeting_bucket(place, manifest, meeting)
     config = directory / "run.toml"
     if config.exists():
-        raise BucketError(f"{config}: there is a run already; choose another directory")
+        raise UserError(f"{config}: there is a run already; choose another directory")
     with NewFiles() as files:
         path = directory / "keys" / f"{place.name}{key_files.SUFFIX}"
         key = SigningKey(key_files.read(path) if path.exists() else files.create_key(path)).public
@@ -76,14 +77,14 @@ def join_run(directory: Path, place: Place, manifest: str, meeting: str) -> tupl
 def _own_bucket(text: str, place: Place) -> Bucket:
     bucket = parse_bucket(text, place.region, place.url)
     if bucket.provider == "r2" and not place.url:
-        raise BucketError(f"{text}: R2 is read by a domain of its own; give --url https://pub-....r2.dev or your own")
+        raise UserError(f"{text}: R2 is read by a domain of its own; give --url https://pub-....r2.dev or your own")
     return bucket
 
 
 def _meeting_bucket(place: Place, manifest: str, meeting: str) -> tuple[Bucket, str]:
     base, run_id = run_option.split_manifest_url(manifest)
     if not base:
-        raise BucketError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")
+        raise UserError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")
     run_option.check_base(base, f"--join {manifest}")
     region = _aws_region.search(base)  # the meeting point may be in another region than this node's bucket
     return replace(parse_bucket(meeting, region[1] if region else place.region, base), url=base), run_id

@@ -15,7 +15,7 @@ from grailnode.chat.chat_template import ChatTemplate
 from grailnode.engine.policy import Policy
 from grailnode.environments import registry
 from grailnode.environments.contract import example_data
-from grailnode.environments.wheels import PluginError, Wheel
+from grailnode.environments.wheels import Wheel
 from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits
@@ -41,10 +41,6 @@ _CHANGED_PAST: Final = (
 )
 _QUOTED_CHARACTERS: Final = 40
 _GENERATED_PROMPTS: Final = 64
-
-
-class RequirementError(UserError):
-    """A requirement of an environment that is missing or unfit: says which, where, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +80,11 @@ class CheckedTask:
 
 
 def difficulty_rule(weights: Mapping[str, int]) -> DifficultySpec:
-    """Return how difficulty tables are computed in a new run; RequirementError if there are too few or too many strata.
+    """Return how difficulty tables are computed in a new run; UserError if there are too few or too many strata.
     The weights, ascending by name, say how many problems each has, in any unit.
     """
     if not 2 <= len(weights) <= limits.MAX_STRATA:
-        raise RequirementError(
+        raise UserError(
             f"--difficulty: the task's problems are of {len(weights)} kinds, and a table has 2 to {limits.MAX_STRATA}; "
             "give a mixture, an environment with levels, or a data file with the field 'difficulty' or 'level'"
         )
@@ -101,21 +97,21 @@ def difficulty_rule(weights: Mapping[str, int]) -> DifficultySpec:
 
 def check(rules: Rules, policy: Policy) -> CheckedTask:
     """Check that an environment, a data file and a policy fit each other, before a run is created with them;
-    RequirementError if one is unknown, missing or not needed, or the policy cannot be trained on the problems.
+    UserError if one is unknown, missing or not needed, or the policy cannot be trained on the problems.
     """
     environment, data = rules.environment, rules.data
     needs = find(rules)
     if needs.data and data is None:
-        raise RequirementError(
+        raise UserError(
             f"environment {environment!r} takes its problems from a data file: --data FILE; a packaged example is "
             f"{example_data(needs)}"
         )
     if data is not None and not needs.data:
-        raise RequirementError(f"environment {environment!r} takes no data file: drop --data")
+        raise UserError(f"environment {environment!r} takes no data file: drop --data")
     try:
         problems = None if data is None else environments.dataset(_reader(environment), _read(data))
     except ProtocolError as error:
-        raise RequirementError(f"{data}: {error}") from error
+        raise UserError(f"{data}: {error}") from error
     plugins = {name: registry.open_plugin(name, config) for name, config in _configs(rules).items()}
     generated = {name: plugin.environment for name, plugin in plugins.items()} | {
         name: environments.get(name) for name in registry.parse_mixture(environment) if name in environments.names
@@ -130,7 +126,7 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
             chat, changes = template.with_turns(chat, [policy.tokenizer.decode((stop,)) for stop in policy.stops])
             notice = _CHANGED_PAST if changes else ""
     if rules.rubric and turns is not None:
-        raise RequirementError(f"environment {environment!r} has episodes, which no rubric covers: drop --rubric")
+        raise UserError(f"environment {environment!r} has episodes, which no rubric covers: drop --rubric")
     longest = completion_tokens(rules) if turns is None else turns.tokens
     _check_prompts(data or environment, prompts, policy, longest, chat)
     wheels = {wheel.ref.digest: wheel for plugin in plugins.values() for wheel in plugin.wheels}
@@ -148,7 +144,7 @@ def _configs(rules: Rules) -> dict[str, str]:
     config = json.loads(registry.parse_config(rules.environment_config))
     configs = config if len(names) > 1 else dict.fromkeys(names, config) if config else {}
     if others := configs.keys() - set(plugins):
-        raise RequirementError(f"environment {min(others)!r} takes no configuration: change --environment-config")
+        raise UserError(f"environment {min(others)!r} takes no configuration: change --environment-config")
     return {name: json.dumps(configs.get(name, {})) for name in plugins}
 
 
@@ -159,15 +155,15 @@ def completion_tokens(rules: Rules) -> int:
 
 
 def episode(rules: Rules) -> EpisodeSpec | None:
-    """Return how long episodes may be, None without them; RequirementError if the rules have more turns."""
+    """Return how long episodes may be, None without them; UserError if the rules have more turns."""
     needs = find(rules)
     if needs.turns == 1:
         if rules.turns or rules.turn_tokens or rules.reply_tokens or rules.episode_tokens:
-            raise RequirementError(f"environment {rules.environment!r} has no turns: drop the options of episodes")
+            raise UserError(f"environment {rules.environment!r} has no turns: drop the options of episodes")
         return None
     turns, reply_tokens = rules.turns or needs.turns, rules.reply_tokens or needs.reply_tokens
     if turns > needs.turns:
-        raise RequirementError(f"an episode of {rules.environment!r} has {needs.turns} turns: lower --turns")
+        raise UserError(f"an episode of {rules.environment!r} has {needs.turns} turns: lower --turns")
     longest = completion_tokens(rules) + (turns - 1) * reply_tokens
     return EpisodeSpec(
         turns=turns,
@@ -178,23 +174,20 @@ def episode(rules: Rules) -> EpisodeSpec | None:
 
 
 def find(rules: Rules) -> Requirements:
-    """Return what an environment requires, or a mixture: for the longest completions of any member; RequirementError if
+    """Return what an environment requires, or a mixture: for the longest completions of any member; UserError if
     one is unknown, or they do not fit each other.
     """
     environment = rules.environment
-    try:
-        configs = _configs(rules)
-        names = registry.parse_mixture(environment)
-        members = [registry.requirements(name, configs.get(name, "{}")) for name in names]
-    except PluginError as error:
-        raise RequirementError(str(error)) from error
+    configs = _configs(rules)
+    names = registry.parse_mixture(environment)
+    members = [registry.requirements(name, configs.get(name, "{}")) for name in names]
     if sum(needs.data for needs in members) > 1:
-        raise RequirementError(f"environment {environment!r}: several members read a data file, and a run has one")
+        raise UserError(f"environment {environment!r}: several members read a data file, and a run has one")
     pythons = {needs.python for needs in members} - {""}
     if len(pythons) > 1:
-        raise RequirementError(f"environment {environment!r}: members need Python {' and '.join(sorted(pythons))}")
+        raise UserError(f"environment {environment!r}: members need Python {' and '.join(sorted(pythons))}")
     if len({needs.turns == 1 for needs in members}) > 1:
-        raise RequirementError(f"environment {environment!r}: some members have turns, and others have not")
+        raise UserError(f"environment {environment!r}: some members have turns, and others have not")
     return Requirements(
         data=any(needs.data for needs in members),
         python="".join(pythons),
@@ -224,12 +217,12 @@ def _check_prompts(
         tokens = encode_prompt(policy.tokenizer, chat, prompt)
         which = f"{source}: the problem {prompt[:_QUOTED_CHARACTERS]!r}..."
         if unknown is not None and unknown in tokens:
-            raise RequirementError(
+            raise UserError(
                 f"{which} has characters that the policy's tokenizer does not know; give a policy that reads text: "
                 "--policy DIR"
             )
         if len(tokens) > longest:
-            raise RequirementError(
+            raise UserError(
                 f"{which} is {len(tokens)} tokens long, and with completions of up to {max_tokens} the policy has room "
                 f"for {max(0, longest)}; leave it out, or lower --max-tokens"
             )
@@ -244,7 +237,7 @@ def file_reference(data: Path | None) -> FileRef | None:
 
 
 def files_to_publish(run: RunManifest, data: Path | None, wheels: Path | None = None) -> dict[str, bytes]:
-    """Return a run's data file and wheels by name, from where the operator has them; RequirementError names a wrong
+    """Return a run's data file and wheels by name, from where the operator has them; UserError names a wrong
     one.
     """
     files: dict[str, bytes] = {}
@@ -253,10 +246,10 @@ def files_to_publish(run: RunManifest, data: Path | None, wheels: Path | None = 
     if run.data is None:
         return files
     if data is None:
-        raise RequirementError("this run has a data file, and run.toml does not say where: set [trainer] data")
+        raise UserError("this run has a data file, and run.toml does not say where: set [trainer] data")
     content = _read(data)
     if content_digest(content) != run.data.digest:
-        raise RequirementError(
+        raise UserError(
             f"{data}: not the data file of this run (SHA-256 {content_digest(content).hex()[:16]}, the run's is "
             f"{run.data.digest.hex()[:16]}): put the original back, or make another run with this one"
         )
@@ -265,16 +258,16 @@ def files_to_publish(run: RunManifest, data: Path | None, wheels: Path | None = 
 
 def _wheels_to_publish(environment: EnvironmentSpec, folder: Path | None) -> dict[str, bytes]:
     if folder is None:
-        raise RequirementError("this run has wheels, and run.toml does not say where: set [trainer] wheels")
+        raise UserError("this run has wheels, and run.toml does not say where: set [trainer] wheels")
     files: dict[str, bytes] = {}
     for ref in environment.code:
         name = wheel_name(ref)
         try:
             files[name] = (folder / name).read_bytes()
         except OSError as error:
-            raise RequirementError(f"{folder / name}: the wheel cannot be read ({error.strerror})") from error
+            raise UserError(f"{folder / name}: the wheel cannot be read ({error.strerror})") from error
         if content_digest(files[name]) != ref.digest:
-            raise RequirementError(f"{folder / name}: not the wheel of this run, {ref}: put the original back")
+            raise UserError(f"{folder / name}: not the wheel of this run, {ref}: put the original back")
     return files
 
 
@@ -295,9 +288,7 @@ def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > limits.MAX_DATA_BYTES:
-            raise RequirementError(f"{path}: {size} bytes, more than {limits.MAX_DATA_BYTES}; leave some problems out")
+            raise UserError(f"{path}: {size} bytes, more than {limits.MAX_DATA_BYTES}; leave some problems out")
         return path.read_bytes()
     except OSError as error:
-        raise RequirementError(
-            f"{path}: the data file cannot be read ({(error.strerror or str(error)).lower()})"
-        ) from error
+        raise UserError(f"{path}: the data file cannot be read ({(error.strerror or str(error)).lower()})") from error

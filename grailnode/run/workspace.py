@@ -62,10 +62,6 @@ class Workspace:
     notice: str  # what its creator should know; empty for nothing
 
 
-class WorkspaceError(UserError):
-    """A run that cannot be created here: says why, and what to do."""
-
-
 @dataclass(frozen=True)
 class _Names:
     roots: tuple[str, ...]
@@ -121,11 +117,11 @@ def create(
         begin: when window 0 opens, seconds since the Unix epoch; None for now.
 
     Raises:
-        WorkspaceError: there is a run already, no proof, or the rules cannot be used.
+        UserError: there is a run already, no proof, or the rules cannot be used.
     """
     config = directory / "run.toml"
     if config.exists():
-        raise WorkspaceError(f"{config}: there is a run already; choose another directory")
+        raise UserError(f"{config}: there is a run already; choose another directory")
     rules = creation.completed(recipe.rules, _title(directory), recipe.engine)
     loaded_policy = Policy.load(policy)
     task = requirements.check(rules, loaded_policy)
@@ -145,7 +141,7 @@ def create(
         seeds["beacon"] = _secret("beacon", seed)
         period_ms = round((rules.window or _OWN_WINDOW_SECONDS) * 1000 / rules.rounds)
         if not period_ms:
-            raise WorkspaceError(f"{rules.rounds} rounds in a window of this length: lower rounds, or raise --window")
+            raise UserError(f"{rules.rounds} rounds in a window of this length: lower rounds, or raise --window")
         chain, first_round = LocalKey.from_seed(seeds["beacon"]).chain(period_ms, int(moment * 1000)), 1
     else:
         chain, first_round = public_chain, public_chain.round_at(moment) + 1
@@ -197,9 +193,9 @@ def _validator_keys(texts: tuple[str, ...]) -> tuple[bytes, ...]:
             key = bytes.fromhex(text)
             check_public_key(key)
         except (ValueError, SignatureError):
-            raise WorkspaceError(f"--validator {text}: not a public key (64 hexadecimal digits)") from None
+            raise UserError(f"--validator {text}: not a public key (64 hexadecimal digits)") from None
         if key in keys:
-            raise WorkspaceError(f"--validator {text}: named twice")
+            raise UserError(f"--validator {text}: named twice")
         keys.append(key)
     return tuple(keys)
 
@@ -208,13 +204,13 @@ def _in_rounds_of(rules: Rules, chain: ChainInfo) -> Rules:
     try:
         return rules.in_rounds(public_chains.rounds_of(chain, rules.window or _PUBLIC_WINDOW_SECONDS))
     except ValueError as error:
-        raise WorkspaceError(f"{error}; raise --window") from None
+        raise UserError(f"{error}; raise --window") from None
 
 
 def _check_precision(policy: Policy, rules: Rules) -> None:
     """Refuse to quantize a policy that has nothing to quantize."""
     if not any(is_matrix(name, shape) for name, shape in file_shapes(policy.directory).items()):
-        raise WorkspaceError(
+        raise UserError(
             f"{policy.directory}: this policy has no matrices in layers whose names docs/spec/quantized.md knows; drop "
             f"--precision {rules.precision}"
         )
@@ -260,13 +256,11 @@ def _thresholds(rules: Rules, policy: Path, proof: Path | None) -> proof_file.Pr
     """Return the measured thresholds; None for an exact run, which has none."""
     if rules.numerics != "calibrated":
         if proof is not None:
-            raise WorkspaceError(
-                f"--proof {proof}: an exact run tolerates nothing, so that it has no measured thresholds"
-            )
+            raise UserError(f"--proof {proof}: an exact run tolerates nothing, so that it has no measured thresholds")
         return None
     path = proof or policy / proof_file.NAME
     if proof is None and not path.is_file():
-        raise WorkspaceError(
+        raise UserError(
             f"{path}: not there, and thresholds are measured, not guessed: run `grailnode calibrate --policy {policy}` "
             "first"
         )

@@ -200,9 +200,9 @@ def count_group(
             each rollout is independent.
     """
     return Counts(
-        sketch=_tally(distances[~repeats], thresholds.sketch.beyond),
-        margin=_tally(margins, thresholds.margin.beyond),
-        stop=_tally(largest_stops(margins, stops, lengths), thresholds.stop.beyond),
+        sketch=tally_values(distances[~repeats], thresholds.sketch.beyond),
+        margin=tally_values(margins, thresholds.margin.beyond),
+        stop=tally_values(largest_stops(margins, stops, lengths), thresholds.stop.beyond),
         luck=count_luck(()),
     )
 
@@ -239,7 +239,7 @@ def whole_margins(margins: np.ndarray, unit: float) -> np.ndarray:
     return whole
 
 
-def _tally(values: np.ndarray, beyond: Sequence[int]) -> Tally:
+def tally_values(values: np.ndarray, beyond: Sequence[int]) -> Tally:
     """Count the values that exceed each of some ascending bounds, and no later one."""
     reached = np.searchsorted(np.array(beyond), values, side="left")
     steps = np.bincount(reached, minlength=len(beyond) + 1)[1:]

@@ -12,6 +12,7 @@ from blake3 import blake3
 from protocol.rollout.sampling import SEED_BYTES
 
 _PPM: Final = 1_000_000
+_CONTINUED_TOKENS: Final = 1024  # up to so many tokens, each rollout with a miss is continued
 
 
 def _derive(context: str, parts: Sequence[bytes | int], length: int) -> bytes:
@@ -81,7 +82,12 @@ def continued_rollouts(
     one. A selection of misses instead would let a miner hide misses that gain among misses that do not.
     """
     ranks = sorted(range(size), key=lambda index: _derive("luck", (run, window, randomness, miner, group, index), 16))
-    return tuple(sorted(ranks[: max(1, size * 1024 // max_tokens)]))
+    return tuple(sorted(ranks[: max(1, size * _CONTINUED_TOKENS // max_tokens)]))
+
+
+def continues_all(max_tokens: int) -> bool:
+    """Return whether `continued_rollouts` selects all rollouts of at most so many tokens, by any randomness."""
+    return max_tokens <= _CONTINUED_TOKENS
 
 
 def deal_order(

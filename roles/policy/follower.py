@@ -8,7 +8,7 @@ when it has arrived and its digest was compared, while the next ones arrive.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 
 import trio
@@ -40,22 +40,22 @@ _AHEAD_BYTES = 64 << 20  # of a version's objects, or one that is larger
 
 
 class Follower:
-    """Follows the chain of a run, and keeps the weights of `keep` versions, where `new_tensors` says. An expired head
-    is followed only for looking at a run that has ended, never for acting on it.
+    """Follows the chain of a run, once it is open, and keeps the weights of `keep` versions, where `new_tensors` says.
+    An expired head is followed only for looking at a run that has ended, never for acting on it.
     """
+
+    chain: ChainVerifier  # set by `open`
 
     def __init__(
         self,
         node: Node,
-        chain: ChainVerifier,
-        keep: int,
+        keep: int = 1,
         *,
         allow_expired: bool = False,
         threads: int = 1,
         new_tensors: NewTensors | None = None,
     ) -> None:
         self._node = node
-        self.chain = chain
         self._keep = keep
         self._allow_expired = allow_expired
         self._threads = threads
@@ -68,27 +68,15 @@ class Follower:
         self._rebuild_lock = trio.Lock()
         self._rebuild_scope = trio.CancelScope()
 
-    @classmethod
-    async def open(
-        cls,
-        node: Node,
-        keep: int = 1,
-        *,
-        allow_expired: bool = False,
-        threads: int = 1,
-        new_tensors: NewTensors | None = None,
-    ) -> "Follower":
-        """Return a follower that begins with the trust in this node's state. A ProtocolError (that is damaged) or a
+    async def open(self) -> "Follower":
+        """Begin with the trust in this node's state, and return the follower. A ProtocolError (that is damaged) or a
         StoreError (it cannot be read) must not be ignored.
         """
-        try:
-            data = await node.state.get(TRUST_PATH, Trust.max_bytes)
-            with error_context(f"{TRUST_PATH} of this node's state"):
-                trust = Trust.from_bytes(data)
-        except NotFoundError:
-            trust = None
-        verifier = ChainVerifier(node.run_id, node.run, trust, node.revisions)
-        return cls(node, verifier, keep, allow_expired=allow_expired, threads=threads, new_tensors=new_tensors)
+        node, trust = self._node, None
+        with suppress(NotFoundError), error_context(f"{TRUST_PATH} of this node's state"):
+            trust = Trust.from_bytes(await node.state.get(TRUST_PATH, Trust.max_bytes))
+        self.chain = ChainVerifier(node.run_id, node.run, trust, node.revisions)
+        return self
 
     @property
     def newest(self) -> VerifiedWeights | None:

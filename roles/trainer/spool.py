@@ -7,7 +7,7 @@
                                 miner has "-{n}" at its end, where n outcomes had been logged before it
     intents/{window}-{miner}    the collector's write-ahead log: what it has decided, until inbox and outcomes have it
     outcomes/{window}-{miner}   the collector's outcome log: what became of each judged group
-    canaries/{window}-{index}-{digest}  a group's log-probabilities, from the canary to the collector
+    canaries/{window}-{index}-{digest}  a group as the canary computes it, for the collector
     difficulty                  the newest difficulty table, from the collector to the publisher
     collector-progress          the oldest window for which verdicts may still come
     acknowledged                the groups that a training loop of somebody else has learned from
@@ -21,11 +21,16 @@ those of which no note was written, the publisher those of versions that it does
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import trio
 
+from protocol import limits
 from protocol.digest import Weights, digest_weights
+from protocol.encoding import Record
 from protocol.errors import ChainError, MalformedError
+from protocol.judging.verdict import Judgement
+from protocol.proof import Arithmetic
 from protocol.quantization import quantize
 from protocol.run import RunManifest
 from roles.node.identity import Node
@@ -47,19 +52,20 @@ PUBLISHED_WEIGHTS = "chain/weights/"
 _NOTE_BYTES = 1 << 16
 
 
-def pack_canary_note(arithmetic: str, logprobs: bytes) -> bytes:
-    """Return what a canary notes on a group: how it computed, and the log-probabilities (float32 each)."""
-    return arithmetic.encode() + b"\n" + logprobs
+class CanaryNote(Record):
+    """A group as a canary computes it."""
 
-
-def unpack_canary_note(data: bytes) -> tuple[str, bytes]:
-    """Return the arithmetic and the log-probabilities that a canary has noted."""
-    arithmetic, _, logprobs = data.partition(b"\n")
-    return arithmetic.decode(), logprobs
+    kind: ClassVar[str] = "canary-note"
+    max_bytes: ClassVar[int] = 2 * limits.MAX_VERDICT_BYTES
+    arithmetic: Arithmetic
+    judgement: Judgement  # its own one, of a group that it accepts
+    # by how much the score of each token exceeds that of every other one, in units of 2^-19, rounded up, and 0 if it
+    # does not: int32 little-endian, one for each token of a rollout, rollouts in order
+    leads: tuple[bytes, ...]
 
 
 def canary_path(window: int, index: int, digest: bytes) -> str:
-    """Return the path of the log-probabilities of a group that the canary computed, by the digest of its frame."""
+    """Return the path of what the canary has noted on a group, by the digest of its frame."""
     return f"{CANARIES}{window:010d}-{index}-{digest.hex()}"
 
 

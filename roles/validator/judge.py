@@ -97,7 +97,7 @@ class Judge:
         self._randomness = randomness
         self._shares_of = shares_of
         self._draw = draw
-        self._sketch = SketchKey(task.run.proof.sketch, challenge.sketch_seed(task.run_id, window, randomness))
+        self.sketch = SketchKey(task.run.proof.sketch, challenge.sketch_seed(task.run_id, window, randomness))
         self.arithmetic = engine.arithmetic
 
     async def judge(
@@ -146,14 +146,11 @@ class Judge:
         """
         assignments, reasons = await self._task.run_sync(self._check_forms, groups)
         sound = [index for index, reason in enumerate(reasons) if reason is None]
-        is_episode = self._task.run.episode is not None
         requests = [
-            CheckRequest(
-                assignment.prompt, rollout.sequence, seed, self._sketch, tuple(rollout.drawn) if is_episode else None
-            )
+            request
             for index in sound
             if (assignment := assignments[index]) is not None
-            for rollout, seed in zip(groups[index].rollouts, assignment.seeds, strict=True)
+            for request in check_requests(groups[index], assignment, self.sketch)
         ]
         checks = [GroupCheck(reason) for reason in reasons]
         if sound:
@@ -238,7 +235,7 @@ class Judge:
                 if index in selected and misses.any():
                     first = int(misses.argmax())
                     right = own.prompt + group.rollouts[index].tokens[:first]
-                    requests.append(Request(right, own.seeds[index], self._sketch, first))
+                    requests.append(Request(right, own.seeds[index], self.sketch, first))
                     places.append((number, index))
         rooms = [most - request.offset for request in requests]
         for batch in split(rooms, _DECODED_AT_ONCE):
@@ -292,6 +289,20 @@ class Judge:
             for rollout, seed in zip(group.rollouts, assignment.episode_seeds, strict=True)
             if isinstance(rollout, EpisodeRollout)
         ]
+
+
+def check_requests(group: Group, assignment: Assignment, key: SketchKey) -> list[CheckRequest]:
+    """Return what an engine is asked about the rollouts of a group."""
+    return [
+        CheckRequest(
+            assignment.prompt,
+            rollout.sequence,
+            seed,
+            key,
+            rollout.drawn if isinstance(rollout, EpisodeRollout) else None,
+        )
+        for rollout, seed in zip(group.rollouts, assignment.seeds, strict=True)
+    ]
 
 
 def _turn_lengths(rollout: Rollout) -> list[int]:

@@ -6,27 +6,33 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import pytest
 import torch
 import trio
 
 from grailnode.node.canary import CanaryProducer
+from grailnode.store.memory import MemoryStore
 from protocol.encoding import content_digest
 from protocol.judging.evidence import weigh
 from protocol.judging.report import is_false_group
 from protocol.judging.verdict import Judgement, Reason
+from protocol.proof import Arithmetic
 from protocol.rollout import sampling
 from protocol.rollout.batch import Group
 from roles.miner.produce import MiningWindow
 from roles.policy.assignment import Assignment
+from roles.trainer.collect.logprob_bias import BiasEvidence, add_groups, weigh_ends
+from roles.trainer.spool import CanaryNote
 from roles.validator.judge import Judge
 from tests.support.adversaries.harness import key
 from tests.support.adversaries.key_histories import packaged_policy_harness
-from tests.support.builders.proofs import FLOAT32
+from tests.support.builders.proofs import BFLOAT16, FLOAT32, packaged_thresholds, proof_of
 
 HARNESS = packaged_policy_harness(FLOAT32)
 THRESHOLDS = HARNESS.proof.row(*FLOAT32)
 TRAINER = key("trainer")
 GROUPS = 48
+LIAR = key("liar").public
 TEMPERATURE = 3.0  # the packaged policy is certain of its answers; at this temperature its tokens depend on the noise
 
 
@@ -140,3 +146,32 @@ def test_the_coin_decides_which_groups_are_false() -> None:
         return {item.reason for item in judgements.values()}
 
     assert trio.run(judge) == {"", Reason.SAMPLING.value, Reason.SKETCH.value}
+
+
+@pytest.mark.parametrize(("pair", "groups"), [(FLOAT32, 1), (BFLOAT16, 6)], ids=["float32", "bfloat16"])
+def test_a_validator_that_ends_rollouts_anywhere_is_found_by_what_the_canary_notes(
+    pair: tuple[Arithmetic, Arithmetic], groups: int
+) -> None:
+    """It ends one rollout of each group, as if it had drawn another token there."""
+    row = packaged_thresholds(*pair)
+
+    async def notes() -> list[CanaryNote]:
+        state, window = MemoryStore(), HARNESS.mining_window(0)
+        canary = CanaryProducer(HARNESS.task, await HARNESS.serving_engine(), TRAINER, state)
+        await canary.produce(window, range(4 * groups))
+        paths = sorted([item.path async for item in state.list("canaries/")])
+        return [CanaryNote.from_bytes(await state.get(path, CanaryNote.max_bytes)) for path in paths]
+
+    generator, noted = np.random.default_rng(6), trio.run(notes)[:groups]
+    assert len(noted) == groups
+    lies, honest = [], []
+    for number, note in enumerate(noted):
+        lengths = [len(data) // 4 for data in note.leads]
+        assert sum(lengths) == note.judgement.tokens
+        ends = [*lengths]
+        ends[number % len(ends)] = int(generator.integers(lengths[number % len(ends)]))
+        lies.append((LIAR, TRAINER.public, weigh_ends(ends, note.leads, row, has_filters=False)))
+        honest.append((LIAR, TRAINER.public, weigh_ends(lengths, note.leads, row, has_filters=False)))
+    evidence = BiasEvidence(next_window=0, nodes=(), values=b"", ends=b"", biased=b"")
+    assert any(add_groups(evidence, (), lies, proof_of(row), 3).biased)
+    assert not any(add_groups(evidence, (), honest, proof_of(row), 3).biased)

@@ -195,7 +195,7 @@ async def run_sluggish(network: Network) -> None:
     engine = make_engine(network.compute, node.run_sync)
     producer = HonestProducer(network.task(node), engine)
     settings = MinerSettings(groups=4, chunk=4, share=0.7, poll_seconds=0.2)
-    await Sluggish(node, await Follower.open(node), engine, producer, settings).run()
+    await Sluggish(node, await Follower(node).open(), engine, producer, settings).run()
 
 
 async def test_a_pledge_that_lapses_on_purpose_earns_nothing_and_keeps_no_place():

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import Tensor
 
+from grailnode import UserError
 from grailnode.calibration import prompts, proof_file
 from grailnode.calibration.copies import quantized, random_adapters
 from grailnode.calibration.pairs import Submission, generate_groups
@@ -33,7 +34,6 @@ from grailnode.node.user_errors import explain
 from grailnode.run import workspace
 from grailnode.run.base_files import LoraStart, start_lora
 from grailnode.run.creation import open_run
-from grailnode.run.requirements import RequirementError
 from grailnode.run.rules import Rules
 from grailnode.run.run_toml import Recipe
 from protocol import environments
@@ -220,7 +220,7 @@ def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> N
     ],
 )
 def test_invalid_options_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises((CalibrationError, RequirementError)) as error_info:
+    with pytest.raises((CalibrationError, UserError)) as error_info:
         make_job(options_with(**changes), Path())
     assert message in str(error_info.value)
     assert "\n" not in str(error_info.value)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grailnode import UserError
 from grailnode.calibration import proof_file
 from grailnode.calibration.proof_file import ProofFile, ProofFileError
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
@@ -14,7 +15,6 @@ from grailnode.node.user_errors import explain
 from grailnode.run import workspace
 from grailnode.run.creation import completed, open_run
 from grailnode.run.run_toml import Recipe
-from grailnode.run.workspace import WorkspaceError
 from protocol.digest import digest_weights
 from protocol.environments.rubric import parse
 from tests.support.builders.policies import write_policy
@@ -118,7 +118,7 @@ def test_a_broken_file_is_reported_in_one_line(tmp_path: Path, data: bytes, mess
 
 def test_the_error_for_a_policy_without_a_proof_says_what_to_do(tmp_path: Path) -> None:
     write_policy(tmp_path / "policy")
-    with pytest.raises(WorkspaceError, match=r"`grailnode calibrate --policy .*policy` first"):
+    with pytest.raises(UserError, match=r"`grailnode calibrate --policy .*policy` first"):
         workspace.create(tmp_path / "run", demo_recipe(), policy=tmp_path / "policy")
     assert not (tmp_path / "run").exists()
     with pytest.raises(ProofFileError, match="cannot be read"):

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from grailnode import UserError
 from grailnode.chat.chat_template import ChatTemplate, ChatTemplateError
 from grailnode.chat.inside import rendering
 from grailnode.engine.policy import Policy, PolicyError
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
-from grailnode.run.requirements import RequirementError
 from protocol.environments import dataset
 from roles.policy.assignment import encode_prompt
 from tests.support.builders.policies import write_speaking_policy
@@ -190,5 +190,5 @@ def test_a_conversation_that_the_policy_cannot_read_is_refused(tmp_path: Path) -
         ("Count. " * 400, "is 2832 tokens long, and with completions of up to 8 the policy has room for"),
     ):
         recipe = demo_recipe(chat=True, system_prompt=system_prompt)
-        with pytest.raises(RequirementError, match=message):
+        with pytest.raises(UserError, match=message):
             workspace.create(tmp_path / "run", recipe, policy=policy.directory)

@@ -202,7 +202,7 @@ def _take_seat(
     if lora is not None:
         model = LoraModel(model, load_weights(directory), dtype=dtype)
     weights = random_weights(model) if seat.rank == 0 else None
-    learner = ShardedLearner(model, weights, settings, Meeting(seat, "cpu", {}).join(), dtype, precision, local_ranks)
+    learner = ShardedLearner(model, weights, settings, Meeting(seat).join("cpu", {}), dtype, precision, local_ranks)
     if seat.rank == 0:
         result = scenario(learner, *pickle.loads(rest))
         answer = io.BytesIO()

@@ -1,5 +1,6 @@
 """What the dashboard reads of a run: the state first, the rollouts of hostile miners within limits, in flat memory."""
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from math import inf
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 import trio
 
+from grailnode.cli.actions.rollout_listing import rollout_json, rollout_text
 from grailnode.cli.actions.run_dashboard import RunReader
+from grailnode.node import tracking
 from grailnode.node.dashboard_server import View
 from grailnode.observe import window_history
 from grailnode.observe.observer import Observer, newest_summarized
@@ -45,13 +48,20 @@ async def deliver(network: Network, miner: str, groups: int, window: int = WINDO
     return commitment
 
 
-async def reveal(network: Network, validator: str, *commitments: Commitment, window: int = WINDOW, **more: Any) -> None:
+async def reveal(
+    network: Network,
+    validator: str,
+    *commitments: Commitment,
+    window: int = WINDOW,
+    ends: Sequence[int] = (),
+    **more: Any,
+) -> None:
     """Publish a validator's verdicts on the first group of each batch, and its summary."""
     place = {"run": network.signed.digest, "window": window, "validator": key(validator).public}
     rows = []
     for commitment in commitments:
         verdict = samples.verdict(
-            samples.judgement(digest=commitment.groups[0][0]),
+            samples.judgement(digest=commitment.groups[0][0], ends=tuple(ends)),
             **place,
             miner=commitment.miner,
             commitment=content_digest(commitment.to_bytes()),
@@ -127,6 +137,25 @@ async def test_a_reading_ends_with_the_group_that_reaches_a_limit_and_waits_for_
     read = await read_rollouts(node, tokenizer, WINDOW, keys, ReadingLimits(seconds=5.0))
     assert {rollout.miner for rollout in read.rollouts} == {keys[0], keys[2]}
     assert read.unread == (f"{slow.hex()[:16]}: no answer in 5 s",)
+
+
+async def test_a_rollout_with_the_reward_of_a_continuation_is_shown_up_to_its_end():
+    network = Network(RULES)
+    await reveal(network, "validator-0", await deliver(network, "miner-1", 1), ends=(1, 2))
+    tokenizer = network.policy.tokenizer
+    read = await read_rollouts(network.node("observer"), tokenizer, WINDOW, [key("miner-1").public])
+    cut, whole = read.rollouts
+    status = "accepted by 1, ends at token 1: the reward is a continuation's"
+    assert (cut.reward, cut.end, cut.tokens, cut.status) == (0.5, 1, 3, status)
+    assert (cut.completion, cut.uncounted) == (tokenizer.decode((2,)), tokenizer.decode((3, 1)))
+    assert (whole.end, whole.uncounted, whole.status) == (None, "", "accepted by 1")
+    lines = rollout_text(cut).splitlines()
+    assert lines[1] == f"  reward 0.5, {status}"
+    assert lines[-2:] == [f"  completion | {cut.completion}", f"  uncounted  | {cut.uncounted}"]
+    assert "uncounted" not in rollout_text(whole)
+    values = json.loads(rollout_json(cut))
+    assert (values["end"], values["uncounted"], values["reward"]) == (1, cut.uncounted, 0.5)
+    assert tracking.samples([cut])[0].status == status
 
 
 async def test_the_state_does_not_wait_for_the_rollouts_of_a_slow_miner(tmp_path: Path):

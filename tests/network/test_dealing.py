@@ -179,7 +179,7 @@ async def run_liar(network: Network, name: str, greedy: bool = False) -> None:
     node = network.node(name)
 
     async def validate() -> None:
-        ledger, follower = await Ledger.open(node.state, node.run), await Follower.open(node, keep=16)
+        ledger, follower = await Ledger.open(node.state, node.run), await Follower(node, keep=16).open()
         engine = make_engine(network.compute, node.run_sync)
         settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
         liar = LyingValidator(node, follower, engine, network.task(node), ledger, settings)

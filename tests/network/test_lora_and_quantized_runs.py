@@ -63,7 +63,7 @@ class LoraNetwork(Network):
 
 async def rebuild_newest(network: Network, name: str) -> VerifiedWeights:
     """Return the newest version, as a new follower has it."""
-    follower = await Follower.open(network.node(name))
+    follower = await Follower(network.node(name)).open()
     await follower.refresh()
     assert follower.chain.head is not None
     return await follower.rebuild(follower.chain.head.version)

@@ -50,7 +50,7 @@ async def run_under_delivering(network: Network) -> None:
     node = network.node("under-delivering")
     engine = make_engine(network.compute, node.run_sync)
     producer = HonestProducer(network.task(node), engine)
-    await UnderDelivering(node, await Follower.open(node), engine, producer, miner_settings(4, chunk=4)).run()
+    await UnderDelivering(node, await Follower(node).open(), engine, producer, miner_settings(4, chunk=4)).run()
 
 
 async def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledge():

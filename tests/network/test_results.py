@@ -7,21 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from grailnode.cli.actions.model_export import ExportError, export_version
-from grailnode.cli.actions.offline_training import OfflineTrainingError, make_learner, take_steps
+from grailnode import UserError
+from grailnode.cli.actions.model_export import export_version
+from grailnode.cli.actions.offline_training import make_learner, take_steps
 from grailnode.cli.actions.policy_evaluation import asked_task
 from grailnode.cli.actions.rollout_listing import select
 from grailnode.cli.actions.served_policy import serve_newest
 from grailnode.config import Config
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.node.settings import trainer_settings
-from grailnode.observe.rollout_reader import (
-    ReadWindow,
-    UnknownMinerError,
-    find_miners,
-    read_rollouts,
-    read_verified_groups,
-)
+from grailnode.observe.rollout_reader import ReadWindow, find_miners, read_rollouts, read_verified_groups
 from grailnode.run import creation
 from grailnode.run.creation import model_files, publish_files
 from grailnode.store.memory import MemoryStore
@@ -65,14 +60,14 @@ async def play(directory: Path) -> dict[str, Any]:
     values["rollouts"] = await read_rollouts(node, tokenizer, WINDOW, await find_miners(node))
     for text in (key("miner-1").public.hex()[:8].upper(), "miner-1", "cheat"):
         values[text] = await find_miners(node, text)
-    with pytest.raises(UnknownMinerError, match=r"--miner zz: no miner has this name.*(cheat.*miner-1|miner-1.*cheat)"):
+    with pytest.raises(UserError, match=r"--miner zz: no miner has this name.*(cheat.*miner-1|miner-1.*cheat)"):
         await find_miners(node, "zz")
     values["verified"] = [group for window in range(WINDOW + 3) for group in await read_verified_groups(node, window)]
     values["trained on"] = [event["groups"] for event in network.events("trainer/training", "step")]
     values["run"] = network.run
     values["newest"] = await export_version(node, directory / "newest")
     values["first"] = await export_version(node, directory / "first", version=0)
-    with pytest.raises(ExportError, match="the newest version is"):
+    with pytest.raises(UserError, match="the newest version is"):
         await export_version(node, directory / "later", version=1000)
     values["evaluations"] = await evaluations(network, directory.with_name("files"))
     return values
@@ -141,7 +136,7 @@ def test_offline_training_takes_the_steps_of_a_trainer(results: dict[str, Any]) 
     assert [report.step for report in first] == [1, 2, 3]
     assert all(report.grad_norm > 0 for report in first)
     assert first == reports()
-    with pytest.raises(OfflineTrainingError, match="2 groups, and a step needs 3; read more windows"):
+    with pytest.raises(UserError, match="2 groups, and a step needs 3; read more windows"):
         next(take_steps(make_learner(Config(), run, directory, settings), groups[:2], 3))
 
 
@@ -212,7 +207,7 @@ async def test_a_copy_leads_to_the_trainers_weights_also_after_a_restart_of_the_
         copied = network.events("mirror", "mirrored")
         digests = []
         for store in (network.store, copy):
-            follower = await Follower.open(network.node("reader", store=store))
+            follower = await Follower(network.node("reader", store=store)).open()
             await follower.refresh()
             digests.append((await follower.rebuild(copied[-1]["version"])).digest)
     assert digests[0] == digests[1]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from grailnode import UserError
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.environments.wheels import PluginError
 from grailnode.run import creation, requirements, workspace
-from grailnode.run.requirements import RequirementError
 from protocol import paths
 from protocol.identity.signing import open_announced
 from protocol.rollout.batch import Commitment, EpisodeRollout, open_group
@@ -62,7 +62,7 @@ def test_a_run_keeps_the_wheels_that_it_names(founder: workspace.Workspace) -> N
     (wheel,) = requirements.files_to_publish(run, None, folder).values()
     (ref,) = run.tasks[0].code
     assert len(wheel) == ref.size
-    with pytest.raises(RequirementError, match=r"set \[trainer\] wheels$"):
+    with pytest.raises(UserError, match=r"set \[trainer\] wheels$"):
         requirements.files_to_publish(run, None)
     file = folder / requirements.wheel_name(ref)
     file.write_bytes(wheel + b"\0")
@@ -70,22 +70,22 @@ def test_a_run_keeps_the_wheels_that_it_names(founder: workspace.Workspace) -> N
         "--role", "trainer", "--run", str(founder.config), "--name", "trainer"
     )
     file.unlink()
-    with pytest.raises(RequirementError, match="the wheel cannot be read"):
+    with pytest.raises(UserError, match="the wheel cannot be read"):
         requirements.files_to_publish(run, None, folder)
 
 
 def test_a_plugin_that_is_not_installed_or_in_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequirementError, match="unknown environment 'doubled-digits'; there are: "):
+    with pytest.raises(UserError, match="unknown environment 'doubled-digits'; there are: "):
         workspace.create(tmp_path / "run", demo_recipe(**RULES))
     site = install(files_of_page(), tmp_path / "plugin")
     monkeypatch.syspath_prepend(site)
     (site / "doubled_digits-1.0.dist-info" / "direct_url.json").write_text('{"dir_info": {"editable": true}}')
-    with pytest.raises(RequirementError, match="installed in place, without its files; install its wheel"):
+    with pytest.raises(UserError, match="installed in place, without its files; install its wheel"):
         workspace.create(tmp_path / "run", demo_recipe(**RULES))
     (site / "doubled_digits-1.0.dist-info").rename(site / "doubled_digits.egg-info")  # as a build leaves it
     (site / "doubled_digits.egg-info/METADATA").rename(site / "doubled_digits.egg-info/PKG-INFO")
     (site / "doubled_digits.egg-info/WHEEL").unlink()
-    with pytest.raises(RequirementError, match="has its sources, not its wheel; leave this folder out of PYTHONPATH"):
+    with pytest.raises(UserError, match="has its sources, not its wheel; leave this folder out of PYTHONPATH"):
         workspace.create(tmp_path / "run", demo_recipe(**RULES))
 
 
@@ -104,7 +104,7 @@ def test_a_plugin_can_be_a_member_of_a_mixture(tmp_path: Path, monkeypatch: pyte
     assert len(requirements.files_to_publish(run, None, directory / "wheels")) == 1
     refused = {"addition": "takes no configuration", "sat": "takes no configuration"}
     for name, reason in refused.items():
-        with pytest.raises(RequirementError, match=reason):
+        with pytest.raises(UserError, match=reason):
             workspace.create(tmp_path / "no", demo_recipe(**(rules | {"environment_config": f'{{"{name}": {{}}}}'})))
 
 
@@ -121,7 +121,7 @@ def test_a_plugin_can_be_a_member_of_a_mixture(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_what_is_no_mixture_is_refused_in_one_line(environment: str, reason: str, tmp_path: Path) -> None:
-    with pytest.raises((RequirementError, PluginError), match=reason):
+    with pytest.raises((UserError, PluginError), match=reason):
         workspace.create(tmp_path / "run", demo_recipe(environment=environment))
 
 

@@ -88,7 +88,7 @@ def test_the_state_of_a_canary_is_repaired_with_that_of_its_trainer(site: Site):
     config = load(site.directory / "run.toml", [canaries[1]])
 
     async def follow() -> int:
-        follower = await Follower.open(make_canary(config, "trainer", NodeTelemetry("canary")))
+        follower = await Follower(make_canary(config, "trainer", NodeTelemetry("canary"))).open()
         await follower.refresh()
         assert follower.chain.trust is not None
         return follower.chain.trust.version

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from grailnode import UserError
 from grailnode.calibration import proof_file
 from grailnode.calibration.proof_file import ProofFile, ProofFileError
 from grailnode.config import ConfigError
@@ -15,7 +16,6 @@ from grailnode.node.role_checks import check_start
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
-from grailnode.run.workspace import WorkspaceError
 from protocol.proof import EXACT_PROOF
 from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import fail, succeed
@@ -135,6 +135,6 @@ def test_a_policy_that_exact_arithmetic_does_not_cover_is_refused() -> None:
 def test_what_an_exact_run_cannot_have_is_refused(
     tmp_path: Path, rules: dict[str, Any], proof: Path | None, error: str
 ) -> None:
-    with pytest.raises((ConfigError, WorkspaceError), match=error):
+    with pytest.raises((ConfigError, UserError), match=error):
         workspace.create(tmp_path, demo_recipe(numerics="exact", **rules), proof=proof)
     assert not list(tmp_path.iterdir())

@@ -196,6 +196,7 @@ def test_help_needs_no_run():
         ("inspect nowhere", 2, "does not exist"),
         ("status --run nowhere.toml", 1, "nowhere.toml: no such file; `grailnode init DIR` writes one"),
         ("status --run htps://example.org/runs/x", 1, "no such file; a URL begins with https://"),
+        ("keys sign run.draft root.key", 1, "run.draft: not a draft of a revision"),
         ("keys show --run nowhere.toml", 1, "nowhere.toml: no such file"),
         ("--role trainer --run nowhere.toml", 1, "nowhere.toml: no such file"),
         ("publish . --step 1 --run nowhere.toml", 1, "nowhere.toml: no such file"),

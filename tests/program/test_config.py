@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grailnode import UserError
 from grailnode.config import ConfigError, EngineSection, TrainerSection, load
 from grailnode.demo import smollm2
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
@@ -111,7 +112,7 @@ def test_the_directory_of_a_run_may_be_given_for_its_file(run_toml: Path):
 
 
 def test_a_run_is_never_created_over_another(run_toml: Path):
-    with pytest.raises(workspace.WorkspaceError, match="there is a run already"):
+    with pytest.raises(UserError, match="there is a run already"):
         workspace.create(run_toml.parent, demo_recipe())
 
 

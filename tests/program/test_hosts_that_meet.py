@@ -7,7 +7,10 @@ import signal
 import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,11 @@ from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, is_transient
 
 TERMS = {"the run": "0a", "the version of torch": "2"}
+PATIENCE = timedelta(seconds=60)
+HOSTS = 3
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([__name__])
 
 
 @pytest.fixture
@@ -36,7 +44,7 @@ def listener() -> Iterator[socket.socket]:
 def refusal(rank: int, port: int, terms: Mapping[str, str] = TERMS) -> UserError:
     """Return with what one of two hosts refuses to join."""
     with pytest.raises(UserError) as caught:
-        Meeting(Seat(rank, 2, f"127.0.0.1:{port}", 1), "cpu", terms).join()
+        Meeting(Seat(rank, 2, f"127.0.0.1:{port}", 1), PATIENCE).join("cpu", terms)
     return caught.value
 
 
@@ -69,20 +77,42 @@ def test_a_port_that_is_taken_is_named(listener: socket.socket) -> None:
     assert "address already in use" in str(error).lower()
 
 
-def end(rank: int, port: int, cause: str, answers: "Connection[str | None, str | None]") -> None:
-    """Compute as one of two hosts, of which the second ends with a cause; answer with the line for the operator."""
-    seat = Seat(rank, 2, f"127.0.0.1:{port}", 1)
+def test_a_host_that_has_not_come_is_named(listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    listener.close()
+    with pytest.raises(LostRankError, match=r"not yet at 127\.0\.0\.1:\d+: rank 1 on host 1$"):
+        Meeting(Seat(0, 2, f"127.0.0.1:{port}", 1), timedelta(seconds=1)).join("cpu", TERMS)
+
+
+@dataclass(frozen=True)
+class End:
+    """How one of the hosts ends."""
+
+    rank: int
+    cause: str
+    joins: bool
+
+    def happen(self) -> None:
+        if self.cause == "mistake":
+            torch.ones(2) @ torch.ones(3)
+        if self.cause == "disk":
+            raise OSError(errno.ENOSPC, "No space left on device", "weights")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def compute(rank: int, port: int, end: End, start: Barrier, answers: "Connection[str | None, str | None]") -> None:
+    """Compute as one of the hosts, of which one ends; answer with the line for the operator."""
+    seat = Seat(rank, HOSTS, f"127.0.0.1:{port}", 1)
     prepare_rank(seat)
-    meeting = Meeting(seat, "cpu", TERMS)
-    group = meeting.join()
+    meeting = Meeting(seat, PATIENCE)
+    start.wait()
 
     async def work() -> None:
-        if rank == 1 and cause == "mistake":
-            torch.ones(2) @ torch.ones(3)
-        if rank == 1 and cause == "disk":
-            raise OSError(errno.ENOSPC, "No space left on device", "weights")
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == end.rank and not end.joins:
+            end.happen()
+        group = await trio.to_thread.run_sync(meeting.join, "cpu", TERMS)
+        if rank == end.rank:
+            end.happen()
         await trio.to_thread.run_sync(group.wait)
 
     try:
@@ -91,32 +121,40 @@ def end(rank: int, port: int, cause: str, answers: "Connection[str | None, str |
         answers.send(explain(error))
 
 
+MISTAKE = "inconsistent tensor size"
+DISK = "weights: no space left on device"
+KILLED = "its process or its host was killed"
+
+
 @pytest.mark.parametrize(
-    ("cause", "expected", "own"),
+    ("end", "expected", "own"),
     [
-        ("mistake", "inconsistent tensor size", None),
-        ("disk", "weights: no space left on device", "weights: no space left on device"),
-        ("killed", "its process or its host was killed", None),
+        (End(1, "mistake", joins=True), MISTAKE, None),
+        (End(1, "killed", joins=True), KILLED, None),
+        (End(0, "disk", joins=True), DISK, DISK),
+        (End(0, "killed", joins=True), KILLED, None),
+        (End(1, "disk", joins=False), DISK, DISK),
+        (End(0, "mistake", joins=False), MISTAKE, None),
     ],
 )
-def test_the_end_of_a_rank_is_named_on_host_0_with_its_cause(
-    listener: socket.socket, cause: str, expected: str, own: str | None
+def test_the_end_of_a_rank_is_named_on_all_other_hosts_with_its_cause(
+    listener: socket.socket, end: End, expected: str, own: str | None
 ) -> None:
     port = listener.getsockname()[1]
     listener.close()
-    context = multiprocessing.get_context("forkserver")
-    pipes = [context.Pipe(duplex=False) for _ in range(2)]
-    for rank, (_, answers) in enumerate(pipes):
-        context.Process(target=end, args=(rank, port, cause, answers), daemon=True).start()
+    pipes, start = [_context.Pipe(duplex=False) for _ in range(HOSTS)], _context.Barrier(HOSTS)
+    for number, (_, answers) in enumerate(pipes):
+        _context.Process(target=compute, args=(number, port, end, start, answers), daemon=True).start()
         answers.close()
-    lost = pipes[0][0].recv()
-    assert lost.startswith("trainer.hosts: rank 1 on host 1 has ended: ")
-    assert expected in lost
-    if cause == "killed":
+    for other in {*range(HOSTS)} - {end.rank}:
+        lost = pipes[other][0].recv()
+        assert lost.startswith(f"trainer.hosts: rank {end.rank} on host {end.rank} has ended: ")
+        assert expected in lost
+    if end.cause == "killed":
         with pytest.raises(EOFError):
-            pipes[1][0].recv()
+            pipes[end.rank][0].recv()
     else:
-        assert pipes[1][0].recv() == own
+        assert pipes[end.rank][0].recv() == own
 
 
 async def test_a_rank_whose_fault_repeats_without_a_new_checkpoint_ends_and_one_whose_link_is_lost_does_not(
@@ -124,7 +162,7 @@ async def test_a_rank_whose_fault_repeats_without_a_new_checkpoint_ends_and_one_
 ) -> None:
     config = load(run_toml)
     launch, title = Launch(config, "training", "trainer"), "trainer/training-1"
-    telemetry = NodeTelemetry.to_file(title, config.at(config.node.logs) / "trainer-training-1.jsonl")
+    telemetry = NodeTelemetry(title, config.at(config.node.logs) / "trainer-training-1.jsonl")
 
     async def exit_code(error: Exception) -> int:
         async def fail() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from grailnode import UserError
 from grailnode.node import admission_credential
 from grailnode.run import authority_changes, authority_drafts, key_files
-from grailnode.run.authority_drafts import RevisionError, propose, read_draft
+from grailnode.run.authority_drafts import propose, read_draft
 from grailnode.run.key_files import KeyFileError, read
 from protocol.errors import SignatureError
 from protocol.identity.admission import Invite
@@ -235,7 +236,7 @@ def test_workers_stay_in_order_and_the_last_of_them_may_be_revoked():
     for key in (MINER.public, OTHER.public):
         authority = changed(authority, authority_changes.grant, key, "worker")
     assert authority.workers == tuple(sorted((MINER.public, OTHER.public)))
-    with pytest.raises(RevisionError, match="has the role worker already"):
+    with pytest.raises(UserError, match="has the role worker already"):
         authority_changes.grant(authority, OTHER.public, "worker")
     replacement = authority_changes.replacement(authority, OTHER.public, STRANGER.public)
     draft = propose(Revisions(RUN_ID, authority), "", **replacement)
@@ -249,15 +250,15 @@ def test_workers_stay_in_order_and_the_last_of_them_may_be_revoked():
 
 def test_impossible_changes_are_refused():
     authority = first_authority()
-    with pytest.raises(RevisionError, match="only one of the trainers; name a successor with `grailnode keys rotate`"):
+    with pytest.raises(UserError, match="only one of the trainers; name a successor with `grailnode keys rotate`"):
         authority_changes.revocation(authority, TRAINER.public)
-    with pytest.raises(RevisionError, match="has no role"):
+    with pytest.raises(UserError, match="has no role"):
         authority_changes.replacement(authority, MINER.public, OTHER.public)
-    with pytest.raises(RevisionError, match="impossible authority"):
+    with pytest.raises(UserError, match="impossible authority"):
         propose(Revisions(RUN_ID, authority), "", quorum=5)
-    with pytest.raises(RevisionError, match="has the role validator already"):
+    with pytest.raises(UserError, match="has the role validator already"):
         authority_changes.grant(authority, VALIDATOR.public, "validator")
-    with pytest.raises(RevisionError, match="revoked in this run for good"):
+    with pytest.raises(UserError, match="revoked in this run for good"):
         authority_changes.grant(first_authority(revoked=(OTHER.public,)), OTHER.public, "validator")
 
 
@@ -265,7 +266,7 @@ def test_impossible_changes_are_refused():
 def test_a_file_that_is_no_draft_is_refused(tmp_path: Path, rubbish: bytes):
     path = tmp_path / "x.draft"
     path.write_bytes(rubbish)
-    with pytest.raises(RevisionError, match="not a draft of a revision"):
+    with pytest.raises(UserError, match="not a draft of a revision"):
         read_draft(path)
 
 

@@ -185,7 +185,7 @@ def test_a_line_says_what_a_validator_had_no_time_for(tmp_path: Path) -> None:
 
 
 def test_a_wait_is_in_the_log_the_metrics_and_the_status(tmp_path: Path) -> None:
-    telemetry = NodeTelemetry.to_file("miner-1", tmp_path / "miner-1.jsonl")
+    telemetry = NodeTelemetry("miner-1", tmp_path / "miner-1.jsonl")
 
     async def scenario() -> None:
         reporter = WaitReporter(telemetry, "beacon-late")
@@ -209,7 +209,7 @@ def test_a_wait_is_in_the_log_the_metrics_and_the_status(tmp_path: Path) -> None
 
 
 def test_a_wait_that_goes_on_is_reported_again_rarely(tmp_path: Path) -> None:
-    telemetry = NodeTelemetry.to_file("miner-1", tmp_path / "log")
+    telemetry = NodeTelemetry("miner-1", tmp_path / "log")
 
     async def scenario() -> None:
         reporter = WaitReporter(telemetry, "disk-failing")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from grailnode import UserError
 from grailnode.config import load
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.environments.registry import built_in_spec
@@ -13,7 +14,6 @@ from grailnode.environments.wheels import PluginError
 from grailnode.node.bodies import published_files
 from grailnode.run import requirements, workspace
 from grailnode.run.creation import open_run
-from grailnode.run.requirements import RequirementError
 from grailnode.run.rules import Rules
 from protocol import limits
 from protocol.run import EpisodeSpec
@@ -37,7 +37,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def error_of(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64) -> str:
-    with pytest.raises(RequirementError) as error_info:
+    with pytest.raises(UserError) as error_info:
         requirements.check(Rules(environment=environment, data=data, max_tokens=max_tokens), policy)
     assert "\n" not in str(error_info.value)
     return str(error_info.value)
@@ -49,9 +49,9 @@ def test_episodes_by_default_and_by_rules() -> None:
     rules = Rules(environment="wordle", turns=3, turn_tokens=4, reply_tokens=8, max_tokens=10, episode_tokens=20)
     assert requirements.episode(rules) == EpisodeSpec(turns=3, turn_tokens=4, reply_tokens=8, tokens=20)
     assert requirements.episode(Rules()) is None
-    with pytest.raises(RequirementError, match="'addition' has no turns"):
+    with pytest.raises(UserError, match="'addition' has no turns"):
         requirements.episode(Rules(turns=2))
-    with pytest.raises(RequirementError, match="an episode of 'wordle' has 6 turns"):
+    with pytest.raises(UserError, match="an episode of 'wordle' has 6 turns"):
         requirements.episode(Rules(environment="wordle", turns=7))
 
 
@@ -75,7 +75,7 @@ def test_difficulty_is_of_levels_members_or_kinds_in_the_data(reader: Policy, da
     lines = [json.loads(line) | {"level": number % 3} for number, line in enumerate(MATH.splitlines())]
     data.write_text("\n".join(map(json.dumps, lines)))
     assert list(shares(environment="math", data=data)) == ["0", "1", "2"]
-    with pytest.raises(RequirementError, match=r"^--difficulty: the task's problems are of 0 kinds"):
+    with pytest.raises(UserError, match=r"^--difficulty: the task's problems are of 0 kinds"):
         shares(environment="countdown")
     with pytest.raises(ValueError, match="rounds of several sites count no groups"):
         Rules(trainers=2, difficulty=True)
@@ -117,18 +117,18 @@ def test_a_run_keeps_the_data_file_that_it_names(reader: Policy, data: Path, tmp
     own, _ = published_files(load(config))
     assert own == config.with_name("data.jsonl")
     assert requirements.files_to_publish(run, own) == {"data.jsonl": MATH}
-    with pytest.raises(RequirementError, match=r"^this run has a data file, .*: set \[trainer\] data$"):
+    with pytest.raises(UserError, match=r"^this run has a data file, .*: set \[trainer\] data$"):
         requirements.files_to_publish(run, None)
     own.write_bytes(MATH + b"\n")
-    with pytest.raises(RequirementError, match=r"data\.jsonl: not the data file of this run .*: put the original back"):
+    with pytest.raises(UserError, match=r"data\.jsonl: not the data file of this run .*: put the original back"):
         requirements.files_to_publish(run, own)
     own.unlink()
-    with pytest.raises(RequirementError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         requirements.files_to_publish(run, own)
 
 
 def test_nothing_is_written_for_a_run_that_cannot_be_created(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequirementError):
+    with pytest.raises(UserError):
         workspace.create(tmp_path / "run", demo_recipe(environment="math", data=data))
     assert not (tmp_path / "run").exists()
 

@@ -86,11 +86,7 @@ def os_error(code: int) -> OSError:
         "grailnode.engine.policy.PolicyError",
         "grailnode.node.supervisor.ProcessError",
         "grailnode.node.user_errors.StateInUseError",
-        "grailnode.run.authority_drafts.RevisionError",
-        "grailnode.run.buckets.BucketError",
         "grailnode.run.key_files.KeyFileError",
-        "grailnode.run.requirements.RequirementError",
-        "grailnode.run.workspace.WorkspaceError",
         "grailnode.store.s3.s3_session.CredentialsError",
         "protocol.environments.base.SandboxError",
         "protocol.errors.ProtocolError",
@@ -126,7 +122,7 @@ def test_other_failures_are_not_transient(error: Exception) -> None:
 def test_a_log_that_cannot_be_written_is_reported_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
     terminal = io.StringIO()
-    telemetry = NodeTelemetry.to_file("miner", tmp_path / "logs" / "miner.jsonl", terminal)
+    telemetry = NodeTelemetry("miner", tmp_path / "logs" / "miner.jsonl", terminal)
     telemetry.event("started")
     first, second = terminal.getvalue().splitlines()
     assert "log-unwritable" in first and str(tmp_path) in first

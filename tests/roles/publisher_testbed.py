@@ -67,7 +67,7 @@ class PublisherTestbed:
     async def follower(self, state: MemoryStore | None = None) -> tuple[Node, Follower]:
         node = make_node(self.run_id, self.run, self.store, state or MemoryStore(), Log("miner"), clock=self.clock)
         await refresh_authority(node)
-        return node, await Follower.open(node)
+        return node, await Follower(node).open()
 
     async def revise(self, rewind: ChainPoint | None = None, **changes: Any) -> None:
         """Publish the first revision, which changes the authority or takes versions back."""

@@ -132,7 +132,7 @@ class Machine:
     async def follow(self) -> None:
         node = self.node("miner")
         await refresh_authority(node)
-        follower = await Follower.open(node)
+        follower = await Follower(node).open()
         engine = TorchEngine(MODEL, dtype=torch.bfloat16, run_sync=trio.to_thread.run_sync)
         await follower.refresh()
         for version in (0, VERSIONS):

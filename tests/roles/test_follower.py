@@ -27,7 +27,7 @@ from roles.ports import StoreError
 from tests.support.attacked_nodes.follower import HOUR_MS, AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, Chain, equal, make_node, small_run
 from tests.support.faults.decorated_store import Link, UnreachableStore
-from tests.support.simulation.network import BEGIN, Log
+from tests.support.simulation.network import BEGIN, Log, inline
 
 
 async def test_a_false_patch_is_replaced_by_an_anchor():
@@ -138,7 +138,7 @@ async def test_a_part_is_decoded_while_the_next_one_has_not_arrived():
 
 
 def cached(link: Link, directory: Path) -> CachedStore:
-    return CachedStore(link, DiskCache(directory / "cache", 1 << 24), piece_bytes=64, inline=True)
+    return CachedStore(link, DiskCache(directory / "cache", 1 << 24), piece_bytes=64, run_sync=inline)
 
 
 async def test_a_cold_start_fetches_each_object_once(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ class Testbed:
 
     async def follower(self) -> Follower:
         """Return a new follower that knows the newest head."""
-        follower = await Follower.open(make_node(self.run_id, self.run, self.store, MemoryStore(), self.log))
+        follower = await Follower(make_node(self.run_id, self.run, self.store, MemoryStore(), self.log)).open()
         await follower.refresh()
         return follower
 

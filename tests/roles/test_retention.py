@@ -251,7 +251,7 @@ async def test_no_object_is_deleted_while_a_reader_behind_a_slow_link_fetches_it
         await trio.sleep(3)
         link, log = SlowLink(testbed.store), Log("reader")
         node = make_node(testbed.run_id, testbed.run, link, MemoryStore(), log, clock=testbed.clock)
-        follower = await Follower.open(node)
+        follower = await Follower(node).open()
         versions = []
         while trio.current_time() < 55:
             await follower.refresh()

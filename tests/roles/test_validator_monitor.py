@@ -8,18 +8,28 @@ import pytest
 
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
+from protocol.judging.evidence import Counts, Tally, weigh
 from protocol.judging.report import ValidatorReport, canary_key, is_false_group
 from protocol.judging.verdict import Judgement
 from protocol.limits import MAX_GROUPS, MAX_KEYS
+from protocol.proof import RATE_UNIT, Arithmetic, Thresholds
 from roles.ports import StoreError
-from roles.trainer.collect.logprob_bias import BiasEvidence, GroupSums, LogprobBias, add_groups
+from roles.trainer.collect.logprob_bias import (
+    BiasEvidence,
+    Computed,
+    EndEvidence,
+    GroupSums,
+    LogprobBias,
+    add_groups,
+    weigh_ends,
+)
 from roles.trainer.collect.quorum import decide
 from roles.trainer.collect.validator_monitor import ValidatorMonitor
-from roles.trainer.spool import canary_path, pack_canary_note
+from roles.trainer.spool import CanaryNote, canary_path
 from roles.trainer.tensor_shards import run_inline
 from tests.support.builders import samples
 from tests.support.builders.chains import TRAINER, make_node, small_run, small_weights
-from tests.support.builders.proofs import proof_of, with_thresholds
+from tests.support.builders.proofs import packaged_thresholds, proof_of, with_thresholds
 from tests.support.builders.samples import judgement, key, rejected, thresholds, verdict
 from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import BEGIN, Log
@@ -64,19 +74,21 @@ async def test_the_failures_of_a_validator_in_a_canarys_window(
 
 
 TRUTH = np.linspace(-3.0, -0.1, 5, dtype=np.float32)
+LEADS = ((1 << 20, 2, 1 << 21), (1 << 20, 1 << 20))  # of the tokens of two rollouts: the second one nearly ties
 HONEST = samples.key("honest validator").public
 
 
-def shifted(index: int, change: float) -> Judgement:
+def shifted(index: int, change: float, **changes: Any) -> Judgement:
     """Return a judgement on a group with log-probabilities that are larger than the true ones by some number."""
-    return judgement(index, logprobs=(TRUTH + np.float32(change)).astype("<f4").tobytes())
+    return judgement(index, logprobs=(TRUTH + np.float32(change)).astype("<f4").tobytes(), **changes)
 
 
 async def note_truth(state: MemoryStore, window: int, *indices: int) -> None:
     """Note the true log-probabilities of groups, as the trainer's canary does."""
+    leads = tuple(np.array(values, "<i4").tobytes() for values in LEADS)
     for index in indices:
-        note = pack_canary_note("torch-float32", TRUTH.astype("<f4").tobytes())
-        await state.put(canary_path(window, index, judgement(index).digest), note)
+        note = CanaryNote(arithmetic="torch-float32", judgement=shifted(index, 0.0), leads=leads)
+        await state.put(canary_path(window, index, judgement(index).digest), note.to_bytes())
 
 
 @pytest.mark.parametrize(("change", "is_false"), [(0.0, False), (0.004, False), (-0.7, True), (10.0, True)])
@@ -131,6 +143,32 @@ async def test_a_validator_that_shifts_each_group_within_its_tolerance_is_distru
     paying = {judged.validator, HONEST}
     decisions = decide([judged, honest], 2, set(), monitor.logprob_rule, paying, lambda group: paying)
     assert {item.reason for item in decisions} == {"logprobs-disagree" if is_found else ""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_found"),
+    [
+        ({}, False),
+        ({"ends": (1, 2)}, False),  # where another token nearly ties
+        ({"ends": (2, 2)}, True),
+        ({"ends": (3, 0)}, True),
+        ({"rewards": (500_000, 2_000_000)}, True),
+        ({"rewards": (500_000, 0)}, True),
+    ],
+)
+async def test_a_validator_that_lies_in_ends_or_moves_rewards_to_one_side_is_distrusted(
+    changes: dict[str, Any], is_found: bool
+) -> None:
+    """It lies in one rollout of each group, for three windows."""
+    state = MemoryStore()
+    monitor, _ = make_monitor(state)
+    for window in range(3):
+        await note_truth(state, window, *range(16))
+        judged = verdict(*(shifted(index, 0.0, **changes) for index in range(16)), window=window)
+        monitor.compare(window, judged.miner, {judged.validator: judged})
+        await monitor.finish(window)
+        monitor.report(window)
+    assert monitor.distrusted_validators == ({judged.validator} if is_found else set())
 
 
 async def test_of_three_validators_the_one_that_shifts_is_left_out_and_reported() -> None:
@@ -213,7 +251,7 @@ BIAS = 2_000
 PROOF = proof_of(thresholds(logprob_bias=BIAS))
 GROUPS = 16  # of a window
 NODES = 3  # two validators and the trainer
-NOTHING = BiasEvidence(next_window=0, nodes=(), values=b"", biased=b"")
+NOTHING = BiasEvidence(next_window=0, nodes=(), values=b"", ends=b"", biased=b"")
 TOKENS, OPEN_TOKENS = 512, 154  # of a group; 3 in 10 tokens have a probability below 0.9
 TOKEN_NOISE, SHARED_NOISE = 0.03, 0.003  # of each open token by itself, and the same for all of a group
 
@@ -230,14 +268,19 @@ def differences(groups: int, shift: float, seed: int) -> np.ndarray:
     return np.rint((noise + shared + shift * OPEN_TOKENS) * 1e6).astype(np.int64)
 
 
+def computed(total: int, tokens: int = TOKENS, rewards: int | None = None) -> Computed:
+    """Return what a node computes of a group."""
+    return Computed("torch-float32", total, tokens, rewards)
+
+
 def groups_of(values: np.ndarray) -> list[GroupSums]:
     """Return groups of which the sums of two nodes differ by these values."""
-    return [{ONE: ("torch-float32", value, TOKENS), OTHER: ("torch-float32", 0, TOKENS)} for value in values.tolist()]
+    return [{ONE: computed(value), OTHER: computed(0)} for value in values.tolist()]
 
 
 def is_found(values: np.ndarray, nodes: int = NODES) -> bool:
     """Return whether two nodes whose sums differ by these values are found."""
-    return any(add_groups(NOTHING, groups_of(values), PROOF, nodes).biased)
+    return any(add_groups(NOTHING, groups_of(values), (), PROOF, nodes).biased)
 
 
 @pytest.mark.parametrize("factor", [1.02, 1 / 1.02, 1.1, 1.81])
@@ -258,7 +301,7 @@ def test_a_shift_within_the_allowed_bias_is_not_found() -> None:
     assert not is_found(differences(2_000, shift, seed=1))
 
 
-@pytest.mark.parametrize(("nodes", "groups"), [(3, 38), (1024, 57)])
+@pytest.mark.parametrize(("nodes", "groups"), [(3, 40), (1024, 58)])
 def test_more_nodes_need_more_evidence(nodes: int, groups: int) -> None:
     values = np.full(groups, 10**9)
     assert is_found(values, nodes)
@@ -266,33 +309,29 @@ def test_more_nodes_need_more_evidence(nodes: int, groups: int) -> None:
 
 
 def test_a_pair_that_was_found_stays_found() -> None:
-    found = add_groups(NOTHING, groups_of(np.full(40, 10**9)), PROOF, NODES)
-    assert add_groups(found, groups_of(np.zeros(40, np.int64)), PROOF, NODES).biased == found.biased != bytes(4)
+    found = add_groups(NOTHING, groups_of(np.full(40, 10**9)), (), PROOF, NODES)
+    assert add_groups(found, groups_of(np.zeros(40, np.int64)), (), PROOF, NODES).biased == found.biased != bytes(4)
 
 
 @pytest.mark.parametrize(
     "group",
-    [
-        {ONE: ("torch-float32", 10**9, TOKENS), OTHER: ("torch-float32", 0, TOKENS - 1)},
-        {ONE: ("torch-float32", 10**9, TOKENS)},
-        {},
-    ],
+    [{ONE: computed(10**9), OTHER: computed(0, tokens=TOKENS - 1)}, {ONE: computed(10**9)}, {}],
     ids=["other numbers of tokens", "one node", "no node"],
 )
 def test_groups_that_two_nodes_do_not_judge_alike_are_no_evidence(group: GroupSums) -> None:
-    assert not any(add_groups(NOTHING, [group] * 99, PROOF, NODES).biased)
+    assert not any(add_groups(NOTHING, [group] * 99, (), PROOF, NODES).biased)
 
 
 async def test_a_window_counts_once_whatever_a_restart_repeats() -> None:
     state = MemoryStore()
-    sums = {node: ("torch-float32", -(10**9) * place, TOKENS) for place, node in enumerate((ONE, OTHER))}
+    sums = {node: computed(-(10**9) * place) for place, node in enumerate((ONE, OTHER))}
     for window in range(3):
         for _ in range(3):
             bias = LogprobBias(state, run_inline)
             await bias.open()
-            await bias.count(window, [sums] * 12, PROOF, NODES)
+            await bias.count(window, [sums] * 12, (), PROOF, NODES)
         assert not bias.biased_pairs
-    await bias.count(3, [sums] * 12, PROOF, NODES)
+    await bias.count(3, [sums] * 12, (), PROOF, NODES)
     restarted = LogprobBias(state, run_inline)
     await restarted.open()
     assert restarted.biased_pairs == bias.biased_pairs == {frozenset((ONE, OTHER))}
@@ -303,8 +342,54 @@ async def test_of_three_nodes_the_one_that_shifts_differs_from_both_others() -> 
     values = differences(3 * GROUPS, math.log(1.02), seed=2).tolist()
     noise = differences(3 * GROUPS, 0.0, seed=3).tolist()
     groups = [
-        {node: ("torch-float32", total, TOKENS) for node, total in ((ONE, 0), (OTHER, shifted), (THIRD, honest))}
+        {node: computed(total) for node, total in ((ONE, 0), (OTHER, shifted), (THIRD, honest))}
         for shifted, honest in zip(values, noise, strict=True)
     ]
-    await bias.count(0, groups, PROOF, NODES + 1)
+    await bias.count(0, groups, (), PROOF, NODES + 1)
     assert bias.biased_pairs == {frozenset((ONE, OTHER)), frozenset((OTHER, THIRD))}
+
+
+# Ends and rewards
+
+
+END_GROUPS, END_TOKENS = 20_000, 16 * 59  # groups of 16 rollouts with 59 tokens
+ROWS = [("torch-bfloat16", "torch-bfloat16"), ("torch-bfloat16", "torch-float32"), ("torch-float32", "torch-float32")]
+
+
+def added_by_ends(row: Thresholds, generator: np.random.Generator) -> list[EndEvidence]:
+    """Return what an honest validator's ends add. Each token reaches each step as often as the row allows at most."""
+    rates = np.array(row.margin.rates) / RATE_UNIT
+    steps = generator.multinomial(END_TOKENS, [*(rates - np.append(rates[1:], 0.0)), 1.0 - rates[0]], END_GROUPS)
+    tallies = (Tally(trials=END_TOKENS, steps=tuple(counts)) for counts in steps[:, :-1].tolist())
+    return [(ONE, OTHER, weigh(Counts(margin=tally), row)["margin"]) for tally in tallies]
+
+
+@pytest.mark.parametrize("pair", ROWS, ids="-".join)
+def test_honest_ends_at_the_calibrated_rates_are_not_found(pair: tuple[Arithmetic, Arithmetic]) -> None:
+    ends = added_by_ends(packaged_thresholds(*pair), np.random.default_rng(5))
+    assert not any(add_groups(NOTHING, (), ends, PROOF, NODES).biased)
+
+
+@pytest.mark.parametrize(("seed", "share"), [(seed, share) for seed in range(10) for share in (0.01, 0.5)])
+def test_rewards_that_differ_to_either_side_are_not_found(seed: int, share: float) -> None:
+    """Two honest nodes differ in a share of the groups, by one reward."""
+    generator = np.random.default_rng(seed)
+    signs = generator.choice([-1, 0, 1], 10_000, p=[share / 2, 1 - share, share / 2])
+    groups = [{ONE: computed(0, rewards=0), OTHER: computed(0, rewards=10**6 * sign)} for sign in signs.tolist()]
+    assert not any(add_groups(NOTHING, groups, (), PROOF, NODES).biased)
+
+
+@pytest.mark.parametrize("raised", [10**6, -(10**6)])
+def test_rewards_that_one_node_moves_to_one_side_are_found_after_forty_groups(raised: int) -> None:
+    """They differ in one group of ten."""
+    groups = [{ONE: computed(0, rewards=0), OTHER: computed(0, rewards=raised * (n % 10 == 0))} for n in range(400)]
+    assert any(add_groups(NOTHING, groups, (), PROOF, NODES).biased)
+    unknown = [{ONE: group[ONE], OTHER: group[OTHER]._replace(rewards=None)} for group in groups]
+    assert not any(add_groups(NOTHING, unknown, (), PROOF, NODES).biased)
+
+
+def test_filters_excuse_ends_where_a_token_may_not_pass() -> None:
+    row = packaged_thresholds()
+    leads = [np.array([1 << 20] * 9, "<i4").tobytes()] * 4
+    (free, filtered) = (max(weigh_ends((9, 9, 0, 9), leads, row, has_filters=has)) for has in (False, True))
+    assert free > row.threshold > 0 > filtered

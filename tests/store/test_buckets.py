@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from grailnode import UserError
 from grailnode.cli.main import cli
 from grailnode.config import load
-from grailnode.run.buckets import BucketError, BucketUse, Document, documents, parse_bucket
+from grailnode.run.buckets import BucketUse, Document, documents, parse_bucket
 from grailnode.run.creation import open_run
 from protocol import paths
 from tests.support.processes.command_line import fail
@@ -192,7 +193,7 @@ def test_the_address_tells_whose_service_it_is_and_where_requests_name_the_bucke
 
 @pytest.mark.parametrize("region", ['x"y', "eu west", "eu\n", "../x"])
 def test_an_invalid_region_is_refused(region: str):
-    with pytest.raises(BucketError, match=r"--region .*: give letters, digits and '-'"):
+    with pytest.raises(UserError, match=r"--region .*: give letters, digits and '-'"):
         parse_bucket("mine", region)
 
 
@@ -240,6 +241,6 @@ def test_init_writes_a_run_that_lives_in_the_bucket(tmp_path: Path):
 
 @pytest.mark.parametrize("url", ["https://pub-Founder.r2.dev", "http://pub-1.r2.dev", "https://user:word@pub-1.r2.dev"])
 def test_an_invalid_public_address_is_refused_before_anything_is_created(url: str):
-    with pytest.raises(BucketError, match="--url: give https://host") as error_info:
+    with pytest.raises(UserError, match="--url: give https://host") as error_info:
         parse_bucket(R2, url=url)
     assert "word" not in str(error_info.value)

@@ -54,7 +54,14 @@ async def test_the_page_has_every_part_and_may_run_nothing_but_its_own_script():
     assert "unsafe" not in policy
     for words in ("held-out pass@1", "0.43 → 0.49", "miner-5", "validator-3", "miners generate", "hard", "19.2 KB"):
         assert words in answer.text
-    for words in ("wrong-sketch 4", "0 to 60, signed and linked", "Solve 17+0=", "guess", "None."):
+    for words in (
+        "wrong-sketch 4",
+        "0 to 60, signed and linked",
+        "Solve 17+0=",
+        "guess",
+        "None.",
+        "not counted, behind token 9:",
+    ):
         assert words in answer.text
 
 

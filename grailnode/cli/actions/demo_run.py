@@ -9,11 +9,11 @@ from typing import Final
 import click
 from rich.console import Console
 
+from grailnode import UserError
 from grailnode.demo.demo_network import DemoSettings, run_demo
 from grailnode.demo.smollm2 import checkpoint
 from grailnode.engine.vllm.installation import environment_of, find_python
 from grailnode.node.supervisor import run_until_interrupted
-from grailnode.run.workspace import WorkspaceError
 from grailnode.ui.terminal.pages import render_summary
 
 _WINDOWS: Final = 72
@@ -33,7 +33,7 @@ def demo(
 ) -> None:
     network = out / "network"
     if network.exists():
-        raise WorkspaceError(f"{network}: a run was kept there; choose another --out, or remove it")
+        raise UserError(f"{network}: a run was kept there; choose another --out, or remove it")
     if policy == "smollm2" and (trainers > 1 or environment != "addition" or engine != "torch"):
         raise click.UsageError("--policy smollm2 has a task of its own, one trainer and torch: drop the other options")
     if engine != "vllm" and engine_python is not None:

@@ -1,14 +1,14 @@
 """What `grailnode doctor` does."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Final
 
 import click
 import platformdirs
 
-from grailnode.cli.options import check_name, report_line
+from grailnode.cli.options import check_name, report_line, usual_name
 from grailnode.config import Config
 from grailnode.node.doctor_checks import Finding, examine, machine_checks, node_checks
 from grailnode.node.role_checks import Role
@@ -17,12 +17,7 @@ from grailnode.run.joining import open_config
 from grailnode.run.run_option import is_url
 
 _MARKS: Final = {"ok": "ok  ", "warning": "warn", "failed": "FAIL", "skipped": "-   "}
-_NAMES: Final[dict[Role, str]] = {
-    "trainer": "trainer",
-    "validator": "validator",
-    "miner": "miner-1",
-    "worker": "worker-1",
-}
+_ROLES: Final[Sequence[Role]] = ("trainer", "validator", "miner", "worker")
 
 
 def doctor(
@@ -42,7 +37,7 @@ def doctor(
             overrides = (*(f"node.{key}={path}" for key, path in places.items()), *overrides)
         config = open_config(run, overrides, trust=trust)
         role = role or _role_of_keys(config)
-        name = name or _NAMES[role]
+        name = name or usual_name(role)
         check_name(name)
         checks = node_checks(config, role, name, report_line)
     failures = 0
@@ -56,7 +51,7 @@ def doctor(
 def _role_of_keys(config: Config) -> Role:
     """Return the first role whose usual name has a key on this machine; a newcomer is a miner."""
     keys = config.at(config.node.keys)
-    return next((role for role, name in _NAMES.items() if (keys / f"{name}{key_files.SUFFIX}").exists()), "miner")
+    return next((role for role in _ROLES if (keys / f"{usual_name(role)}{key_files.SUFFIX}").exists()), "miner")
 
 
 def _line(finding: Finding) -> str:

@@ -6,14 +6,17 @@ from pathlib import Path
 import click
 import trio
 
+from grailnode import UserError
+from grailnode.cli.actions.offline_keys import print_revision
 from grailnode.config import Config
 from grailnode.node.admission_credential import SUFFIX
 from grailnode.node.node_makers import make_root_publisher
 from grailnode.run import authority_changes, authority_drafts, key_files
-from grailnode.run.authority_drafts import Draft, RevisionError, propose
+from grailnode.run.authority_drafts import Draft, propose
 from grailnode.run.files import write_whole
 from grailnode.run.joining import open_config
 from grailnode.store.state.state_store import StateStore
+from protocol import paths
 from protocol.identity.participant import SPACE_FORM
 from protocol.identity.signing import SigningKey
 from protocol.limits import MAX_SPACE_BYTES
@@ -48,7 +51,7 @@ def grant(key: str, run: str, role: str) -> None:
     config, node = _open_authority(run)
     public = authority_changes.parse_public_key(key)
     if role == "worker" and (refusal := node.run.sites_refusal):
-        raise RevisionError(f"--role worker: {refusal}")
+        raise UserError(f"--role worker: {refusal}")
     changes = authority_changes.grant(node.authority, public, role)
     _submit(config, node, propose(node.revisions, f"{public.hex()[:16]} as {role}", **changes))
 
@@ -63,7 +66,7 @@ def mirrors(urls: tuple[str, ...], run: str) -> None:
     mirrors = tuple(sorted({url.rstrip("/") for url in urls}))
     for url in mirrors:
         if not re.fullmatch(SPACE_FORM, url) or len(url) > MAX_SPACE_BYTES:
-            raise RevisionError(f"{url}: give https://host[:port][/path], host in lower case, without user or query")
+            raise UserError(f"{url}: give https://host[:port][/path], host in lower case, without user or query")
     _submit(config, node, propose(node.revisions, f"{len(mirrors)} mirrors", mirrors=mirrors))
 
 
@@ -83,14 +86,6 @@ def revoke(key: str, run: str, rewind: int | None) -> None:
     _submit(config, node, draft)
 
 
-def sign(draft: Path, key: Path) -> None:
-    unsigned = authority_drafts.read_draft(draft)
-    _print_revision(unsigned)
-    signed = unsigned.signed_by(SigningKey(key_files.read(key)))
-    write_whole(draft, signed.to_bytes())
-    click.echo(f"{draft}: {len(signed.signatures)} signatures")
-
-
 def publish(draft: Path, run: str) -> None:
     _, node = _open_authority(run)
     content, others = authority_drafts.keep_root_signatures(authority_drafts.read_draft(draft), node.authority)
@@ -98,7 +93,7 @@ def publish(draft: Path, run: str) -> None:
         click.echo(f"{draft}: the signature of {key.hex()} is left out: it is no root key of this run", err=True)
     shortfall = authority_drafts.missing_signatures(content, node.revisions)
     if shortfall:
-        raise RevisionError(f"{draft}: {shortfall}; `grailnode keys sign {draft} KEYFILE`")
+        raise UserError(f"{draft}: {shortfall}; `grailnode keys sign {draft} KEYFILE`")
     _publish(node, content)
 
 
@@ -106,7 +101,7 @@ def admit(key: str, run: str, days: int, inviter: Path | None) -> None:
     config, node = _open_authority(run)
     miner, authority = authority_changes.parse_public_key(key), node.authority
     if miner in authority.revoked:
-        raise RevisionError(f"{miner.hex()} is revoked in this run")
+        raise UserError(f"{miner.hex()} is revoked in this run")
     if authority.admission.policy == "open":
         click.echo("this run is open: everyone may mine, nobody needs to be admitted")
     elif authority.admission.policy == "allowlist":
@@ -130,7 +125,7 @@ def _open_authority(run: str) -> tuple[Config, Node]:
 def _submit(config: Config, node: Node, draft: Draft) -> None:
     """Sign a draft with the root keys at hand; publish it if they are enough, else print what to do with its file."""
     draft = authority_drafts.sign_with_key_files(draft, config.at(config.node.keys), node.authority)
-    _print_revision(draft)
+    print_revision(draft)
     shortfall = authority_drafts.missing_signatures(draft, node.revisions)
     if not shortfall:
         _publish(node, draft)
@@ -141,11 +136,20 @@ def _submit(config: Config, node: Node, draft: Draft) -> None:
     click.echo(f"then: grailnode keys publish {path.name} --run RUN")
 
 
-def _print_revision(draft: Draft) -> None:
-    for line in authority_drafts.describe(draft.revision):
-        click.echo(line)
-
-
 def _publish(node: Node, draft: Draft) -> None:
-    number = authority_drafts.publish(node, draft)
-    click.echo(f"revision {number} is published; every node obeys it within two minutes")
+    """Check a draft as every node will, and publish it at the meeting point; UserError if storage acknowledged it
+    and does not show it.
+    """
+    revision = node.revisions.check(node.revisions.number + 1, draft.envelope())
+    path = paths.revision(node.run_id, revision.record.number)
+
+    async def put() -> bool:
+        await node.publish(path, revision.data)
+        return await node.is_readable(path, revision.data)
+
+    if not trio.run(put):
+        raise UserError(
+            f"{path}: storage took it and does not show it; nobody has it. Make the change again, and look at the "
+            "bucket"
+        )
+    click.echo(f"revision {revision.record.number} is published; every node obeys it within two minutes")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Unpack
 
@@ -18,31 +17,24 @@ from grailnode.engine.policy import Policy
 from grailnode.node.node_makers import make_spectator
 from grailnode.observe.chain_check import fetch_first_head
 from grailnode.observe.model_card import model_card
-from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
-from grailnode.observe.state import WindowRow
+from grailnode.observe.observer import observe_newest
 from grailnode.run.base_files import fetch_base
 from grailnode.run.creation import fetch_model
 from grailnode.run.joining import open_config_to_read
 from protocol.digest import Weights
-from protocol.errors import ProtocolError
 from protocol.lora import LoraSpec
 from protocol.quantization import dequantize
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.policy.verified_weights import VerifiedWeights
-from roles.ports import StoreError
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
-class ExportError(UserError):
-    """A directory that cannot be written to: says why."""
-
-
 def export(directory: Path, version: int | None, merged: bool, **run_options: Unpack[RunOptions]) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ExportError(f"{directory}: there is something already; choose another directory")
+        raise UserError(f"{directory}: there is something already; choose another directory")
     node = make_spectator(open_config_to_read(**run_options))
     weights = trio.run(export_version, node, directory, version, merged)
     click.echo(f"{directory}: version {weights.version}, weights {weights.digest.hex()}")
@@ -52,27 +44,27 @@ async def export_version(
     node: Node, directory: Path, version: int | None = None, merge: bool = False
 ) -> VerifiedWeights:
     """Write a version's weights, the newest by default, with the run's model files and a model card into a directory
-    that is missing or empty, and return the weights; ExportError if there is no such version, or nothing to merge.
+    that is missing or empty, and return the weights; UserError if there is no such version, or nothing to merge.
 
     Those of a LoRA run are written as PEFT's files, which need the base, or added to the base. Quantized ones are
     written as the BF16 weights that their codes stand for. The directory appears when everything in it is complete.
     """
     if merge and node.run.lora is None:
-        raise ExportError("--merged is for LoRA runs; this run's versions are whole models")
+        raise UserError("--merged is for LoRA runs; this run's versions are whole models")
     await refresh_authority(node)
     await fetch_first_head(node)
-    follower = await Follower.open(node, allow_expired=True)
+    follower = await Follower(node, allow_expired=True).open()
     await follower.refresh()
     head = follower.chain.head
     assert head is not None  # or the refresh would have raised
     if version is not None and version > head.version:
-        raise ExportError(f"--version {version}: the newest version is {head.version}")
+        raise UserError(f"--version {version}: the newest version is {head.version}")
     weights = await follower.rebuild(head.version if version is None else version)
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     policy = await fetch_model(node, partial)
-    windows = await _windows(node)
+    windows = (await observe_newest(node)).state().windows  # none where storage fails: the weights need none
     card = model_card(node.run_id, node.run, weights.version, weights.digest, windows, merged=merge)
     (partial / "README.md").write_text(card, encoding="utf-8")
     if not (partial / _TOKENIZER_CONFIG).exists():
@@ -108,14 +100,3 @@ def _write_weights(path: Path, weights: Weights) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(0o644)  # safetensors creates a private file; the others are not private
-
-
-async def _windows(node: Node) -> tuple[WindowRow, ...]:
-    """Return what validators measured lately; empty if nothing can be read, since the weights do not depend on it."""
-    with suppress(StoreError, ProtocolError):
-        newest = await newest_summarized(node)
-        if newest is not None:
-            observer = Observer(node, max(0, newest - RECENT_WINDOWS), last_window=newest)
-            await observer.refresh()
-            return observer.state().windows
-    return ()

@@ -10,7 +10,7 @@ import click
 import trio
 
 from grailnode import UserError
-from grailnode.cli.options import RunOptions, check_name, report_line
+from grailnode.cli.options import RunOptions, check_name, report_line, usual_name
 from grailnode.config import Config
 from grailnode.node import state_care
 from grailnode.node.node_makers import make_auditor
@@ -33,7 +33,7 @@ _TRIES_PER_REPORT: Final = round(WAIT_REPORT_SECONDS / _POLL_SECONDS)
 
 def run_node(role: Role, name: str | None, **run_options: Unpack[RunOptions]) -> None:
     config = wait_for_run(**run_options)
-    name = name or (f"{role}-1" if role in ("miner", "worker") else role)
+    name = name or usual_name(role)
     check_name(name)
     try:
         check_start(config, role, name, report_line)

@@ -26,10 +26,6 @@ from roles.trainer.learn.learner import Learner, LearnerSettings, StepReport
 from roles.trainer.verified_batch import VerifiedGroup
 
 
-class OfflineTrainingError(UserError):
-    """There is nothing to learn from; says why."""
-
-
 def train(
     offline: bool,
     policy: Path | None,
@@ -60,7 +56,7 @@ async def _read(node: Node, first: int | None, last: int | None) -> list[Verifie
     await refresh_authority(node)
     last = await newest_summarized(node) if last is None else last
     if last is None:
-        raise OfflineTrainingError("no validator has summarized a window yet; name some with --first and --last")
+        raise UserError("no validator has summarized a window yet; name some with --first and --last")
     first = max(0, last - RECENT_WINDOWS) if first is None else first
     return [group for window in range(first, last + 1) for group in await read_verified_groups(node, window)]
 
@@ -73,9 +69,9 @@ def make_learner(config: Config, run: RunManifest, directory: Path, settings: Le
 
 
 def take_steps(learner: Learner, groups: Sequence[VerifiedGroup], groups_per_step: int) -> Iterator[StepReport]:
-    """Take steps with the groups in order, and yield a report of each; OfflineTrainingError if one cannot be taken."""
+    """Take steps with the groups in order, and yield a report of each; UserError if one cannot be taken."""
     if len(groups) < groups_per_step:
-        raise OfflineTrainingError(
+        raise UserError(
             f"{len(groups)} groups, and a step needs {groups_per_step}; read more windows (--first), or --set "
             "trainer.groups_per_step"
         )
@@ -83,7 +79,7 @@ def take_steps(learner: Learner, groups: Sequence[VerifiedGroup], groups_per_ste
         try:
             yield learner.step(groups[begin : begin + groups_per_step])
         except ValueError as error:
-            raise OfflineTrainingError(f"the step after {learner.steps}: {error}") from error
+            raise UserError(f"the step after {learner.steps}: {error}") from error
 
 
 def _text(report: StepReport) -> str:

@@ -46,7 +46,7 @@ def rollouts(
     selected = select(read.rollouts, chosen[0] if chosen else None)
     listing = selected[:count] if count else selected
     for rollout in listing:
-        click.echo(_json(rollout) if as_json else _text(rollout))
+        click.echo(rollout_json(rollout) if as_json else rollout_text(rollout))
     click.echo(f"{len(listing)} of {len(selected)} rollouts", err=True)
 
 
@@ -83,17 +83,19 @@ def select(published: Sequence[PublishedRollout], selection: Selection) -> list[
     return sorted(published, key=lambda rollout: rollout.reward, reverse=selection == "best")
 
 
-def _text(rollout: PublishedRollout) -> str:
-    return "\n".join(
-        [
-            f"{rollout.place} rollout {rollout.index}, version {rollout.version}, {rollout.tokens} tokens",
-            f"  reward {rollout.reward:g}, {clean(rollout.status, 200)}",
-            *(f"  prompt     | {clean(line, _LONGEST_LINE)}" for line in rollout.prompt.splitlines() or [""]),
-            *(f"  completion | {clean(line, _LONGEST_LINE)}" for line in rollout.completion.splitlines() or [""]),
-        ]
-    )
+def rollout_text(rollout: PublishedRollout) -> str:
+    lines = [
+        f"{rollout.place} rollout {rollout.index}, version {rollout.version}, {rollout.tokens} tokens",
+        f"  reward {rollout.reward:g}, {clean(rollout.status, 200)}",
+    ]
+    texts = {"prompt": rollout.prompt, "completion": rollout.completion}
+    if rollout.end is not None:
+        texts["uncounted"] = rollout.uncounted
+    for name, text in texts.items():
+        lines += [f"  {name:<10} | {clean(line, _LONGEST_LINE)}" for line in text.splitlines() or [""]]
+    return "\n".join(lines)
 
 
-def _json(rollout: PublishedRollout) -> str:
+def rollout_json(rollout: PublishedRollout) -> str:
     values = {name: value for name, value in vars(rollout).items() if name not in ("miner", "reasons")}
     return json.dumps({"miner": rollout.miner.hex(), "reasons": list(rollout.reasons), **values})

@@ -23,7 +23,7 @@ from grailnode.node.wiring import MINER_VERSIONS
 from grailnode.observe.bottleneck import with_local_knowledge
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.ledger_check import verify_ledger
-from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
+from grailnode.observe.observer import newest_summarized, observe_newest
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
 from grailnode.run import requirements
 from grailnode.run.joining import open_config_to_read
@@ -45,7 +45,10 @@ def status(as_json: bool, watch: bool, **run_options: Unpack[RunOptions]) -> Non
 
 
 async def _show_status(config: Config, node: Node, as_json: bool, watch: bool) -> None:
-    observer = await _observe(node)
+    with suppress(NotFoundError, TooLargeError):  # a run without a head is shown, storage that fails is an error
+        head = paths.head(node.authority.trainers[0])
+        await node.store.get(head, limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
+    observer = await observe_newest(node)
     console = Console()
     is_live = watch and console.is_terminal and not as_json
     with Live(console=console, auto_refresh=False) if is_live else nullcontext() as live:
@@ -63,20 +66,6 @@ async def _show_status(config: Config, node: Node, as_json: bool, watch: bool) -
             with suppress(StoreError, ProtocolError):
                 observer.last_window = await newest_summarized(node)
             await observer.refresh()
-
-
-async def _observe(node: Node) -> Observer:
-    """Return an observer that has seen what the store shows of a run."""
-    newest = None
-    with suppress(NotFoundError, TooLargeError):  # a run without a head is shown, storage that fails is an error
-        head = paths.head(node.authority.trainers[0])
-        await node.store.get(head, limits.MAX_HEAD_BYTES + limits.MAX_ENVELOPE_BYTES)
-    with suppress(StoreError, ProtocolError):  # the observer shows what can be read, and says what is wrong
-        await refresh_authority(node)
-        newest = await newest_summarized(node)
-    observer = Observer(node, max(0, (newest or node.window()) - RECENT_WINDOWS), last_window=newest)
-    await observer.refresh()
-    return observer
 
 
 def verify(rollout: str | None, ledger: bool, **run_options: Unpack[RunOptions]) -> None:

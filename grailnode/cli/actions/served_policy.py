@@ -100,7 +100,7 @@ async def serve_newest(node: Node, config: Config, files: Path) -> AsyncIterator
     await fetch_first_head(node)
     sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     task, compute = await fetch_task(node, config, files, sandbox, MINER_VERSIONS)
-    follower = await Follower.open(node, allow_expired=True)
+    follower = await Follower(node, allow_expired=True).open()
     async with open_engine(compute, node.run_sync, _no_report) as engine:
         served = ServedPolicy(node.run.name, Policy.load(files / "model"), engine, node, task, follower)
         await served.update()

@@ -8,10 +8,9 @@ Storage that lies costs a download: bytes with another digest are returned to th
 cached. When the disk fails, objects are fetched without the cache.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import trio
 
@@ -28,7 +27,6 @@ CONCURRENT_PIECES: Final = 4
 
 _POLL_SECONDS: Final = 0.2  # between two checks whether another node has finished a download
 
-T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 """Called with a path, the bytes of it that have arrived, and its total bytes."""
 
@@ -39,7 +37,7 @@ class _InvalidDownloadError(StoreError):
 
 class CachedStore:
     """Decorates a store with a cache of content-addressed objects, shared by all nodes of this machine. `progress` is
-    called after each piece of a download that has several; `inline` is for tests on trio's MockClock, see `LocalStore`.
+    called after each piece of a download that has several; `run_sync` accesses files off the event loop's thread.
     """
 
     def __init__(
@@ -49,13 +47,13 @@ class CachedStore:
         progress: Progress = lambda path, arrived_bytes, total_bytes: None,
         *,
         piece_bytes: int = PIECE_BYTES,
-        inline: bool = False,
+        run_sync: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
     ) -> None:
         self._store = store
         self._cache = cache
         self._progress = progress
         self._piece_bytes = piece_bytes
-        self._inline = inline
+        self._run = run_sync
         self.put, self.delete, self.list = store.put, store.delete, store.list  # a node does not read what it wrote
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
@@ -64,7 +62,7 @@ class CachedStore:
         if digest is None:
             return await self._store.get(path, max_bytes, offset=offset, size=size)
         try:
-            cached = await self._run(lambda: self._cache.read(digest))
+            cached: bytes | None = await self._run(self._cache.read, digest)
         except OSError:
             cached = None
         if cached is not None:
@@ -80,8 +78,8 @@ class CachedStore:
             try:
                 # no await between the claim and the try: a claim that is not released blocks the object until this
                 # process ends
-                partial = await self._run(lambda: self._cache.claim(digest, self._piece_bytes))
-                data = await self._run(lambda: self._cache.read(digest))
+                partial = await self._run(self._cache.claim, digest, self._piece_bytes)
+                data = await self._run(self._cache.read, digest)
                 if data is not None:
                     if partial is not None:
                         partial.discard()
@@ -102,8 +100,8 @@ class CachedStore:
             try:
                 is_resumed = bool(await self._run(partial.arrived_pieces))
                 await self._fetch_pieces(path, max_bytes, partial)
-                data = await self._run(lambda: partial.read(max_bytes))
-                if is_resumed and await self._run(lambda: content_digest(data)) != digest:
+                data = await self._run(partial.read, max_bytes)
+                if is_resumed and await self._run(content_digest, data) != digest:
                     # the pieces from the disk may be wrong, so this does not prove that the storage lies
                     raise _InvalidDownloadError(f"{path}: pieces of an earlier download do not belong to it")
             except (OSError, _InvalidDownloadError):
@@ -136,8 +134,8 @@ class CachedStore:
             if len(data) < size:
                 raise _InvalidDownloadError(f"{path}: ends before byte {start + size}")
             with trio.CancelScope(shield=True):  # a piece that has arrived is kept even when this is cancelled
-                await self._run(functools.partial(partial.put, number, data))
-            await self._run(functools.partial(self._cache.make_room, size))
+                await self._run(partial.put, number, data)
+            await self._run(self._cache.make_room, size)
             arrived_pieces.add(number)
             self._progress(path, self._bytes_of(arrived_pieces, total_bytes), total_bytes)
 
@@ -147,9 +145,3 @@ class CachedStore:
 
     def _bytes_of(self, pieces: set[int], total_bytes: int) -> int:
         return sum(min(self._piece_bytes, total_bytes - number * self._piece_bytes) for number in pieces)
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        if self._inline:
-            await trio.lowlevel.checkpoint()
-            return work()
-        return await trio.to_thread.run_sync(work)

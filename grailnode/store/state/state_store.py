@@ -62,7 +62,7 @@ _CONTENTS: Final = {
     "outcomes/": "the record by which no group is trained on twice",
     "collector-progress": "the record by which no group is trained on twice",
     "outer/": "the rounds of sites that train together",
-    "canaries/": "the log-probabilities of a true group of this trainer's canary",
+    "canaries/": "a group as this trainer's canary computes it",
     "distrusted/": "the reason why a validator's verdicts do not count",
 }
 

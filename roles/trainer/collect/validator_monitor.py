@@ -10,12 +10,13 @@ from protocol import paths
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport, canary_key, is_false_group
 from protocol.judging.verdict import Judgement, Reason, Verdict
-from protocol.limits import MAX_GROUPS, MAX_VERDICT_BYTES
+from protocol.limits import MAX_GROUPS
+from protocol.rollout.challenge import continues_all
 from roles.node.identity import Node
 from roles.ports import Telemetry
-from roles.trainer.collect.logprob_bias import LogprobBias
+from roles.trainer.collect.logprob_bias import Computed, EndEvidence, LogprobBias, weigh_ends
 from roles.trainer.collect.quorum import LogprobRule, Opinion, logprobs_agree, split_by_logprobs
-from roles.trainer.spool import CANARIES, canary_path, unpack_canary_note
+from roles.trainer.spool import CANARIES, CanaryNote, canary_path
 from roles.trainer.verified_batch import whole_logprobs
 
 DISTRUSTED = "distrusted/"  # {validator}: the verdict for which it is distrusted
@@ -29,13 +30,13 @@ class ValidatorMonitor:
         self._node = node
         self.canaries = {canary_key(node.key, number).public for number in range(canaries)}
         self.distrusted_validators: set[bytes] = set()
-        """Validators that accepted false work of a canary, or whose log-probabilities are not those that this trainer
-        computed: their verdicts do not count.
+        """Validators that accepted false work of a canary, or whose log-probabilities, rewards or ends are not those
+        that this trainer computed: their verdicts do not count.
         """
         self._examined_verdicts: dict[int, set[tuple[bytes, bytes]]] = {}  # by window: (canary, validator)
         self._compared_miners: dict[int, set[bytes]] = {}  # by window
-        # by window, the opinions that accept each group, and the sums of their log-probabilities
-        self._accepted_groups: dict[int, list[tuple[list[Opinion], dict[bytes, tuple[str, int, int]]]]] = {}
+        # by window, the opinions that accept each group, and what they compute of it
+        self._accepted_groups: dict[int, list[tuple[list[Opinion], dict[bytes, Computed]]]] = {}
         self._disagreements: dict[int, list[Disagreement]] = {}  # by window
         self._canary_failures: dict[int, list[CanaryFailure]] = {}  # by window
         self._bias = LogprobBias(node.state, node.run_sync)
@@ -90,22 +91,33 @@ class ValidatorMonitor:
         await self._node.state.put(DISTRUSTED + validator.hex(), verdict)
 
     async def finish(self, window: int) -> None:
-        """Compare the log-probabilities of a finished window with those that this trainer's canary has computed, and
-        count where those of two nodes differ to one side.
+        """Compare what the validators of a finished window computed with what this trainer's canary has computed, and
+        count where the values of two nodes differ to one side.
         """
         own, proof, accepted_groups = self._node.key.public, self._node.run.proof, self._accepted_groups.get(window, [])
-        notes = await self._notes(window)
+        run, notes = self._node.run, await self._notes(window)
+        has_filters = run.sampling.params().filters.active
+        has_rewards = run.exact_rewards and continues_all(run.sampling.max_tokens)  # else R1 decides what is continued
+        ends: list[EndEvidence] = []
         false: dict[bytes, Opinion] = {}  # by validator
         noted: dict[bytes, Opinion] = {}  # by validator, about the last group that the canary has computed
         for opinions, sums in accepted_groups:
             group = opinions[0].judgement
             note = notes.get(canary_path(window, group.index, group.digest))
             if note is not None:
-                sums.update(_sums({own: note}))
+                computed = note.arithmetic, note.judgement.logprobs
+                sums.update(_computed({own: (note.arithmetic, note.judgement)}, has_rewards=has_rewards))
                 noted |= {item.validator: item for item in opinions}
-                false |= {item.validator: item for item in opinions if not logprobs_agree(note, item.computed, proof)}
+                false |= {
+                    item.validator: item for item in opinions if not logprobs_agree(computed, item.computed, proof)
+                }
+                ends += [
+                    (item.validator, own, weigh_ends(item.judgement.ends, note.leads, row, has_filters=has_filters))
+                    for item in opinions
+                    if (row := proof.row_between(item.verdict.validator_arithmetic, note.arithmetic)) is not None
+                ]
         nodes = len(self._node.authority.validators) + 1
-        await self._bias.count(window, [sums for _, sums in accepted_groups], proof, nodes)
+        await self._bias.count(window, [sums for _, sums in accepted_groups], ends, proof, nodes)
         biased_pairs = self._bias.biased_pairs
         biased = {validator: item for validator, item in noted.items() if {own, validator} in biased_pairs}
         for validator, opinion in sorted((biased | false).items()):
@@ -116,10 +128,11 @@ class ValidatorMonitor:
             else:
                 self._add(window, miner, (group.index, group.digest), "logprobs", [own], [validator])
 
-    async def _notes(self, window: int) -> dict[str, tuple[str, bytes]]:
+    async def _notes(self, window: int) -> dict[str, CanaryNote]:
         """Return what the canary has noted on a window, by path."""
         noted_paths = [item.path async for item in self._node.state.list(f"{CANARIES}{window:010d}-")]
-        return {path: unpack_canary_note(await self._node.state.get(path, MAX_VERDICT_BYTES)) for path in noted_paths}
+        size = CanaryNote.max_bytes
+        return {path: CanaryNote.from_bytes(await self._node.state.get(path, size)) for path in noted_paths}
 
     async def forget(self, window: int) -> None:
         """Delete what the canary has noted on windows up to one, which has closed."""
@@ -147,7 +160,8 @@ class ValidatorMonitor:
             accepting = [opinion for opinion in opinions if opinion.judgement.accepted]
             rejecting = [opinion for opinion in opinions if opinion.judgement.rejected]
             if accepting:
-                sums = _sums({opinion.validator: opinion.computed for opinion in accepting})
+                judgements = {item.validator: (item.verdict.validator_arithmetic, item.judgement) for item in accepting}
+                sums = _computed(judgements, has_rewards=self._node.run.exact_rewards)
                 self._accepted_groups.setdefault(window, []).append((accepting, sums))
             if accepting and rejecting:
                 self._add(window, miner, group, "verdict", _validators(accepting), _validators(rejecting))
@@ -214,16 +228,16 @@ def _validators(opinions: Sequence[Opinion]) -> list[bytes]:
     return [opinion.validator for opinion in opinions]
 
 
-def _sums(computed: Mapping[bytes, tuple[str, bytes]]) -> dict[bytes, tuple[str, int, int]]:
-    """Return the sums of a group's log-probabilities by node (how it computed, what), without those that cannot be
-    right.
+def _computed(judgements: Mapping[bytes, tuple[str, Judgement]], *, has_rewards: bool) -> dict[bytes, Computed]:
+    """Return what nodes compute of a group, by how they compute and their judgements, without those whose
+    log-probabilities cannot be right.
     """
-    whole = {logprobs: whole_logprobs(logprobs) for logprobs in {item[1] for item in computed.values()}}
+    whole = {logprobs: whole_logprobs(logprobs) for logprobs in {item.logprobs for _, item in judgements.values()}}
     sums = {logprobs: int(values.sum()) for logprobs, values in whole.items() if values is not None}
     return {
-        node: (arithmetic, sums[logprobs], len(logprobs) // 4)
-        for node, (arithmetic, logprobs) in computed.items()
-        if logprobs in sums
+        node: Computed(arithmetic, sums[item.logprobs], item.tokens, sum(item.rewards) if has_rewards else None)
+        for node, (arithmetic, item) in judgements.items()
+        if item.logprobs in sums
     }
 
 

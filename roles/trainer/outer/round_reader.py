@@ -37,18 +37,16 @@ HEAD_START_BYTES: Final = 10_000_000
 
 async def fetch_manifest(node: Node, number: int) -> Signed[RoundManifest]:
     """Fetch the round manifest of a number from the space of a current trainer."""
+    trainers = node.authority.trainers
     return await first_success(
-        lambda trainer: fetch_record(node, RoundManifest, paths.round_manifest(trainer, number)),
-        node.authority.trainers,
+        lambda key: fetch_record(node, RoundManifest, paths.round_manifest(key, number)), trainers
     )
 
 
 async def fetch_pointer(node: Node) -> RoundPointer:
     """Fetch the round pointer of a current trainer."""
-    signed = await first_success(
-        lambda trainer: fetch_record(node, RoundPointer, paths.newest_round(trainer)), node.authority.trainers
-    )
-    return signed.record
+    trainers = node.authority.trainers
+    return (await first_success(lambda key: fetch_record(node, RoundPointer, paths.newest_round(key)), trainers)).record
 
 
 async def fetch_payloads(

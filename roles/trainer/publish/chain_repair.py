@@ -249,7 +249,7 @@ async def rebuild_weights(node: Node, version: int) -> int:
     """
     # This node fetches them as a new follower does, and each byte is checked against signed manifests. A follower takes
     # the newest chain of all trainers, so whose chain that is has to be looked at.
-    follower = await Follower.open(node, allow_expired=True)
+    follower = await Follower(node, allow_expired=True).open()
     try:
         await follower.refresh()
         if follower.chain.head is None or follower.chain.head.version != version:

@@ -44,18 +44,17 @@ def make_head(
 
 
 class HeadWriter:
-    """Writes the heads of one publisher, one at a time. What they name is by retention.py, and this start's expire some
-    milliseconds earlier.
+    """Writes the heads of one publisher, one at a time. They name so many patches and anchors as `keep` says, by
+    retention.py, and this start's expire some milliseconds earlier.
     """
 
     def __init__(
-        self, node: Node, history: History, fence: Fence, *, keep_patches: int, keep_anchors: int, expiry_offset_ms: int
+        self, node: Node, history: History, fence: Fence, keep: tuple[int, int], expiry_offset_ms: int
     ) -> None:
         self._node = node
         self._history = history
         self._fence = fence
-        self._keep_patches = keep_patches
-        self._keep_anchors = keep_anchors
+        self._keep = keep
         self._expiry_offset_ms = expiry_offset_ms
         self._lock = trio.Lock()
         self._shown_version = history.published_version
@@ -63,8 +62,7 @@ class HeadWriter:
 
     def head(self, newest: int, revision: int = 0, expires_ms: int = 0) -> Head:
         """Return the head that shows everything up to version `newest`."""
-        keep = self._keep_patches, self._keep_anchors
-        return make_head(self._history, newest, *keep, self._node.run_id, revision, expires_ms)
+        return make_head(self._history, newest, *self._keep, self._node.run_id, revision, expires_ms)
 
     async def begin(self) -> None:
         """Take an epoch, before the first head is written; learn which version storage shows already."""

@@ -83,14 +83,8 @@ class Publisher:
         self.fence = Fence(node, history)
         self.started = trio.Event()
         self._uploading: set[int] = set()  # versions whose anchor is being uploaded
-        self._heads = HeadWriter(
-            node,
-            history,
-            self.fence,
-            keep_patches=settings.keep_patches,
-            keep_anchors=settings.keep_anchors,
-            expiry_offset_ms=settings.expiry_offset_ms,
-        )
+        keep = settings.keep_patches, settings.keep_anchors
+        self._heads = HeadWriter(node, history, self.fence, keep, settings.expiry_offset_ms)
         self._deletions = DeletionSchedule(node.run.head_ttl)
 
     async def run(self) -> None:

@@ -80,7 +80,7 @@ class AttackedFollower:
     async def new_follower(self, store: ObjectStore | None = None, new_tensors: NewTensors | None = None) -> Follower:
         """Return another follower of this node's state, which may read from another store."""
         node = make_node(self.run_id, self.run, store or self.store, self.state, self.log, MINER, clock=self.clock)
-        return await Follower.open(node, new_tensors=new_tensors)
+        return await Follower(node, new_tensors=new_tensors).open()
 
     async def publish(self, count: int = 1, **options: Any) -> Manifest:
         """Publish the next honest versions, and return the manifest of the last one."""
@@ -97,7 +97,7 @@ class AttackedFollower:
         """Restart the node with its state."""
         self.node = self.new_node()
         await load_authority(self.node)
-        self.follower = await Follower.open(self.node)
+        self.follower = await Follower(self.node).open()
 
     async def restart_without_state(self) -> None:
         self.state = MemoryStore()

@@ -105,6 +105,7 @@ def _rollouts(keys: Sequence[str], window: int, words: Sequence[str]) -> list[Pu
                     12,
                 ),
                 *(number % 11 / 10, reasons, int(judged and not reasons), int(judged or bool(reasons)), turns),
+                *((9, word) if judged and not reasons else ()),
             )
         )
     return rollouts
