@@ -181,8 +181,11 @@ class Observer:
         self._names_window = window
 
     async def _find_silent(self) -> None:
-        announced = {item.key for item in await find_participants(self._node, "validator")}
-        self._silent = [key.hex()[:8] for key in self._node.authority.validators if key not in announced]
+        authority, validators = self._node.authority, await find_participants(self._node, "validator")
+        announced = {item.key for item in (*validators, *await find_participants(self._node, "trainer"))}
+        titles = [("trainer", authority.trainers[0])]
+        titles += [(f"validator {key.hex()[:8]}", key) for key in authority.validators]
+        self._silent = [title for title, key in titles if key not in announced]
 
     async def _read_chain(self) -> None:
         await refresh_authority(self._node)
@@ -281,7 +284,7 @@ class Observer:
             check_rate=self._history.check_rate(),
             head_age=None if head is None else max(0.0, now - head.expires_ms / 1000 + run.head_ttl),
             has_ended=has_ended,
-            silent=(*(["trainer"] if has_ended else []), *(f"validator {key}" for key in self._silent)),
+            silent=tuple(self._silent),
             alarms=(*self._validator_alarms, *self._alarms, *([self._storage_alarm] if self._storage_alarm else [])),
         )
 

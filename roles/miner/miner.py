@@ -42,6 +42,7 @@ class Miner:
         self._producer = producer
         self._settings = settings
         self._pledged_groups, self._pledged_version = 0, 0  # in the newest announcement
+        self._announcement = b""  # the newest one, as it was published
         self._renewal_time = -math.inf  # of that announcement, in trio's time
         self._last_window = -1  # the newest window that has opened for this miner
         self._times = ChunkTimes()
@@ -73,8 +74,10 @@ class Miner:
         be renewed."""
         pledge = groups, self._version_to_pledge(self._node.window() + 1)
         if pledge != (self._pledged_groups, self._pledged_version) or trio.current_time() >= self._renewal_time:
-            run = self._node.run
-            await self._node.announce("miner", ANNOUNCEMENT_SECONDS, *pledge, self._engine.arithmetic)
+            node, run = self._node, self._node.run
+            if self._announcement:  # another node with this key would have replaced it, which is then reported
+                await node.is_readable(paths.participant(node.key.public), self._announcement)
+            self._announcement = await node.announce("miner", ANNOUNCEMENT_SECONDS, *pledge, self._engine.arithmetic)
             renewal = _RENEWAL_WINDOWS * run.schedule.rounds * run.beacon.period_ms / 1000
             self._pledged_groups, self._pledged_version = pledge
             self._renewal_time = trio.current_time() + min(ANNOUNCEMENT_SECONDS / 3, renewal)

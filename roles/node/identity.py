@@ -165,7 +165,10 @@ class Node:
                 continue
             break
         if not is_shown:
-            self.telemetry.event("put-lost", path=path, error="the store acknowledged it and shows something else")
+            error = (
+                "storage took it and does not show it: storage has lost it, or another node with this key replaces it"
+            )
+            self.telemetry.event("put-lost", path=path, error=error)
         return is_shown
 
     async def announce(

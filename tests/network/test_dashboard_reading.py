@@ -24,6 +24,7 @@ from protocol import paths
 from protocol.encoding import content_digest
 from protocol.identity.signing import sign
 from protocol.rollout.batch import Commitment, assemble
+from roles.validator.validator import ANNOUNCEMENT_SECONDS
 from tests.support.builders import samples
 from tests.support.builders.recipes import demo_rules
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
@@ -305,6 +306,11 @@ async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> 
     await afterwards.refresh()
     assert afterwards.state().windows[: len(state.windows)] == state.windows
 
+    await trio.sleep(ANNOUNCEMENT_SECONDS)
+    soon = Observer(network.node("soon"), LAST)
+    await soon.refresh()
+    assert not soon.state().has_ended
+    assert soon.state().silent == ("trainer", f"validator {key('validator-0').public.hex()[:8]}")
     await trio.sleep(3 * network.run.head_ttl)
     last = RunReader(network.node("late"), tmp_path)
     async with running(last.keep_rollouts, len):

@@ -12,6 +12,7 @@ from grailnode.node.wiring import run_coordinator, run_worker
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.observer import Observer
 from grailnode.run import authority_changes, authority_drafts
+from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.judging.verdict import Reason
 from protocol.outer.round_records import RoundManifest
@@ -109,6 +110,20 @@ async def test_a_slow_start_breaks_no_pledge():
     assert len(on_miner) >= 3
     assert {verdict.pledged for verdict in on_miner.values()} == {4}
     assert not network.events("miner", "deadline-missed")
+
+
+async def test_of_two_miners_with_one_key_each_says_that_there_is_another():
+    network = Network(RULES)
+    async with run_nodes(network, miners=1) as nursery:
+        await network.until_window(3)
+        assert not network.events("miner-1", "put-lost")
+        first, network.states["miner-1"] = network.logs.pop("miner-1"), MemoryStore()
+        nursery.start_soon(network.run_miner, "miner-1")
+        await network.until_window(8)
+    for lost in (first.named("put-lost"), network.events("miner-1", "put-lost")):
+        assert {event["path"] for event in lost} == {paths.participant(key("miner-1").public)}
+        assert "another node with this key" in lost[0]["error"]
+    assert (await verify_chain(network.node("checker"), lambda line: None)).version >= 3
 
 
 @pytest.mark.parametrize("present", [["validator-0"], ["validator-0", "validator-2"]], ids=["one", "a quorum"])

@@ -104,7 +104,7 @@ STRATA = (StratumRow("easy", 12, 0.75), StratumRow("", 4, 0.25))
         (replace(ENDLESS, window_seconds=10.0, window_elapsed=3_610.0), ["next is late by 1:00:00"]),
         (replace(ENDLESS, miners=(UNJUDGED,)), ["0 verified  12 rejected  180 not judged"]),
         (
-            replace(ENDLESS, has_ended=True, head_age=7_300.0, silent=("trainer",)),
+            replace(ENDLESS, head_age=7_300.0, silent=("trainer",)),
             ["renewed 2 h 1 min ago", "silent  trainer", "the run has ended or its trainer has stopped"],
         ),
         (UNPUBLISHED, ["window 21  by the clock, and nothing has been published"]),
@@ -119,7 +119,7 @@ STRATA = (StratumRow("easy", 12, 0.75), StratumRow("", 4, 0.25))
 def test_status_says(state: NetworkState, texts: list[str]):
     shown = " ".join(render(render_status(state), 100))
     assert not [text for text in texts if text not in shown]
-    assert not (state.has_ended and "next in" in shown)
+    assert not (state.silent and "next in" in shown)
 
 
 def test_status_cuts_nothing_at_80_columns():

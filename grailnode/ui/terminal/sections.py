@@ -97,9 +97,10 @@ def _position(state: NetworkState, width: int) -> Text:
     else:
         length = state.window_seconds
         words, late = f"window {state.window:,}", state.window_elapsed - length
-        if state.has_ended or not state.versions:
-            what = "the run has ended or its trainer has stopped" if state.has_ended else "nothing has been published"
-            return line((words, "bold"), f"  by the clock, and {what}")
+        if not state.versions:
+            return line((words, "bold"), "  by the clock, and nothing has been published")
+        if state.has_ended or "trainer" in state.silent:
+            return line((words, "bold"), "  by the clock, and the run has ended or its trainer has stopped")
         after = f"next in {duration_text(ceil(-late))}" if late < 0 else f"next is late by {duration_text(late)}"
     room = width - len(words) - len(after) - 2
     if room < 6:
