@@ -48,7 +48,7 @@ from roles.ports import (
 )
 from roles.records import fetch_record
 from roles.trainer.spool import CanaryNote, canary_path
-from roles.validator.judge import Judge, check_requests
+from roles.validator.judge import Judge, check_requests, filter_bounds
 
 _PLAIN_FACTOR = 2  # a false group has more evidence than so many times the threshold of any validator's row
 _CAUTION = 2.0  # an edit counts as if its shortfall were so much smaller: other arithmetics compute another one
@@ -249,7 +249,8 @@ async def note_group(
         return
     assignment = task.assign(group.window, randomness, group.miner, group.index, shares_of(version))
     requests = check_requests(group, assignment, judge.sketch)
-    checks = await engine.check(requests, CheckRules(run.sampling.params(), rivals=True))
+    rules = CheckRules(run.sampling.params(), *filter_bounds(fitting[0]), rivals=True)
+    checks = await engine.check(requests, rules)
     leads = (whole_margins(check.rivals[:, 1].cpu().numpy(), sampling.NOISE_UNIT) for check in checks)
     note = CanaryNote(
         arithmetic=own, judgement=judgement, leads=tuple(values.astype("<i4").tobytes() for values in leads)

@@ -51,7 +51,7 @@ class Check:
     stops: Tensor  # bool [N], where a stop token is taken or drawn
     logprobs: Tensor  # float32 [N]
     # float32 [N, 2], the token with the best score of all others, and by how much this falls short of the score of the
-    # own one; [N, 0] if the rules do not ask for it
+    # own one, at most 0 where that may not pass the filters; [N, 0] if the rules do not ask for it
     rivals: Tensor
 
     def split(self, lengths: Sequence[int]) -> list["Check"]:
@@ -107,7 +107,7 @@ def check_completions(
         likely = sampling.log_probabilities(logits, own, params.temperature, params.filters)
         rivals = logits[:, :0]
         if rules.rivals:
-            rivals = best_rivals(logits, own, *places, first=before)
+            rivals = best_rivals(logits, own, *places, params.filters, rules.slack, first=before)
         parts.append(Check(values[piece].to(logits.device), margins, stops, likely, rivals))
         begin = piece.stop
     return Check.join(parts)

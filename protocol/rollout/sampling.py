@@ -30,7 +30,7 @@ LARGEST_NOISE: Final = 22.875
 SCORES_AT_ONCE: Final = 1 << 22
 """Scores that the search in torch computes at a time; each takes some 60 bytes."""
 
-_BORDER: Final = 1e-3
+BORDER: Final = 1e-3
 """The smallest uncertainty of a filter's border, in units of logits / temperature: rounding swaps tokens this close."""
 
 _WORD: Final = 0xFFFF_FFFF
@@ -214,14 +214,14 @@ def batch_margins(
         return best - own
 
     def certain(within: float) -> Tensor:
-        within = max(within, _BORDER)
+        within = max(within, BORDER)
         border = certain_border(scaled, filters, within)
         short = shortfall(scaled.masked_fill(~(scaled > border), -math.inf))
         return short.masked_fill(~possible_tokens(scaled, tokens, filters, within), math.inf)
 
     if not filters.active:
         return shortfall(scaled)
-    if limit <= max(slack, _BORDER):
+    if limit <= max(slack, BORDER):
         return certain(slack)
     return torch.maximum(certain(limit), certain(slack).clamp(max=cap))
 
@@ -249,7 +249,7 @@ def drawn_stops(
     scaled, words, positions = logits[rows] / temperature, words[rows], positions[rows]
     own = scaled.gather(-1, tokens[rows, None]).squeeze(-1) + gumbel(hash_pairs(words, positions, tokens[rows]))
     of_stops = scaled[:, ids] + gumbel(hash_words(words, positions, ids))
-    drawn = of_stops.amax(dim=-1) - own >= margins[rows] - _BORDER
+    drawn = of_stops.amax(dim=-1) - own >= margins[rows] - BORDER
     return is_stop.index_put((rows,), drawn)
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.rollout.filters import EVERY_TOKEN, Filters, allowed_tokens
+from protocol.rollout.filters import EVERY_TOKEN, Filters, allowed_tokens, certain_border
 from protocol.rollout.sampling import (
+    BORDER,
     best_tokens_on_gpu,
     choose,
     exponential_sums,
@@ -63,18 +64,26 @@ def best_rivals(
     seeds: Sequence[bytes],
     lengths: Sequence[int],
     temperature: float,
+    filters: Filters = EVERY_TOKEN,
+    slack: float = 0.0,
     *,
     first: int = 0,
 ) -> Tensor:
     """Return the token with the best score at each position but the own one, without filters, and by how much its score
-    falls short: float32 [N, 2]; the arguments are those of `sampling.batch_margins`.
+    falls short, at most 0 where the own one may not pass the filters: float32 [N, 2]; the arguments are those of
+    `sampling.batch_margins`.
     """
     words, positions = token_places(seed_words(list(seeds), logits.device), lengths, first)
     others = logits.scatter(-1, tokens[:, None], -math.inf)
     rivals, _ = choose_with_log_probabilities(others, words, positions, temperature)
     both = torch.stack([tokens, rivals], dim=1)
-    scores = logits.gather(-1, both) / temperature + gumbel(hash_pairs(words[:, None], positions[:, None], both))
-    return torch.stack([rivals.to(torch.float32), scores[:, 0] - scores[:, 1]], dim=1)
+    own = logits.gather(-1, both) / temperature
+    scores = own + gumbel(hash_pairs(words[:, None], positions[:, None], both))
+    shortfalls = scores[:, :1] - scores[:, 1:]
+    if filters.active:
+        passes = own[:, :1] > certain_border(logits / temperature, filters, max(slack, BORDER))
+        shortfalls = torch.where(passes, shortfalls, shortfalls.clamp(max=0.0))
+    return torch.cat([rivals[:, None].to(torch.float32), shortfalls], dim=1)
 
 
 def _best_tokens(scaled: Tensor, seeds: Tensor, positions: Tensor, largest: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from protocol.errors import MalformedError
 from protocol.rollout import checking, sampling, sketch
 from protocol.rollout.challenge import stream
 from protocol.rollout.checking import Check, CheckRules, DrawnTokens, check_completions
-from protocol.rollout.filters import Filters
+from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKey, SketchKind, commit, distances
 from tests.protocol import slow_sketch
@@ -229,3 +229,22 @@ def test_a_completion_that_goes_on_is_checked_at_its_own_positions() -> None:
             rest = check(begin, 20, [14 - begin, 6], begin)
             torch.testing.assert_close(rest.margins, whole.margins[begin:])
             assert torch.equal(rest.stops, whole.stops[begin:])
+
+
+@pytest.mark.parametrize("filters", [EVERY_TOKEN, Filters(top_k=4), Filters(top_p=0.9), Filters(min_p=0.1)])
+def test_a_token_leads_by_no_more_than_the_margin_of_every_other_one(filters: Filters) -> None:
+    """Tokens are drawn without the filters, so some with the best score do not pass them."""
+    count, vocabulary, cap = 500, 20, 0.06
+    logits = torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(8)) * 2.0
+    tokens = sampling.choose(logits, sampling.seed_words(seeds(1)), torch.arange(count), 1.0)
+    rules = CheckRules(SamplingParams(1.0, count, (1,), filters), slack=0.05, limit=0.5, cap=cap, rivals=True)
+    leads = check_completions(logits, lambda part: part, drawn(tokens, [count]), rules, vocabulary).rivals[:, 1]
+    margins = [
+        sampling.batch_margins(
+            logits, torch.full((count,), token), seeds(1), [count], 1.0, filters, rules.slack, rules.limit, cap
+        )
+        for token in range(vocabulary)
+    ]
+    least = torch.stack(margins, dim=1).scatter(1, tokens[:, None], torch.inf).amin(dim=1)
+    assert (leads.clamp(max=cap if filters.active else torch.inf) <= least + 1e-5).all()
+    assert (leads > cap).any()
