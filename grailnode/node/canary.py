@@ -21,6 +21,7 @@ import torch
 
 from protocol import paths
 from protocol.encoding import content_digest
+from protocol.environments.base import SandboxLimitError
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey
 from protocol.judging.evidence import weigh, whole_margins
@@ -247,7 +248,8 @@ async def note_group(
     (judgement,) = await judge.judge([(group, digest)], fitting[0])
     if not judgement.accepted:
         return
-    assignment = task.assign(group.window, randomness, group.miner, group.index, shares_of(version))
+    place = group.window, randomness, group.miner, group.index, shares_of(version)
+    assignment: Assignment = await task.run_sync(task.assign, *place)
     requests = check_requests(group, assignment, judge.sketch)
     rules = CheckRules(run.sampling.params(), *filter_bounds(fitting[0]), rivals=True)
     checks = await engine.check(requests, rules)
@@ -284,7 +286,7 @@ class CanaryAudit:
             await node.clock.sleep_until(node.run.deadline_time(window))
             try:
                 await self._audit(window)
-            except (StoreError, BeaconError, EngineError) as error:
+            except (StoreError, BeaconError) as error:
                 node.telemetry.event("commitments-unread", window=window, error=str(error))
 
     async def _audit(self, window: int) -> None:
@@ -301,7 +303,7 @@ class CanaryAudit:
                 await self._audit_miner(window, randomness, miner, picked[miner])
             except NotFoundError:
                 return
-            except (StoreError, ProtocolError, TooLargeError) as error:
+            except (StoreError, ProtocolError, TooLargeError, EngineError, SandboxLimitError) as error:
                 node.telemetry.event("commitment-unread", miner=miner.hex(), window=window, error=str(error))
 
         await gather(audit, [miner for miner, indices in picked.items() if indices], at_once=_AT_ONCE)

@@ -25,10 +25,11 @@ from protocol.judging.stratum_counts import SharesOf
 from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
 from protocol.rollout import challenge
 from protocol.rollout.batch import Group
+from protocol.rollout.checking import Check, CheckRules
 from roles.miner.miner import Miner
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.follower import Follower
-from roles.ports import Engine, NotFoundError
+from roles.ports import CheckRequest, Engine, EngineError, NotFoundError
 from roles.records import fetch_record
 from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import LENIENT, proof_of, with_thresholds
@@ -255,8 +256,25 @@ async def test_a_validator_that_accepts_everything_is_caught_by_a_canary_and_no_
     assert any("accepted a false canary" in alarm for alarm in observer.state().alarms)
 
 
+class EngineThatFailsOnce:
+    """An engine whose first check fails."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._fails = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
+        if self._fails:
+            self._fails = False
+            raise EngineError("out of memory")
+        return await self._engine.check(requests, rules)
+
+
 async def test_false_log_probabilities_of_a_stranger_are_found_by_the_canarys_audit():
-    """There are no false groups, and nothing is noted of the auditing node's own ones."""
+    """There are no false groups, and nothing is noted of the auditing node's own ones. Its engine fails once."""
     network = Network(RULES, validators=2, quorum=1)
     network.validators = ["validator-0"]
 
@@ -265,7 +283,8 @@ async def test_false_log_probabilities_of_a_stranger_are_found_by_the_canarys_au
         task = network.task(node)
 
         async def audit(engine: Engine, shares_of: SharesOf) -> None:
-            await CanaryAudit(node, task, engine, key("trainer"), state, shares_of, share_ppm=1_000_000).run()
+            failing: Any = EngineThatFailsOnce(engine)
+            await CanaryAudit(node, task, failing, key("trainer"), state, shares_of, share_ppm=1_000_000).run()
 
         await run_miner(node, task, network.compute, miner_settings(groups=1, chunk=1), beside=audit)
 
