@@ -64,6 +64,12 @@ class CanaryNote(Record):
     leads: tuple[bytes, ...]
 
 
+OTHER_VERSION = (
+    "of this node's state (if another version of the program wrote it, delete it and run `grailnode repair`)"
+)
+"""What an error says of a record that has another form."""
+
+
 def canary_path(window: int, index: int, digest: bytes) -> str:
     """Return the path of what the canary has noted on a group, by the digest of its frame."""
     return f"{CANARIES}{window:010d}-{index}-{digest.hex()}"

@@ -8,6 +8,7 @@ import pytest
 
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
+from protocol.errors import MalformedError
 from protocol.judging.evidence import Counts, Tally, weigh
 from protocol.judging.report import ValidatorReport, canary_key, is_false_group
 from protocol.judging.verdict import Judgement
@@ -169,6 +170,16 @@ async def test_a_validator_that_lies_in_ends_or_moves_rewards_to_one_side_is_dis
         await monitor.finish(window)
         monitor.report(window)
     assert monitor.distrusted_validators == ({judged.validator} if is_found else set())
+
+
+@pytest.mark.parametrize("path", ["logprob-bias", canary_path(0, 1, bytes(32))])
+async def test_state_that_another_version_wrote_is_an_error_that_names_the_file_and_what_to_do(path: str) -> None:
+    state = MemoryStore()
+    await state.put(path, b"torch-float32\n" + bytes(8))
+    monitor, _ = make_monitor(state)
+    with pytest.raises(MalformedError, match=rf"{path} of this node's state \(if .*, delete it and run `grailnode"):
+        await monitor.open()
+        await monitor.finish(0)
 
 
 async def test_of_three_validators_the_one_that_shifts_is_left_out_and_reported() -> None:

@@ -35,10 +35,12 @@ from pydantic import Field, model_validator
 
 from protocol import limits
 from protocol.encoding import Record, Window
+from protocol.errors import error_context
 from protocol.identity.signing import Key
 from protocol.judging.evidence import Counts, tally_values, weigh
 from protocol.proof import DECADE, ProofSpec, Thresholds
 from roles.ports import NotFoundError, ObjectStore
+from roles.trainer.spool import OTHER_VERSION
 from roles.trainer.tensor_shards import RunSync
 
 LOGPROB_BIAS: Final = "logprob-bias"
@@ -107,7 +109,7 @@ class LogprobBias:
 
     async def open(self) -> None:
         """Read the evidence of before a restart."""
-        with suppress(NotFoundError):
+        with suppress(NotFoundError), error_context(f"{LOGPROB_BIAS} {OTHER_VERSION}"):
             self._adopt(BiasEvidence.from_bytes(await self._state.get(LOGPROB_BIAS, BiasEvidence.max_bytes)))
 
     async def count(

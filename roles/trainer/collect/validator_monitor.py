@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from protocol import paths
+from protocol.errors import error_context
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport, canary_key, is_false_group
 from protocol.judging.verdict import Judgement, Reason, Verdict
@@ -16,7 +17,7 @@ from roles.node.identity import Node
 from roles.ports import Telemetry
 from roles.trainer.collect.logprob_bias import Computed, EndEvidence, LogprobBias, weigh_ends
 from roles.trainer.collect.quorum import LogprobRule, Opinion, logprobs_agree, split_by_logprobs
-from roles.trainer.spool import CANARIES, CanaryNote, canary_path
+from roles.trainer.spool import CANARIES, OTHER_VERSION, CanaryNote, canary_path
 from roles.trainer.verified_batch import whole_logprobs
 
 DISTRUSTED = "distrusted/"  # {validator}: the verdict for which it is distrusted
@@ -131,8 +132,11 @@ class ValidatorMonitor:
     async def _notes(self, window: int) -> dict[str, CanaryNote]:
         """Return what the canary has noted on a window, by path."""
         noted_paths = [item.path async for item in self._node.state.list(f"{CANARIES}{window:010d}-")]
-        size = CanaryNote.max_bytes
-        return {path: CanaryNote.from_bytes(await self._node.state.get(path, size)) for path in noted_paths}
+        notes = dict[str, CanaryNote]()
+        for path in noted_paths:
+            with error_context(f"{path} {OTHER_VERSION}"):
+                notes[path] = CanaryNote.from_bytes(await self._node.state.get(path, CanaryNote.max_bytes))
+        return notes
 
     async def forget(self, window: int) -> None:
         """Delete what the canary has noted on windows up to one, which has closed."""
