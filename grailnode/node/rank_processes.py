@@ -95,7 +95,7 @@ class Meeting:
             self._store = new_store(address, int(port), seat.count, is_here, timeout, wait_for_workers=False)
 
     def _compare(self, terms: Mapping[str, str]) -> None:
-        """Wait for all ranks, and compare the terms of rank 0 with those of each other rank, on both."""
+        """Wait for all ranks, and compare the terms of rank 0 with those of each other rank, on all of them."""
         seat, store = self.seat, self._store
         if store.add(f"seat/{seat.rank}", 1) > 1:
             raise LostRankError(f"trainer.hosts: rank {seat.rank} has joined at {seat.meeting} already")
@@ -110,13 +110,13 @@ class Meeting:
                 seconds = self._patience.total_seconds()
                 raise LostRankError(f"trainer.hosts: after {seconds:.0f} s, not yet at {seat.meeting}: {titles}")
             time.sleep(_POLL_SECONDS)
-        for rank in range(seat.count) if seat.rank == 0 else (0,):
+        first = json.loads(store.get("terms/0"))
+        for rank in sorted(range(seat.count), key=lambda rank: rank != seat.rank):  # this one's first
             others = json.loads(store.get(f"terms/{rank}"))
-            different = [name for name, value in terms.items() if others.get(name) != value]
+            different = [name for name, value in first.items() if others.get(name) != value]
             if different:
-                names = " and ".join(different)
-                text = f"trainer.hosts: rank {seat.rank} and rank {rank} differ in {names}"
-                raise LostRankError(text) if seat.rank == 0 else OtherTermsError(text)
+                text = f"trainer.hosts: rank 0 and rank {rank} differ in {' and '.join(different)}"
+                raise OtherTermsError(text) if rank == seat.rank else LostRankError(text)
 
     def make_learner(
         self,

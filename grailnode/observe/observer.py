@@ -64,7 +64,8 @@ async def observe_newest(node: Node) -> "Observer":
     with suppress(StoreError, ProtocolError):
         await refresh_authority(node)
         newest = await newest_summarized(node)
-    observer = Observer(node, max(0, (newest or node.window()) - RECENT_WINDOWS), last_window=newest)
+    window = node.window() if newest is None else newest
+    observer = Observer(node, max(0, window - RECENT_WINDOWS), last_window=newest)
     await observer.refresh()
     return observer
 
@@ -181,10 +182,13 @@ class Observer:
         self._names_window = window
 
     async def _find_silent(self) -> None:
-        authority, validators = self._node.authority, await find_participants(self._node, "validator")
-        announced = {item.key for item in (*validators, *await find_participants(self._node, "trainer"))}
+        node, authority = self._node, self._node.authority
         titles = [("trainer", authority.trainers[0])]
         titles += [(f"validator {key.hex()[:8]}", key) for key in authority.validators]
+        for _, key in titles:
+            node.backoff.forget(key)  # whose announcement had expired may be back
+        announced = {item.key for item in await find_participants(node, "trainer")}
+        announced |= {item.key for item in await find_participants(node, "validator")}
         self._silent = [title for title, key in titles if key not in announced]
 
     async def _read_chain(self) -> None:

@@ -112,8 +112,8 @@ class ReadingLimits:
     def are_reached(self, rollouts: Sequence[PublishedRollout]) -> bool:
         if len(rollouts) >= self.rollouts or self.characters == inf:
             return len(rollouts) >= self.rollouts
-        texts = (rollout.prompt + 2 * rollout.completion + rollout.uncounted for rollout in rollouts)
-        return sum(map(len, texts)) > self.characters
+        sizes = (len(item.prompt) + 2 * len(item.completion) + len(item.uncounted) for item in rollouts)
+        return sum(sizes) > self.characters
 
 
 async def read_rollouts(

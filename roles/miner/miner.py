@@ -77,6 +77,7 @@ class Miner:
             node, run = self._node, self._node.run
             if self._announcement:  # another node with this key would have replaced it, which is then reported
                 await node.is_readable(paths.participant(node.key.public), self._announcement)
+                pledge = groups, self._version_to_pledge(node.window() + 1)  # by the time that it is then
             self._announcement = await node.announce("miner", ANNOUNCEMENT_SECONDS, *pledge, self._engine.arithmetic)
             renewal = _RENEWAL_WINDOWS * run.schedule.rounds * run.beacon.period_ms / 1000
             self._pledged_groups, self._pledged_version = pledge

@@ -15,7 +15,7 @@ from grailnode.cli.actions.run_dashboard import RunReader
 from grailnode.node import tracking
 from grailnode.node.dashboard_server import View
 from grailnode.observe import window_history
-from grailnode.observe.observer import Observer, newest_summarized
+from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized, observe_newest
 from grailnode.observe.rollout_reader import ReadingLimits, read_rollouts
 from grailnode.observe.state import STORAGE_ALARM
 from grailnode.observe.window_history import WindowHistory
@@ -156,6 +156,28 @@ async def test_a_rollout_with_the_reward_of_a_continuation_is_shown_up_to_its_en
     values = json.loads(rollout_json(cut))
     assert (values["end"], values["uncounted"], values["reward"]) == (1, cut.uncounted, 0.5)
     assert tracking.samples([cut])[0].status == status
+
+
+async def test_a_trainer_that_is_back_is_not_called_silent_any_more():
+    network = Network(RULES)
+    observer, trainer = Observer(network.node("observer"), 0, last_window=0), network.node("trainer")
+    for _ in range(2):
+        announcement = await trainer.announcement("trainer", network.clock.now() + ANNOUNCEMENT_SECONDS)
+        await network.store.put(paths.participant(trainer.key.public), sign(announcement, trainer.key))
+        await observer.refresh()
+        assert "trainer" not in observer.state().silent
+        for _ in range(8):
+            await trio.sleep(ANNOUNCEMENT_SECONDS)
+            await observer.refresh()
+            assert "trainer" in observer.state().silent
+
+
+async def test_the_newest_window_that_is_judged_may_be_the_first_one_long_ago():
+    network = Network(RULES)
+    await reveal(network, "validator-0", window=0)
+    await network.until_window(2 * RECENT_WINDOWS)
+    observer = await observe_newest(network.node("observer"))
+    assert [row.window for row in observer.state().windows] == [0]
 
 
 async def test_the_state_does_not_wait_for_the_rollouts_of_a_slow_miner(tmp_path: Path):

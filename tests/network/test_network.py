@@ -1,6 +1,7 @@
 """Whole networks on a virtual clock: honest work is accepted and trained on, false work is not."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from grailnode.observe.observer import Observer
 from grailnode.run import authority_changes, authority_drafts
 from grailnode.store.memory import MemoryStore
 from protocol import paths
+from protocol.identity.participant import Announcement
+from protocol.identity.signing import open_announced
 from protocol.judging.verdict import Reason
 from protocol.outer.round_records import RoundManifest
 from protocol.rollout.batch import Group
@@ -24,6 +27,7 @@ from roles.trainer.outer.coordinator import CoordinatorSettings
 from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from tests.support.builders.samples import round_rules
+from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, check_accepted, run_nodes, summaries, used_groups, verdicts
 from tests.support.simulation.virtual_clock import running
@@ -124,6 +128,42 @@ async def test_of_two_miners_with_one_key_each_says_that_there_is_another():
         assert {event["path"] for event in lost} == {paths.participant(key("miner-1").public)}
         assert "another node with this key" in lost[0]["error"]
     assert (await verify_chain(network.node("checker"), lambda line: None)).version >= 3
+
+
+class SlowLook(DecoratedStore):
+    """Answers each second read of an announcement when validators have begun to read pledges; keeps those put then."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network.store)
+        self.network = network
+        self.is_read_back = False
+        self.puts: list[tuple[bool, Announcement]] = []  # whether late
+
+    async def put(self, path: str, data: bytes) -> None:
+        await self.inner.put(path, data)
+        if path == paths.participant(key("miner-1").public):
+            self.is_read_back = False
+            self.puts.append((self.seconds_left() < 0, open_announced(data, Announcement).record))
+
+    async def before(self, operation: str, path: str) -> None:
+        if operation == "get" and path == paths.participant(key("miner-1").public):
+            if self.is_read_back:
+                await trio.sleep(max(0.0, self.seconds_left() + 0.05))
+            self.is_read_back = True
+
+    def seconds_left(self) -> float:
+        run, clock = self.network.run, self.network.clock
+        return run.beacon.round_time(run.schedule.pledges(max(0, run.window_at(clock.now())) + 1)) - clock.now()
+
+
+async def test_a_pledge_is_made_by_the_time_at_which_storage_has_shown_the_last_one():
+    network = Network(RULES)
+    store = network.mediums["miner-1"] = SlowLook(network)
+    async with run_nodes(network, miners=1):
+        await network.until_window(10)
+    late = [(old.version, new.version) for (_, old), (is_late, new) in pairwise(store.puts) if is_late and old.groups]
+    assert len(late) >= 4
+    assert all(new == old or new - old > network.run.schedule.max_lag for old, new in late), late
 
 
 @pytest.mark.parametrize("present", [["validator-0"], ["validator-0", "validator-2"]], ids=["one", "a quorum"])

@@ -158,6 +158,18 @@ async def test_an_announcement_is_remembered_until_it_expires(world: World, meet
         await world.store.get(paths.participant(MINER.public), 100)
 
 
+async def test_a_nodes_own_announcement_is_as_the_meeting_point_shows_it(world: World):
+    path = paths.participant(ME.public)
+    for space, seconds in (("https://me.example.org", 2 * HOUR), ("https://twin.example.org", HOUR)):
+        data = await world.announce(ME, space, seconds)
+        assert await world.store.get(path, 4096) == data
+    await world.meeting.delete(path)
+    with pytest.raises(NotFoundError):
+        await world.store.get(path, 4096)
+    with pytest.raises(StoreError, match="refused"):  # and not an older announcement, as if another node had put it
+        await world.restart(UNREACHABLE).get(path, 4096)
+
+
 async def test_invalid_announcements_are_not_remembered(world: World):
     path = paths.participant(MINER.public)
     for data in (

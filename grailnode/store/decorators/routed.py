@@ -61,7 +61,7 @@ class RoutedStore:
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         check_path(path)
         check_range(max_bytes, offset, size)
-        if path.startswith(_ANNOUNCEMENTS):
+        if path.startswith(_ANNOUNCEMENTS) and path != paths.participant(self.stores.key):  # its own is read back
             return slice_object(await self._announcement(path), path, max_bytes, offset, size)
         return await (await self._readable(path)).get(path, max_bytes, offset=offset, size=size)
 
