@@ -104,7 +104,7 @@ async def test_a_validator_with_false_log_probabilities_of_what_the_trainer_comp
     judged = verdict(
         shifted(0, change), judgement(2), window=TRUE_WINDOW, miner=miner, miner_arithmetic="torch-bfloat16"
     )
-    monitor.compare(TRUE_WINDOW, miner, {judged.validator: judged})
+    monitor.compare(TRUE_WINDOW, miner, {judged.validator: judged}, is_paid=True)
     await monitor.finish(TRUE_WINDOW)
     assert monitor.distrusted_validators == ({judged.validator} if is_false else set())
     report = monitor.report(TRUE_WINDOW)
@@ -134,7 +134,7 @@ async def test_a_validator_that_shifts_each_group_within_its_tolerance_is_distru
         honest = judged.model_copy(
             update={"validator": HONEST, "judgements": tuple(shifted(index, 0.0) for index in range(16))}
         )
-        monitor.compare(window, judged.miner, {judged.validator: judged, HONEST: honest})
+        monitor.compare(window, judged.miner, {judged.validator: judged, HONEST: honest}, is_paid=True)
         await monitor.finish(window)
         monitor.report(window)
     assert monitor.distrusted_validators == ({judged.validator} if is_found else set())
@@ -166,10 +166,24 @@ async def test_a_validator_that_lies_in_ends_or_moves_rewards_to_one_side_is_dis
     for window in range(3):
         await note_truth(state, window, *range(16))
         judged = verdict(*(shifted(index, 0.0, **changes) for index in range(16)), window=window)
-        monitor.compare(window, judged.miner, {judged.validator: judged})
+        monitor.compare(window, judged.miner, {judged.validator: judged}, is_paid=True)
         await monitor.finish(window)
         monitor.report(window)
     assert monitor.distrusted_validators == ({judged.validator} if is_found else set())
+
+
+async def test_groups_that_no_key_pays_for_are_no_evidence_that_a_validator_is_biased() -> None:
+    """Whoever has many free keys could show those groups alone in which an honest validator differs to one side."""
+    state = MemoryStore()
+    monitor, _ = make_monitor(state)
+    lies: dict[str, Any] = {"ends": (3, 0), "rewards": (500_000, 0)}
+    for window in range(3):
+        await note_truth(state, window, *range(16))
+        judged = verdict(*(shifted(index, 0.004, **lies) for index in range(16)), window=window)
+        monitor.compare(window, judged.miner, {judged.validator: judged}, is_paid=False)
+        await monitor.finish(window)
+        monitor.report(window)
+    assert not monitor.distrusted_validators
 
 
 @pytest.mark.parametrize("path", ["logprob-bias", canary_path(0, 1, bytes(32))])
@@ -191,7 +205,7 @@ async def test_of_three_validators_the_one_that_shifts_is_left_out_and_reported(
             key: verdict(*judgements, window=window, validator=key)
             for key, judgements in zip(keys, groups, strict=True)
         }
-        monitor.compare(window, samples.MINER.public, verdicts)
+        monitor.compare(window, samples.MINER.public, verdicts, is_paid=True)
         await monitor.finish(window)
         report = monitor.report(window)
         assert (report is None) == (window < 3)
@@ -209,7 +223,7 @@ async def test_a_validator_that_contradicts_all_verdicts_does_not_break_the_repo
     rejecting = accepting.model_copy(update={"judgements": tuple(map(rejected, range(16))), "validator": bytes(32)})
     for number in range(MAX_GROUPS // 16 + 1):
         verdicts = {accepting.validator: accepting, rejecting.validator: rejecting}
-        monitor.compare(WINDOW, number.to_bytes(32, "big"), verdicts)
+        monitor.compare(WINDOW, number.to_bytes(32, "big"), verdicts, is_paid=True)
     await monitor.examine(WINDOW, CANARY, {accepting.validator: accepting})
     report = monitor.report(WINDOW)
     assert report is not None
@@ -228,7 +242,7 @@ async def test_a_report_on_very_many_validators_is_cut_to_what_a_record_holds() 
     verdicts[rejecting.validator] = rejecting
     miners = ValidatorReport.max_bytes // (16 * MAX_KEYS * 32) + 1
     for number in range(miners):
-        monitor.compare(WINDOW, number.to_bytes(32, "big"), verdicts)
+        monitor.compare(WINDOW, number.to_bytes(32, "big"), verdicts, is_paid=True)
     report = monitor.report(WINDOW)
     assert report is not None
     assert len(report.to_bytes()) < ValidatorReport.max_bytes

@@ -215,7 +215,8 @@ class Collector:
             await self._monitor.examine(window, miner, reader.verdicts[miner])
         is_whole = final or not reader.outstanding(ignored)
         for miner in self._monitor.uncompared(window, reader.verdicts) if is_whole else ():
-            self._monitor.compare(window, miner, reader.verdicts[miner])
+            is_paid = len(reader.paying(miner)) >= self._node.authority.quorum
+            self._monitor.compare(window, miner, reader.verdicts[miner], is_paid=is_paid)
             await trio.lowlevel.checkpoint()  # a window may have thousands of miners
         state = final, reader.state(ignored), self._monitor.logprob_rule.biased_pairs, self._node.revisions.number
         before, pending = self._pending.get(window, (state, set()))

@@ -107,11 +107,12 @@ class ValidatorMonitor:
             note = notes.get(canary_path(window, group.index, group.digest))
             if note is not None:
                 computed = note.arithmetic, note.judgement.logprobs
-                sums.update(_computed({own: (note.arithmetic, note.judgement)}, has_rewards=has_rewards))
                 noted |= {item.validator: item for item in opinions}
                 false |= {
                     item.validator: item for item in opinions if not logprobs_agree(computed, item.computed, proof)
                 }
+            if note is not None and sums:
+                sums.update(_computed({own: (note.arithmetic, note.judgement)}, has_rewards=has_rewards))
                 ends += [
                     (item.validator, own, weigh_ends(item.judgement.ends, note.leads, row, has_filters=has_filters))
                     for item in opinions
@@ -149,8 +150,13 @@ class ValidatorMonitor:
         """Return the miners of a window whose verdicts were not compared yet."""
         return set(miners) - self._compared_miners.get(window, set())
 
-    def compare(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict]) -> None:
-        """Note where the verdicts on a miner's window, by validator, contradict each other; once for each miner."""
+    def compare(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict], *, is_paid: bool) -> None:
+        """Note where the verdicts on a miner's window, by validator, contradict each other; once for each miner.
+
+        Args:
+            is_paid: whether the miner earns by its groups. Only these are evidence of bias: other keys are free, and
+                could show those groups alone in which an honest validator happens to differ to one side.
+        """
         if miner in self._compared_miners.setdefault(window, set()):
             return
         self._compared_miners[window].add(miner)
@@ -164,8 +170,9 @@ class ValidatorMonitor:
             accepting = [opinion for opinion in opinions if opinion.judgement.accepted]
             rejecting = [opinion for opinion in opinions if opinion.judgement.rejected]
             if accepting:
+                is_evidence = is_paid or miner in self.canaries
                 judgements = {item.validator: (item.verdict.validator_arithmetic, item.judgement) for item in accepting}
-                sums = _computed(judgements, has_rewards=self._node.run.exact_rewards)
+                sums = _computed(judgements, has_rewards=self._node.run.exact_rewards) if is_evidence else {}
                 self._accepted_groups.setdefault(window, []).append((accepting, sums))
             if accepting and rejecting:
                 self._add(window, miner, group, "verdict", _validators(accepting), _validators(rejecting))
