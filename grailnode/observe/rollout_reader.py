@@ -38,15 +38,15 @@ class PublishedRollout:
     index: int  # of the rollout in its group
     version: int
     prompt: str
-    completion: str  # the text behind the prompt that counts, of an episode with the environment's replies
+    completion: str  # the text after the prompt, up to `end`; in an episode with the environment's replies
     tokens: int  # of the policy, with those that do not count
     reward: float  # that counts at a validator; the miner's claim where no validator accepted the group
     reasons: tuple[str, ...]  # why validators rejected the group, each once; empty if none did
     accepted: int
     judged: int
     turns: tuple[tuple[str, str], ...] = ()  # the completion in turns, each with its speaker: 'policy' or 'environment'
-    end: int | None = None  # tokens that count, if the reward is that of a validator's continuation from there on
-    uncounted: str = ""  # the text behind the end
+    end: int | None = None  # how many tokens count, if a validator's continuation after them gave the reward
+    uncounted: str = ""  # the text after `end`
 
     @property
     def place(self) -> str:

@@ -147,43 +147,31 @@ async def test_a_validator_that_shifts_each_group_within_its_tolerance_is_distru
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_found"),
+    ("changes", "is_paid", "is_found"),
     [
-        ({}, False),
-        ({"ends": (1, 2)}, False),  # where another token nearly ties
-        ({"ends": (2, 2)}, True),
-        ({"ends": (3, 0)}, True),
-        ({"rewards": (500_000, 2_000_000)}, True),
-        ({"rewards": (500_000, 0)}, True),
+        ({}, True, False),
+        ({"ends": (1, 2)}, True, False),  # where another token nearly ties
+        ({"ends": (2, 2)}, True, True),
+        ({"ends": (3, 0)}, True, True),
+        ({"rewards": (500_000, 2_000_000)}, True, True),
+        ({"rewards": (500_000, 0)}, True, True),
+        # free keys could show those groups alone in which an honest validator differs to one side
+        ({"ends": (3, 0), "rewards": (500_000, 0)}, False, False),
     ],
 )
 async def test_a_validator_that_lies_in_ends_or_moves_rewards_to_one_side_is_distrusted(
-    changes: dict[str, Any], is_found: bool
+    changes: dict[str, Any], is_paid: bool, is_found: bool
 ) -> None:
-    """It lies in one rollout of each group, for three windows."""
+    """It lies in one rollout of each group, for three windows. Only groups of paid keys are evidence."""
     state = MemoryStore()
     monitor, _ = make_monitor(state)
     for window in range(3):
         await note_truth(state, window, *range(16))
         judged = verdict(*(shifted(index, 0.0, **changes) for index in range(16)), window=window)
-        monitor.compare(window, judged.miner, {judged.validator: judged}, is_paid=True)
+        monitor.compare(window, judged.miner, {judged.validator: judged}, is_paid=is_paid)
         await monitor.finish(window)
         monitor.report(window)
     assert monitor.distrusted_validators == ({judged.validator} if is_found else set())
-
-
-async def test_groups_that_no_key_pays_for_are_no_evidence_that_a_validator_is_biased() -> None:
-    """Whoever has many free keys could show those groups alone in which an honest validator differs to one side."""
-    state = MemoryStore()
-    monitor, _ = make_monitor(state)
-    lies: dict[str, Any] = {"ends": (3, 0), "rewards": (500_000, 0)}
-    for window in range(3):
-        await note_truth(state, window, *range(16))
-        judged = verdict(*(shifted(index, 0.004, **lies) for index in range(16)), window=window)
-        monitor.compare(window, judged.miner, {judged.validator: judged}, is_paid=False)
-        await monitor.finish(window)
-        monitor.report(window)
-    assert not monitor.distrusted_validators
 
 
 @pytest.mark.parametrize("path", ["logprob-bias", canary_path(0, 1, bytes(32))])
