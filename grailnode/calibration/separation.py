@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
+from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.proof_file import CopyRow
-from grailnode.calibration.thresholds import CalibrationError
 from protocol.judging.evidence import NO_EVIDENCE, is_improbable
 from protocol.proof import Thresholds
 
@@ -16,10 +16,6 @@ REQUIRED_BITS: Final = 4
 REQUIRED_POWER: Final = 0.99
 """Share of its windows that has to be refused."""
 _WINDOWS: Final = 1000
-
-
-class TooWideError(CalibrationError):
-    """The honest distribution hides a copy that has to be refused."""
 
 
 def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresholds, window: int) -> CopyRow:
@@ -36,10 +32,10 @@ def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresh
 
 
 def check(powers: Sequence[CopyRow], window: int) -> None:
-    """Check that a copy of REQUIRED_BITS is refused; raise TooWideError if one of the pairs does not refuse it."""
+    """Check that a copy of REQUIRED_BITS is refused; raise UserError if one of the pairs does not refuse it."""
     weak = min((item for item in powers if item.bits == REQUIRED_BITS), key=lambda item: item.windows)
     if weak.windows < REQUIRED_POWER:
-        raise TooWideError(
+        raise UserError(
             f"the honest distribution is too wide: of a {REQUIRED_BITS}-bit copy's windows of {window} groups (pair "
             f"{weak.pair}), {weak.windows:.1%} are refused where {REQUIRED_POWER:.0%} are required; leave out the "
             "pairs with the largest distances and margins (--pairs), or measure more --rollouts"

@@ -20,7 +20,7 @@ import trio
 from torch import Tensor
 
 from grailnode import UserError
-from grailnode.config import Config, ConfigError
+from grailnode.config import Config
 from grailnode.engine import models
 from grailnode.engine.lora_model import read_adapters
 from grailnode.engine.policy import Policy, load_weights, published_names
@@ -238,7 +238,7 @@ async def open_trainer_async(
 def _open(run: str | Path, name: str, report: Callable[[str], None]) -> Iterator[AsyncTrainer]:
     config = open_config(str(run), ("trainer.external=true",))
     if config.trainer.outer is not None:
-        raise ConfigError("trainer.outer: the sites of a run have training loops of their own; drop this section")
+        raise UserError("trainer.outer: the sites of a run have training loops of their own; drop this section")
     check_start(config, "trainer", name, report)
     state = state_directory(config, name)
     with ExitStack() as stack:

@@ -41,10 +41,6 @@ _NOTE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.2
 
 
-class OtherTermsError(UserError):
-    """This host would compute something else than host 0."""
-
-
 class Meeting:
     """Where a rank meets the others.
 
@@ -68,7 +64,7 @@ class Meeting:
 
         Raises:
             LostRankError: those of other hosts have not within some minutes, have ended, or have other terms.
-            OtherTermsError: rank 0 has other terms.
+            UserError: rank 0 has other terms.
         """
         seat, backend = self.seat, "gloo" if device == "cpu" else "nccl"
         if not seat.has_other_hosts:
@@ -116,7 +112,7 @@ class Meeting:
             different = [name for name, value in first.items() if others.get(name) != value]
             if different:
                 text = f"trainer.hosts: rank 0 and rank {rank} differ in {' and '.join(different)}"
-                raise OtherTermsError(text) if rank == seat.rank else LostRankError(text)
+                raise UserError(text) if rank == seat.rank else LostRankError(text)
 
     def make_learner(
         self,

@@ -18,7 +18,7 @@ import trio
 from grailnode import UserError
 from grailnode.beacon.relays import RelayBeacon, StoreBeacon
 from grailnode.calibration import proof_file
-from grailnode.config import Config, ConfigError
+from grailnode.config import Config
 from grailnode.engine.compute import exact_refusal
 from grailnode.engine.policy import Policy
 from grailnode.environments import registry
@@ -105,7 +105,7 @@ class RoleChecks:
 
     def _check_engine(self) -> str:
         if self.config.store.kind == "https":
-            raise ConfigError(
+            raise UserError(
                 f'store.kind: a {self.role} writes, and "https" only reads; `grailnode init DIR --bucket NAME` shows '
                 "how to set a bucket up"
             )
@@ -113,9 +113,7 @@ class RoleChecks:
         engine = self.config.engine
         trains = self.role in ("trainer", "worker")
         if trains and self.config.trainer.optimizer == "adamw-8bit" and not find_spec("bitsandbytes"):
-            raise ConfigError(
-                "trainer.optimizer: adamw-8bit is not installed here; pip install 'grailnode[adamw-8bit]'"
-            )
+            raise UserError("trainer.optimizer: adamw-8bit is not installed here; pip install 'grailnode[adamw-8bit]'")
         return f"{'torch' if trains else engine.kind} on {engine.device}, {engine.dtype}"
 
     def _check_key(self) -> str:
@@ -171,7 +169,7 @@ class RoleChecks:
             registry.check_code(spec)
         requirements.files_to_publish(run, *published_files(config))
         if self.node.authority.workers and config.trainer.outer is None and not run.sites_refusal:
-            raise ConfigError(
+            raise UserError(
                 "trainer.outer: missing, and this run has workers, whose rounds its trainer closes "
                 "(docs/guide/many-trainers.md)"
             )
@@ -197,7 +195,7 @@ class RoleChecks:
             telemetry = NodeTelemetry(self.name, log, sys.stderr)
             await time_check.wait_for_time(node, *sources, telemetry)
         elif (problem := await time_check.find_problem(node, *sources)) is not None:
-            raise start_checks.StartError(problem[1])
+            raise UserError(problem[1])
         beacon = "this node runs the beacon" if runs_beacon else "the beacon answers"
         return f"this machine's clock is right, and {beacon}"
 
@@ -229,7 +227,7 @@ def check_engine(config: Config, role: Role) -> None:
     if engine.kind == "vllm" and role in ("miner", "validator"):
         python = config.vllm_python
         if python is not None and not python.is_file():
-            raise ConfigError(f"engine.python: no interpreter at {python}; `grailnode engine install DIR` makes one")
+            raise UserError(f"engine.python: no interpreter at {python}; `grailnode engine install DIR` makes one")
         return
     _check_device(engine.device)
     if role in ("trainer", "worker") and config.trainer.ranks > 1:
@@ -242,7 +240,7 @@ def _check_run_settings(config: Config, role: Role, run: RunManifest) -> None:
     if role == "trainer" and config.trainer.canaries:
         check_run_settings(config, run, trains=False)  # a canary is a miner with the trainer's engine
     if role == "worker" and (refusal := run.sites_refusal):
-        raise ConfigError(refusal)
+        raise UserError(refusal)
 
 
 def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
@@ -251,15 +249,15 @@ def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
     if run.numerics == "exact":
         refusal = exact_refusal(engine.kind, engine.device, engine.dtype)
         if refusal and role in ("miner", "validator"):
-            raise ConfigError(refusal)
+            raise UserError(refusal)
         if engine.draft is not None:
-            raise ConfigError("engine.draft: this run's numerics are exact, and its engines do not draft")
+            raise UserError("engine.draft: this run's numerics are exact, and its engines do not draft")
         return
     own, miners, validators = arithmetic_of(engine.kind, engine.dtype), run.proof.miners, run.proof.validators
     if (role == "miner" or is_canary) and own not in miners:
-        raise ConfigError(_arithmetic_refusal("miners", own, miners, [(own, name) for name in validators]))
+        raise UserError(_arithmetic_refusal("miners", own, miners, [(own, name) for name in validators]))
     if role == "validator" and own not in validators:
-        raise ConfigError(_arithmetic_refusal("validators", own, validators, [(name, own) for name in miners]))
+        raise UserError(_arithmetic_refusal("validators", own, validators, [(name, own) for name in miners]))
 
 
 def _arithmetic_refusal(
@@ -278,7 +276,7 @@ def _check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without the device
-        raise ConfigError(f"engine.device: torch cannot use {name!r} here ({str(error).splitlines()[0]})") from None
+        raise UserError(f"engine.device: torch cannot use {name!r} here ({str(error).splitlines()[0]})") from None
 
 
 def _check_canary(node: Node) -> None:
@@ -288,7 +286,7 @@ def _check_canary(node: Node) -> None:
         trio.run(admission_credential.check_admitted, node)
     except (AdmissionError, key_files.KeyFileError) as error:
         public = node.key.public.hex()
-        raise ConfigError(
+        raise UserError(
             f"trainer.canaries: this run admits by {node.authority.admission.policy}, and its canary {public} is not "
             f"admitted ({error}); run `grailnode admit {public}`, or set trainer.canaries = 0"
         ) from None

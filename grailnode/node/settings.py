@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from grailnode.config import Config, ConfigError, OuterMethod, OuterSection
+from grailnode import UserError
+from grailnode.config import Config, OuterMethod, OuterSection
 from grailnode.node.run_model import reference_reader
 from protocol.outer.round_records import RoundRules
 from protocol.pseudogradient import AVERAGING, DILOCO, PULSELOCO_EXACT, PULSELOCO_GRID, SPARSELOCO, Kind, Method
@@ -41,14 +42,14 @@ class TrainerSettings:
 
 
 def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:
-    """Return a trainer's settings; its learner computes probabilities as the run samples. ConfigError if a loss of
+    """Return a trainer's settings; its learner computes probabilities as the run samples. UserError if a loss of
     one's own cannot be imported, or the run cannot have the reference policy.
     """
     section = config.trainer
     try:
         surrogate_of(section)
     except ValueError as error:
-        raise ConfigError(f"trainer.loss: {error}") from error
+        raise UserError(f"trainer.loss: {error}") from error
     return TrainerSettings(
         training=section,
         learner=LearnerSettings(
@@ -79,7 +80,7 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
 def coordinator_settings(config: Config, run: RunManifest) -> CoordinatorSettings:
     section = config.trainer.outer
     if section is None:
-        raise ConfigError("trainer.outer: missing; without it the trainer trains alone (docs/guide/many-trainers.md)")
+        raise UserError("trainer.outer: missing; without it the trainer trains alone (docs/guide/many-trainers.md)")
     return CoordinatorSettings(
         rules=_round_rules(section),
         beacon_rounds=section.round_windows * run.schedule.rounds,

@@ -45,10 +45,6 @@ _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolEr
 Message = tuple[Any, bytes]
 
 
-class ReplacedHostError(UserError):
-    """Another upload process that connected later does the work of this one."""
-
-
 async def _send(stream: trio.abc.SendStream, value: Any, data: bytes = b"") -> None:
     packed = pack(value)
     await stream.send_all(_LENGTHS.pack(len(packed), len(data)) + packed)
@@ -206,7 +202,7 @@ async def follow_host_0(node: Node, number: int, meeting: str, threads: int) -> 
     """Do for ever what host 0 asks of this host's upload process.
 
     Raises:
-        ReplacedHostError: host 0 asks a process that connected later.
+        UserError: host 0 asks a process that connected later.
     """
     process = secrets.token_bytes(8)
 
@@ -240,7 +236,7 @@ async def answer_host_0(
         greeting, _ = await _receive(stream)
         if greeting is None:
             text = f"another upload process with the number {number} has connected since"
-            raise ReplacedHostError(f"trainer.hosts: {text}; end it, or give each host a number of its own")
+            raise UserError(f"trainer.hosts: {text}; end it, or give each host a number of its own")
         key, profile = greeting
         accepted()
         files = HostFiles(node, key, profile, threads)

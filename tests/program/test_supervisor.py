@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import trio
 
+from grailnode import UserError
 from grailnode.config import load
 from grailnode.engine import models
 from grailnode.engine.policy import Policy
 from grailnode.node.bodies import fetch_task
-from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, ProcessError, ProcessSpec, Supervisor, next_delay
+from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, ProcessSpec, Supervisor, next_delay
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, is_transient
 from grailnode.node.wiring import make_task
@@ -32,7 +33,7 @@ from tests.support.simulation.network_runs import RULES
 async def keep(counter: Path, codes: list[int]) -> list[str]:
     """Keep a process that ends with these codes, and return what the supervisor reports until it gives up."""
     lines: list[str] = []
-    with pytest.raises(ProcessError, match=r"^worker "):
+    with pytest.raises(UserError, match=r"^worker "):
         await Supervisor(lines.append).keep([ProcessSpec("worker", exit_with, (counter, codes))])
     return lines
 
@@ -79,15 +80,11 @@ def os_error(code: int) -> OSError:
 @pytest.mark.parametrize(
     "name",
     [
+        "grailnode.UserError",
         "grailnode.calibration.proof_file.ProofFileError",
-        "grailnode.calibration.thresholds.CalibrationError",
-        "grailnode.config.ConfigError",
-        "grailnode.convert.conversion.ConversionError",
         "grailnode.engine.policy.PolicyError",
-        "grailnode.node.supervisor.ProcessError",
         "grailnode.node.user_errors.StateInUseError",
         "grailnode.run.key_files.KeyFileError",
-        "grailnode.store.s3.s3_session.CredentialsError",
         "protocol.environments.base.SandboxError",
         "protocol.errors.ProtocolError",
         "roles.ports.BeaconError",

@@ -12,13 +12,14 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from grailnode import UserError
 from grailnode.calibration import prompts, proof_file
 from grailnode.calibration.copies import ADAPTER_SHARE
 from grailnode.calibration.pairs import CalibrationTask
 from grailnode.calibration.procedure import CalibrationJob
 from grailnode.calibration.procedure import calibrate as run_calibration
 from grailnode.calibration.proof_file import PairRow, ProofFile, ProofFileError
-from grailnode.calibration.thresholds import CalibrationError, ThresholdDemands
+from grailnode.calibration.thresholds import ThresholdDemands
 from grailnode.calibration.variants import AnyVariant, Variant, VllmVariant, select
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.cli.actions.policy_evaluation import PolicyRules
@@ -74,7 +75,7 @@ def calibrate(**parameters: Any) -> None:
     torch.set_num_threads(1)
     out = options.out or (options.policy or Path()) / proof_file.NAME
     if not out.absolute().parent.is_dir():
-        raise CalibrationError(f"{out}: no such directory to write it to")
+        raise UserError(f"{out}: no such directory to write it to")
     with tempfile.TemporaryDirectory(prefix="grailnode-calibrate-") as directory, _Progress() as progress:
         job = make_job(options, Path(directory))
         _earlier_file(out, job.work.policy.directory)  # an error is reported before anything is measured
@@ -82,7 +83,7 @@ def calibrate(**parameters: Any) -> None:
             proof = trio.run(run_calibration, job, progress.show_rollouts, progress.show_pairs)
         except EngineError as error:
             reason = str(error).splitlines()[0].rstrip(":")
-            raise CalibrationError(f"{reason}{_copy_logs(Path(directory), out)}") from error
+            raise UserError(f"{reason}{_copy_logs(Path(directory), out)}") from error
     for line in threshold_lines(proof.table[0]):
         click.echo(line)
     earlier = _earlier_file(out, job.work.policy.directory)  # another calibration may have written it meanwhile
@@ -101,7 +102,7 @@ def _earlier_file(out: Path, policy: Path) -> ProofFile | None:
     try:
         return proof_file.read(paths[0]) if paths else None
     except ProofFileError as error:
-        raise CalibrationError(f"{error}; move it away, or name another file with --out") from error
+        raise UserError(f"{error}; move it away, or name another file with --out") from error
 
 
 def _copy_logs(directory: Path, out: Path) -> str:
@@ -166,7 +167,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     )
     _check_device(options.device)
     if options.python is not None and not options.uses_vllm:
-        raise CalibrationError("--python belongs to vLLM: give --miner or --validator vllm-bfloat16 or vllm-float32")
+        raise UserError("--python belongs to vLLM: give --miner or --validator vllm-bfloat16 or vllm-float32")
     generating, checking = (_variant(name, options, directory) for name in (options.miner, options.validator))
     audited_groups = -(-rules.groups * rules.audit_floor_ppm // 1_000_000)
     return CalibrationJob(
@@ -207,7 +208,7 @@ def _check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without the device
-        raise CalibrationError(f"--device {name}: torch cannot use it ({str(error).splitlines()[0]})") from error
+        raise UserError(f"--device {name}: torch cannot use it ({str(error).splitlines()[0]})") from error
 
 
 def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVariant:
@@ -218,7 +219,7 @@ def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVa
     try:
         python = options.python or find_python("--python")
     except InstallationError as error:
-        raise CalibrationError(f"{arithmetic}: {error}") from error
+        raise UserError(f"{arithmetic}: {error}") from error
     if not python.is_file():
-        raise CalibrationError(f"--python {python}: no such file")
+        raise UserError(f"--python {python}: no such file")
     return VllmVariant(python, directory, installed_version(python), dtype, options.device)
