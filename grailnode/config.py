@@ -216,7 +216,7 @@ class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSe
 
     @property
     def filters_groups(self) -> bool:
-        """Whether groups whose rewards do not differ are left out: not if the loss learns from them."""
+        """Whether groups whose rewards do not differ are left out: never if the loss learns from them."""
         return self.dynamic_filtering and self.needs_contrast
 
     @property

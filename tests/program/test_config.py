@@ -11,17 +11,15 @@ from grailnode import UserError
 from grailnode.config import EngineSection, TrainerSection, load
 from grailnode.demo import smollm2
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
-from grailnode.node.settings import TrainerSettings, trainer_settings
+from grailnode.node.settings import learner_settings
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.run_toml import read_recipe
-from protocol.rollout.sampling import SamplingParams
 from roles.miner.miner_settings import MinerSettings
+from roles.trainer.learn.learner import LearnerSettings
 from tests.support.builders.policies import write_policy
 from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import run_command, succeed
-
-SAMPLING = SamplingParams(1.0, 8, (1,))
 
 
 def test_the_file_of_init_is_complete_and_true(run_toml: Path):
@@ -37,7 +35,7 @@ def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
     overrides = ["miner.groups=3", "trainer.learning_rate=2e-6", "store.path=elsewhere", "engine.device=cuda"]
     config = load(run_toml, overrides)
     assert config.miner.groups == 3
-    assert trainer_settings(config, SAMPLING).learner.optimizer.learning_rate == 2e-6
+    assert config.trainer.learning_rate == 2e-6
     assert config.at(config.store.path) == run_toml.parent / "elsewhere"
     assert config.engine.device == "cuda"
 
@@ -198,16 +196,14 @@ def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
     assert (run.sampling.top_k, run.sampling.top_p, run.sampling.min_p) == (0, 0.9, 0.05)
     config = load(tmp_path / "run")
     assert config.miner.groups == 3
-    settings = trainer_settings(config, run.sampling.params())
-    loss, optimizer = settings.learner.loss, settings.learner.optimizer
+    settings = learner_settings(config, run)
+    loss, optimizer = settings.loss, settings.optimizer
     assert (loss.loss, loss.clip_low, loss.clip_high, loss.truncation) == ("gspo", 3e-4, 4e-4, math.inf)
     assert (loss.kl_coefficient, loss.advantage) == (0.1, "centered")
     assert (optimizer.beta2, optimizer.weight_decay) == (0.99, 0.01)
     assert [optimizer.share(step) for step in (5, 50)] == pytest.approx([1.0, 0.1])
-    assert settings.training.training_steps == 50
-    assert settings.learner.filters.top_p == 0.9
-    assert settings.learner.max_tokens == run.sampling.max_tokens
-    assert settings.learner.stops == run.sampling.stops
+    assert config.trainer.training_steps == 50
+    assert settings.sampling == run.sampling.params()
 
 
 @pytest.mark.parametrize(
@@ -261,19 +257,17 @@ def test_a_loss_that_cannot_be_computed_is_refused_with_its_key(tmp_path: Path) 
     workspace.create(tmp_path / "run", demo_recipe())
     run = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
 
-    def settings(trainer: dict[str, Any]) -> TrainerSettings:
+    def settings(trainer: dict[str, Any]) -> LearnerSettings:
         config = load(tmp_path / "run")
         section = TrainerSection.model_validate(config.trainer.model_dump(exclude_unset=True) | trainer)
-        return trainer_settings(config.model_copy(update={"trainer": section}), run.sampling.params())
+        return learner_settings(config.model_copy(update={"trainer": section}), run)
 
     with pytest.raises(UserError, match=r"^trainer\.loss: no_module:loss cannot be imported"):
         settings({"loss": "no_module:loss"})
-    read = settings({"kl_coefficient": 0.1, "reference": PACKAGED_POLICY}).learner.read_reference
+    read = settings({"kl_coefficient": 0.1, "reference": PACKAGED_POLICY}).read_reference
     assert read is not None
     assert read().keys() == load_weights(PACKAGED_POLICY).keys()
-    other = settings(
-        {"kl_coefficient": 0.1, "reference": write_policy(tmp_path / "other").directory}
-    ).learner.read_reference
+    other = settings({"kl_coefficient": 0.1, "reference": write_policy(tmp_path / "other").directory}).read_reference
     assert other is not None
     with pytest.raises(UserError, match=r"^trainer\.reference: "):
         other()

@@ -148,7 +148,7 @@ async def test_policy_model_and_task_are_loaded_in_other_threads(
     monkeypatch.setattr(Policy, "load", watched("policy", Policy.load))
     monkeypatch.setattr(models, "build", watched("model", models.build))
     monkeypatch.setattr("grailnode.node.wiring.make_task", watched("task", make_task))
-    task, _ = await fetch_task(node, load(run_toml), tmp_path / "state", None, versions=1)
+    task, _ = await fetch_task(node, load(run_toml), tmp_path / "state")
     assert task.run == node.run
     assert threads.keys() == {"policy", "model", "task"}
     assert threading.get_ident() not in threads.values()

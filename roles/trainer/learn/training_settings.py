@@ -38,3 +38,8 @@ class ReplaySettings(Settings):
     """Bytes of memory of all groups together."""
     dynamic_filtering: bool = True
     """Refuse groups whose rewards do not differ (DAPO): they have no advantage, and only take places in a step."""
+
+    @property
+    def filters_groups(self) -> bool:
+        """Whether groups whose rewards do not differ are left out."""
+        return self.dynamic_filtering

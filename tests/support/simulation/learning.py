@@ -138,9 +138,8 @@ class Simulation:
             warmup_steps=setup.warmup,
             dither=bool(setup.dither),
         )
-        self._learner = Learner(
-            model, start, LearnerSettings(setup.temperature, optimizer=optimizer), precision=setup.precision
-        )
+        settings = LearnerSettings(self._params, optimizer=optimizer)
+        self._learner = Learner(model, start, settings, precision=setup.precision)
         bounds = ReplaySettings(decay=setup.decay, max_staleness=setup.max_staleness, max_uses=setup.max_uses)
         self.replay = ReplayBuffer(bounds, setup.seed)
         self._versions: list[dict[str, Tensor]] = [quantize(start, setup.precision)]

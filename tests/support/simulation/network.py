@@ -15,19 +15,28 @@ import trio
 
 from grailnode.beacon.relays import StoreBeacon, publish_rounds
 from grailnode.chat.chat_template import ChatTemplate
+from grailnode.config import TrainerSection
 from grailnode.demo.cheater import run_cheater
 from grailnode.engine import models
 from grailnode.engine.compute import Compute
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.canary import CanaryAudit, CanaryProducer
-from grailnode.node.settings import TrainerSettings
-from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
+from grailnode.node.wiring import (
+    make_learner,
+    make_task,
+    run_collector,
+    run_miner,
+    run_publisher,
+    run_training,
+    run_validator,
+)
 from grailnode.run import creation
 from grailnode.run.rules import Rules
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.chain.manifest import Head
+from protocol.digest import Weights
 from protocol.environments import Sandbox
 from protocol.identity.signing import Signed, SigningKey, open_signed
 from protocol.judging.report import canary_key
@@ -38,10 +47,7 @@ from roles.miner.produce import HonestProducer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.ports import Engine, ObjectStore
-from roles.trainer.collect.collector import CollectorSettings
-from roles.trainer.learn.learner import LearnerSettings
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
-from roles.trainer.learn.training_settings import TrainingSettings
+from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.validator.validator_settings import ValidatorSettings
 from tests.support.simulation import small_policy
@@ -106,6 +112,14 @@ def draft(rules: Rules, validators: Sequence[str], policy: Path = PACKAGED_POLIC
 def miner_settings(groups: int, chunk: int = 2) -> MinerSettings:
     """Return the settings of a simulated miner."""
     return MinerSettings(groups=groups, chunk=chunk, share=0.7, poll_seconds=0.2)
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How a simulated trainer learns, and how it publishes."""
+
+    section: TrainerSection
+    publisher: PublisherSettings
 
 
 class Network:
@@ -178,24 +192,31 @@ class Network:
         self.signed = creation.sign_manifest(self.run.model_copy(update=changes), key("root"))
 
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
-        return TrainerSettings(
-            training=TrainingSettings(
-                groups_per_step=groups_per_step, steps_per_version=1, checkpoint_versions=self.checkpoint_versions
-            ),
-            learner=LearnerSettings(optimizer=OptimizerSettings(learning_rate=self.learning_rate, warmup_steps=0)),
-            publisher=PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}),
-            collector=CollectorSettings(canaries=canaries),
+        section = TrainerSection(
+            groups_per_step=groups_per_step,
+            checkpoint_versions=self.checkpoint_versions,
+            learning_rate=self.learning_rate,
+            warmup_steps=0,
+            poll_seconds=0.25,
+            canaries=canaries,
         )
+        return TrainerSettings(section, PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}))
+
+    def make_learner(self, section: TrainerSection, weights: Weights | None = None) -> Learner:
+        """Return the learner of a trainer or a site of this network."""
+        settings = LearnerSettings(loss=section, optimizer=section)
+        return make_learner(self.training_compute, settings, self.run.precision, weights or self.weights)
 
     def trainer_processes(
         self, settings: TrainerSettings, name: str = "trainer"
     ) -> dict[str, Callable[[], Awaitable[None]]]:
         """Return the trainer's three processes by name; each call starts one."""
-        compute = self.training_compute
+        section = settings.section
+        learner = partial(self.make_learner, section)
         return {
-            "/training": lambda: run_training(self.node(name, "/training"), lambda: self.weights, compute, settings),
+            "/training": lambda: run_training(self.node(name, "/training"), learner, lambda: self.weights, section),
             "/upload": lambda: run_publisher(self.node(name, "/upload"), settings.publisher),
-            "/download": lambda: run_collector(self.node(name, "/download"), settings.collector),
+            "/download": lambda: run_collector(self.node(name, "/download"), section),
         }
 
     async def run_trainer(self, name: str = "trainer", canaries: int = 0, **publisher: Any) -> None:
