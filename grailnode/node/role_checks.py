@@ -1,16 +1,22 @@
 """What a node of a role needs before any of its processes starts, as a list of checks in their order.
 
+A node that cannot work says so in one line while its operator watches, and not after hours in which others waited for
+it. time_check.py and disk_check.py have more of the checks.
+
 Each check returns in a line what holds, or raises the failure that says what to change. The start of a node carries out
 all of them up to the first failure; `grailnode doctor` goes on after one.
 """
 
+import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 import trio
@@ -22,7 +28,7 @@ from grailnode.config import Config
 from grailnode.engine.compute import exact_refusal
 from grailnode.engine.policy import Policy
 from grailnode.environments import registry
-from grailnode.node import admission_credential, disk_check, start_checks, time_check
+from grailnode.node import admission_credential, disk_check, time_check
 from grailnode.node.bodies import published_files
 from grailnode.node.node_makers import make_canary, make_node, make_spectator, state_directory
 from grailnode.node.run_model import check_run_settings, policy_directory
@@ -30,14 +36,19 @@ from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import key_files, requirements
 from grailnode.track.tracker import check_tracker
+from protocol import paths
 from protocol.errors import AdmissionError
 from protocol.proof import Arithmetic, arithmetic_of
 from protocol.run import RunManifest
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
-from roles.ports import Beacon, Clock, LineReporter
+from roles.ports import Beacon, Clock, LineReporter, NotFoundError, ObjectStore, StoreError
 
 Role = Literal["trainer", "worker", "miner", "validator"]
+
+_PROBE_BYTES: Final = 32
+_ATTEMPTS: Final = 3  # because storage that works may answer wrongly once
+_PAUSE_SECONDS: Final = 1.0
 
 
 class SkippedError(UserError):
@@ -145,8 +156,8 @@ class RoleChecks:
         node = self.node
         await refresh_authority(node)
         storage = Storage(self.config, NodeTelemetry(node.name))
-        await start_checks.check_space(node, storage.space(node.space) if node.space else None)
-        await start_checks.check_meeting_point(node)
+        await check_space(node, storage.space(node.space) if node.space else None)
+        await check_meeting_point(node)
         return "its own space can be written, listed, read by others and deleted, and the meeting point be seen"
 
     def _check_permission(self) -> str:
@@ -203,7 +214,7 @@ class RoleChecks:
         if self.has_canary:
             _check_canary(make_canary(self.config, self.name, NodeTelemetry(self.name)))
         else:
-            trio.run(start_checks.check_admission, self.node)
+            trio.run(check_admission, self.node)
         return f"admitted by {self.node.authority.admission.policy}"
 
 
@@ -231,7 +242,7 @@ def check_engine(config: Config, role: Role) -> None:
         return
     _check_device(engine.device)
     if role in ("trainer", "worker") and config.trainer.ranks > 1:
-        start_checks.check_ranks(engine.device, config.trainer.gpus)
+        check_ranks(engine.device, config.trainer.gpus)
 
 
 def _check_run_settings(config: Config, role: Role, run: RunManifest) -> None:
@@ -290,3 +301,83 @@ def _check_canary(node: Node) -> None:
             f"trainer.canaries: this run admits by {node.authority.admission.policy}, and its canary {public} is not "
             f"admitted ({error}); run `grailnode admit {public}`, or set trainer.canaries = 0"
         ) from None
+
+
+async def check_space(node: Node, announced: ObjectStore | None) -> None:
+    """Write, read back and delete an object of the node's own space, which strangers read at `announced`, if any do."""
+    for remaining_attempts in reversed(range(_ATTEMPTS)):
+        try:
+            await _check_space(node, announced)
+        except UserError:
+            if not remaining_attempts:
+                raise
+            await trio.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
+async def _check_space(node: Node, announced: ObjectStore | None) -> None:
+    path, content = paths.probe(node.key.public, secrets.token_hex(8)), secrets.token_bytes(_PROBE_BYTES)
+    try:
+        await _check_probe(node, announced, path, content)
+    except UserError:
+        with suppress(StoreError):
+            await node.store.delete(path)
+        raise
+    try:
+        await node.store.delete(path)
+    except StoreError as error:
+        raise UserError(f"this node cannot delete objects of its own space: {error}") from error
+
+
+async def _check_probe(node: Node, announced: ObjectStore | None, path: str, content: bytes) -> None:
+    try:
+        await node.store.put(path, content)
+        if await node.store.get(path, _PROBE_BYTES) != content:
+            raise UserError(f"{path}: storage shows other bytes than this node wrote there")
+    except StoreError as error:
+        raise UserError(f"this node cannot write to its own space and read it: {error}") from error
+    try:
+        answer = content if announced is None else await announced.get(path, _PROBE_BYTES)
+    except StoreError as error:
+        missing = isinstance(error, NotFoundError)
+        hint = "is it this bucket's public URL?" if missing else "may everybody read the bucket?"
+        raise UserError(
+            f"store.url {node.space}: others cannot read there what this node writes ({error}); {hint}"
+        ) from error
+    if answer != content:
+        raise UserError(f"store.url {node.space}: shows other bytes than this node wrote; is it this bucket's URL?")
+
+
+async def check_meeting_point(node: Node) -> None:
+    """Raise UserError if the place cannot be listed where participants announce themselves."""
+    try:
+        async for _ in node.store.list(paths.participants()):
+            break
+    except StoreError as error:
+        raise UserError(f"this node cannot see the run's participants at the meeting point: {error}") from error
+
+
+async def check_admission(node: Node) -> None:
+    """Raise UserError if validators will not consider this miner, by its invitation or the run's list of miners."""
+    try:
+        await admission_credential.check_admitted(node)
+    except (AdmissionError, key_files.KeyFileError) as error:
+        key = node.key.public.hex()
+        raise UserError(
+            f"this run admits miners by {node.authority.admission.policy}, and does not admit this one ({error}); its "
+            f"founder runs `grailnode admit {key}`"
+        ) from error
+
+
+def check_ranks(device: str, count: int) -> None:
+    """Raise UserError if a trainer's ranks have too few devices, or of a kind that ranks cannot share."""
+    if device not in ("cpu", "cuda"):
+        raise UserError(
+            f'engine.device: with trainer.gpus = {count} it is "cuda" or "cpu", not {device!r}: each process takes a '
+            "GPU of its own"
+        )
+    present = torch.cuda.device_count() if device == "cuda" else len(os.sched_getaffinity(0))
+    if count > present:
+        things = "GPUs" if device == "cuda" else "processor cores"
+        raise UserError(f"trainer.gpus: {count}, but this machine has {present} {things}")

@@ -1,4 +1,4 @@
-"""A node that cannot work says so at its start, and pledges nothing (grailnode/node/start_checks.py)."""
+"""A node that cannot work says so at its start, and pledges nothing (grailnode/node/role_checks.py)."""
 
 import errno
 import os
@@ -23,8 +23,7 @@ from grailnode.node.admission_credential import make_credential_source
 from grailnode.node.disk_check import check_disk, follower_bytes, trainer_bytes
 from grailnode.node.node_makers import make_canary
 from grailnode.node.node_makers import make_node as make_configured_node
-from grailnode.node.role_checks import check_start
-from grailnode.node.start_checks import check_admission, check_meeting_point, check_space
+from grailnode.node.role_checks import check_admission, check_meeting_point, check_space, check_start
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.time_check import ClockError, clock_urls, date_reader, wait_for_time
 from grailnode.run import workspace

@@ -35,7 +35,6 @@ from grailnode.run.rules import Rules
 from grailnode.ui.terminal.verb_tables import pairs_table, threshold_lines
 from protocol.environments import Environment
 from protocol.environments.record import MixtureSpec
-from protocol.lora import LoraSpec
 from protocol.proof import Arithmetic
 from protocol.rollout.sketch import SketchKind
 from protocol.run import ChatSpec, SamplingSpec
@@ -150,6 +149,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     prompt, chat, environment, members = _prompts(options, policy)
     tokens = requirements.completion_tokens(rules)
     sampling = SamplingSpec(temperature=rules.temperature, max_tokens=tokens, stops=policy.stops)
+    lora = start_lora(policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
     task, turns = None, requirements.episode(rules)
     if environment is not None:
         policy_rules = PolicyRules(sampling, chat, None if turns is None else turns.rule(sampling))
@@ -162,7 +162,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
         kind=options.sketch,
         seed=options.seed,
         chat=chat,
-        lora=_lora(options, policy),
+        lora=None if lora is None else lora.spec,
         task=task,
     )
     _check_device(options.device)
@@ -195,13 +195,6 @@ def _prompts(
         return prompts.drawn_from(texts), chat, None, ()
     task = requirements.check(rules, policy)
     return lambda seed: task.problem(seed).prompt, task.chat, task.environment, task.members
-
-
-def _lora(options: Options, policy: Policy) -> LoraSpec | None:
-    """Return the adapters that the rules describe; None for a run that trains all weights."""
-    rules = options.rules
-    start = start_lora(policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
-    return None if start is None else start.spec
 
 
 def _check_device(name: str) -> None:
