@@ -86,6 +86,14 @@ class RoleChecks:
         return state_directory(self.config, self.name)
 
     @property
+    def key_file(self) -> Path:
+        return self.config.at(self.config.node.keys) / f"{self.name}{key_files.SUFFIX}"
+
+    @property
+    def trains(self) -> bool:
+        return self.role in ("trainer", "worker")
+
+    @property
     def takes_part(self) -> bool:
         """Whether it generates or judges: it is a miner, a validator, or a trainer with a canary."""
         return self.role in ("miner", "validator") or self.has_canary
@@ -98,7 +106,7 @@ class RoleChecks:
         """Return the checks in their order: what the machine has, storage, and what the run asks of the role."""
         engine, state = Check("engine", self._check_engine), Check("state", self._check_state)
         run, disk = Check("run", self._check_run), Check("disk", self._check_disk)
-        if self.role in ("trainer", "worker") and self.config.trainer.host:
+        if self.trains and self.config.trainer.host:
             return engine, state, run, disk  # ranks that follow those of another host
         return (
             engine,
@@ -122,16 +130,20 @@ class RoleChecks:
             )
         check_engine(self.config, self.role)
         engine = self.config.engine
-        trains = self.role in ("trainer", "worker")
-        if trains and self.config.trainer.optimizer == "adamw-8bit" and not find_spec("bitsandbytes"):
+        if self.trains and self.config.trainer.optimizer == "adamw-8bit" and not find_spec("bitsandbytes"):
             raise UserError("trainer.optimizer: adamw-8bit is not installed here; pip install 'grailnode[adamw-8bit]'")
-        return f"{'torch' if trains else engine.kind} on {engine.device}, {engine.dtype}"
+        return f"{'torch' if self.trains else engine.kind} on {engine.device}, {engine.dtype}"
 
     def _check_key(self) -> str:
-        path = self.config.at(self.config.node.keys) / f"{self.name}{key_files.SUFFIX}"
-        if not path.exists():
-            _create_key(path, self.role, self.report)
-        return f"{path}: {key_files.read_or_create(path).public.hex()}"
+        is_new = not self.key_file.exists()
+        if is_new and self.role != "miner":
+            raise key_files.KeyFileError(
+                f"{self.key_file}: no such key; use --name for the node whose key is here, or restore its key"
+            )
+        public = key_files.read_or_create(self.key_file).public.hex()
+        if is_new:
+            self.report(f"{self.key_file}: made, a new key: {public}")
+        return f"{self.key_file}: {public}"
 
     def _check_state(self) -> str:
         disk_check.check_disk(self.state, 0)
@@ -139,13 +151,33 @@ class RoleChecks:
 
     def _check_run(self) -> str:
         run = self.node.run
-        _check_run_settings(self.config, self.role, run)
-        _check_arithmetic(self.config, self.role, run)
+        check_run_settings(self.config, run, trains=self.trains)
+        if self.has_canary:
+            check_run_settings(self.config, run, trains=False)  # a canary is a miner with the trainer's engine
+        if self.role == "worker" and (refusal := run.sites_refusal):
+            raise UserError(refusal)
+        self._check_arithmetic(run)
         return f"{run.name}, {self.node.run_id.hex()}, admits how this node computes"
+
+    def _check_arithmetic(self, run: RunManifest) -> None:
+        """Refuse an engine that computes in an arithmetic that the run does not admit; a canary is a miner."""
+        engine = self.config.engine
+        if run.numerics == "exact":
+            refusal = exact_refusal(engine.kind, engine.device, engine.dtype)
+            if refusal and self.role in ("miner", "validator"):
+                raise UserError(refusal)
+            if engine.draft is not None:
+                raise UserError("engine.draft: this run's numerics are exact, and its engines do not draft")
+            return
+        own, miners, validators = arithmetic_of(engine.kind, engine.dtype), run.proof.miners, run.proof.validators
+        if (self.role == "miner" or self.has_canary) and own not in miners:
+            raise UserError(_arithmetic_refusal("miners", own, miners, [(own, name) for name in validators]))
+        if self.role == "validator" and own not in validators:
+            raise UserError(_arithmetic_refusal("validators", own, validators, [(name, own) for name in miners]))
 
     def _check_disk(self) -> str:
         run = self.node.run
-        if self.role in ("trainer", "worker"):
+        if self.trains:
             needed_bytes = disk_check.trainer_bytes(Policy.load(policy_directory(self.config)), run.lora)
         else:
             needed_bytes = disk_check.follower_bytes(run, self.config, None)
@@ -164,10 +196,9 @@ class RoleChecks:
         authority, key = self.node.authority, self.node.key.public
         keys = {"trainer": authority.trainers, "worker": authority.workers, "validator": authority.validators}
         if self.role in keys and key not in keys[self.role]:
-            path = self.config.at(self.config.node.keys) / f"{self.name}{key_files.SUFFIX}"
             granted = f", or let its founder run `grailnode keys grant {key.hex()} --role worker`"
             raise key_files.KeyFileError(
-                f"{path}: not a {self.role} key of this run; use --name for the node whose key is"
+                f"{self.key_file}: not a {self.role} key of this run; use --name for the node whose key is"
                 + (granted if self.role == "worker" else "")
             )
         return f"the run lets this key be a {self.role}"
@@ -224,14 +255,6 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
         check.find()
 
 
-def _create_key(path: Path, role: Role, report: LineReporter) -> None:
-    if role != "miner":
-        raise key_files.KeyFileError(
-            f"{path}: no such key; use --name for the node whose key is here, or restore its key"
-        )
-    report(f"{path}: made, a new key: {key_files.read_or_create(path).public.hex()}")
-
-
 def check_engine(config: Config, role: Role) -> None:
     """Refuse an engine that cannot start; vLLM itself is checked when it has started."""
     engine = config.engine
@@ -243,32 +266,6 @@ def check_engine(config: Config, role: Role) -> None:
     _check_device(engine.device)
     if role in ("trainer", "worker") and config.trainer.ranks > 1:
         check_ranks(engine.device, config.trainer.gpus)
-
-
-def _check_run_settings(config: Config, role: Role, run: RunManifest) -> None:
-    """Refuse settings, and a role, that cannot be used in a LoRA run or a quantized run."""
-    check_run_settings(config, run, trains=role in ("trainer", "worker"))
-    if role == "trainer" and config.trainer.canaries:
-        check_run_settings(config, run, trains=False)  # a canary is a miner with the trainer's engine
-    if role == "worker" and (refusal := run.sites_refusal):
-        raise UserError(refusal)
-
-
-def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
-    """Refuse an engine that computes in an arithmetic that the run does not admit; a canary is a miner."""
-    engine, is_canary = config.engine, role == "trainer" and bool(config.trainer.canaries)
-    if run.numerics == "exact":
-        refusal = exact_refusal(engine.kind, engine.device, engine.dtype)
-        if refusal and role in ("miner", "validator"):
-            raise UserError(refusal)
-        if engine.draft is not None:
-            raise UserError("engine.draft: this run's numerics are exact, and its engines do not draft")
-        return
-    own, miners, validators = arithmetic_of(engine.kind, engine.dtype), run.proof.miners, run.proof.validators
-    if (role == "miner" or is_canary) and own not in miners:
-        raise UserError(_arithmetic_refusal("miners", own, miners, [(own, name) for name in validators]))
-    if role == "validator" and own not in validators:
-        raise UserError(_arithmetic_refusal("validators", own, validators, [(name, own) for name in miners]))
 
 
 def _arithmetic_refusal(
