@@ -21,7 +21,6 @@ from protocol.limits import MAX_STREAMS, MAX_WORKERS
 from roles.miner.miner_settings import MinerSettings
 from roles.settings_base import Settings
 from roles.trainer.learn.loss.loss_settings import LossSettings
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.publish.retention import check_retention
 from roles.validator.validator_settings import ValidatorSettings
@@ -168,7 +167,7 @@ class HostsSection(Settings):
     """`ADDRESS:PORT` of machine 0 in a network that nobody else is on: the port needs no password."""
 
 
-class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSettings):
+class TrainerSection(ReplaySettings, TrainingSettings, LossSettings):
     """How the trainer learns and publishes (docs/guide/train.md)."""
 
     policy: str = "genesis"

@@ -20,23 +20,14 @@ from grailnode.demo.cheater import run_cheater
 from grailnode.engine import models
 from grailnode.engine.compute import Compute
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.node import wiring
 from grailnode.node.canary import CanaryAudit, CanaryProducer
-from grailnode.node.wiring import (
-    make_learner,
-    make_task,
-    run_collector,
-    run_miner,
-    run_publisher,
-    run_training,
-    run_validator,
-)
 from grailnode.run import creation
 from grailnode.run.rules import Rules
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.chain.manifest import Head
-from protocol.digest import Weights
 from protocol.environments import Sandbox
 from protocol.identity.signing import Signed, SigningKey, open_signed
 from protocol.judging.report import canary_key
@@ -182,7 +173,7 @@ class Network:
         )
 
     def task(self, node: Node) -> Task:
-        return make_task(node, self.policy, self.data, self.sandbox)
+        return wiring.make_task(node, self.policy, self.data, self.sandbox)
 
     async def run_beacon(self) -> None:
         await publish_rounds(BEACON_KEY, self.run.beacon, self.store, self.clock, keep=200)
@@ -202,21 +193,21 @@ class Network:
         )
         return TrainerSettings(section, PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}))
 
-    def make_learner(self, section: TrainerSection, weights: Weights | None = None) -> Learner:
+    def make_learner(self, section: TrainerSection) -> Learner:
         """Return the learner of a trainer or a site of this network."""
         settings = LearnerSettings(loss=section, optimizer=section)
-        return make_learner(self.training_compute, settings, self.run.precision, weights or self.weights)
+        return wiring.make_learner(self.training_compute, settings, self.run.precision, self.weights)
 
     def trainer_processes(
         self, settings: TrainerSettings, name: str = "trainer"
     ) -> dict[str, Callable[[], Awaitable[None]]]:
         """Return the trainer's three processes by name; each call starts one."""
-        section = settings.section
+        node, section = partial(self.node, name), settings.section
         learner = partial(self.make_learner, section)
         return {
-            "/training": lambda: run_training(self.node(name, "/training"), learner, lambda: self.weights, section),
-            "/upload": lambda: run_publisher(self.node(name, "/upload"), settings.publisher),
-            "/download": lambda: run_collector(self.node(name, "/download"), section),
+            "/training": lambda: wiring.run_training(node("/training"), learner, lambda: self.weights, section),
+            "/upload": lambda: wiring.run_publisher(node("/upload"), settings.publisher),
+            "/download": lambda: wiring.run_collector(node("/download"), section),
         }
 
     async def run_trainer(self, name: str = "trainer", canaries: int = 0, **publisher: Any) -> None:
@@ -228,7 +219,7 @@ class Network:
 
     async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
         settings, node = miner_settings(groups), self.node(name)
-        await run_miner(node, self.task(node), self.computes.get(name, self.compute), settings, producer)
+        await wiring.run_miner(node, self.task(node), self.computes.get(name, self.compute), settings, producer)
 
     async def run_cheat(self, name: str = "cheat") -> None:
         node = self.node(name)
@@ -245,12 +236,12 @@ class Network:
         async def audit(engine: Engine, shares_of: SharesOf) -> None:
             await CanaryAudit(node, task, engine, key("trainer"), state, shares_of).run()
 
-        await run_miner(node, task, self.compute, settings, producer, audit)
+        await wiring.run_miner(node, task, self.compute, settings, producer, audit)
 
     async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
         settings = ValidatorSettings(evaluate=True, poll_seconds=poll_seconds)
-        await run_validator(node, self.task(node), self.computes.get(name, self.compute), settings)
+        await wiring.run_validator(node, self.task(node), self.computes.get(name, self.compute), settings)
 
     def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
         """Start the beacon, a trainer, the validators and honest miners."""
