@@ -97,7 +97,7 @@ class Request:
 
     Attributes:
         prompt: token ids.
-        seed: 16 bytes, of its noise.
+        seed: 16 bytes, of its noise; empty for the most likely tokens, whose states nobody needs.
         sketch: of the window, if only the sketch of the hidden states is needed; an engine that computes it where it
             samples returns it in their place.
         offset: position of its first token, for the noise: how many tokens the policy drew in earlier turns.
@@ -201,10 +201,10 @@ class Engine(Protocol):
         """
 
     async def generate(self, requests: Sequence[Request], params: "SamplingParams") -> list[Generation]:
-        """Sample one completion for each request, in order, by seed-bound sampling."""
+        """Sample one completion for each request, in order, by seed-bound sampling.
 
-    async def greedy(self, prompts: Sequence[tuple[int, ...]], params: "SamplingParams") -> list[tuple[int, ...]]:
-        """Return the most likely completion of each prompt (no noise): token ids, in order."""
+        Either all requests of a call have a seed, or none has.
+        """
 
     async def check(self, requests: Sequence[CheckRequest], rules: "CheckRules") -> "list[Check]":
         """Check completions by one prefill over each; return the results of the tokens that are checked, in order.

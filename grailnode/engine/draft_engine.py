@@ -15,11 +15,10 @@ from torch import Tensor
 from grailnode.engine.int8_copy import int8_copy
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.policy import PolicyError
-from grailnode.engine.torch_engine import Noise, Policy, TorchEngine, padded
-from protocol.rollout.sampling import SamplingParams, seed_words
+from grailnode.engine.torch_engine import Policy, TorchEngine, padded
+from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
-from roles.policy.sequences import Tokens
-from roles.ports import Generation
+from roles.ports import Generation, Request
 
 _DRAFTED: Final = 16
 """Tokens that a row drafts in a round: it drafts in vain behind a wrong token, and behind its end."""
@@ -40,20 +39,17 @@ class DraftEngine(TorchEngine):
         self._copy: Mapping[str, Tensor] = {}
 
     @torch.inference_mode()
-    def _sample(
-        self, policy: Policy, prompts: list[Tokens], noise: list[Noise] | None, params: SamplingParams
-    ) -> list[Generation]:
+    def _sample(self, policy: Policy, requests: list[Request], params: SamplingParams) -> list[Generation]:
         if self._copied is not policy:  # a node that only checks never makes a copy
             is_adapted = self._draft_model is not self._model
             self._copied, self._copy = policy, policy.weights if is_adapted else int8_copy(policy.weights)
-        ids, mask = padded(prompts, self._device, left_padded=True)
-        rows = torch.arange(len(prompts), device=self._device)
-        words = None if noise is None else seed_words([seed for seed, _ in noise], self._device)
-        offsets = torch.tensor([offset for _, offset in noise or [(b"", 0)] * len(prompts)], device=self._device)
+        ids, mask = padded([request.prompt for request in requests], self._device, left_padded=True)
+        rows = torch.arange(len(requests), device=self._device)
+        words, offsets = self._noise(requests)
         cache: Any = self._model.cache()
         lengths, drafts = torch.zeros_like(rows), ids[:, :0]
         stops = torch.tensor(params.stops, device=self._device)
-        results: list[list[tuple[Tensor, ...]]] = [[] for _ in prompts]
+        results: list[list[tuple[Tensor, ...]]] = [[] for _ in requests]
         while True:
             # 1. The policy computes what it has not seen: the prompts at first. Its last states are those from which
             # the drafts should have been drawn, and that of the token behind them.

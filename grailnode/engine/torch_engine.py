@@ -34,9 +34,6 @@ from roles.ports import CheckRequest, EngineError, Generation, Request
 _PASS_TOKENS: Final = 1024
 """Completion tokens in one pass of a prefill: enough for large matrix products, few enough for a processor's caches."""
 
-Noise = tuple[bytes, int]
-"""The seed of a completion's noise, and the position of its first token."""
-
 RunSync = Callable[..., Awaitable[Any]]
 """`await run_sync(function, *arguments)` runs a function off the event loop's thread, and returns what it returns."""
 
@@ -138,11 +135,17 @@ class TorchEngine:
         await self._compute(old.clear)  # to give memory back takes long on an event loop
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        noise = [(request.seed, request.offset) for request in requests]
-        return await self._decode([request.prompt for request in requests], noise, params)
-
-    async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        return [generation.tokens for generation in await self._decode(prompts, None, params)]
+        policy = self._policy()
+        check_ids([request.prompt for request in requests], self._model.vocabulary)
+        results: dict[int, Generation] = {}
+        # Every completion counts with its longest possible length, so that the cache of a batch cannot outgrow the
+        # memory.
+        lengths = [len(request.prompt) + params.max_tokens for request in requests]
+        for batch in split(lengths, self._max_batch_tokens):
+            # `split` sorts by length, so results are carried by index.
+            generations = await self._compute(self._sample, policy, [requests[i] for i in batch], params)
+            results.update(zip(batch, generations, strict=True))
+        return [results[index] for index in range(len(requests))]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
         """Run one prefill over each prompt with its completion; return the results in order.
@@ -169,22 +172,6 @@ class TorchEngine:
         for batch in _runs(prompts, completions, self._max_batch_tokens):
             results += await self._compute(self._check, policy, requests[batch], rules)
         return results
-
-    async def _decode(
-        self, prompts: Sequence[Tokens], noise: Sequence[Noise] | None, params: SamplingParams
-    ) -> list[Generation]:
-        policy = self._policy()
-        check_ids(prompts, self._model.vocabulary)
-        results: dict[int, Generation] = {}
-        # Every completion counts with its longest possible length, so that the cache of a batch cannot outgrow the
-        # memory.
-        lengths = [len(prompt) + params.max_tokens for prompt in prompts]
-        for batch in split(lengths, self._max_batch_tokens):
-            # `split` sorts by length, so noise and results are carried by index.
-            own_noise = None if noise is None else [noise[i] for i in batch]
-            generations = await self._compute(self._sample, policy, [prompts[i] for i in batch], own_noise, params)
-            results.update(zip(batch, generations, strict=True))
-        return [results[index] for index in range(len(prompts))]
 
     def _policy(self) -> Policy:
         if self._serving is None:
@@ -261,21 +248,18 @@ class TorchEngine:
             return self._model.logits(policy.weights, hidden.to(self._device, self._dtype)).cpu()
 
     @torch.inference_mode()
-    def _sample(
-        self, policy: Policy, prompts: list[Tokens], noise: list[Noise] | None, params: SamplingParams
-    ) -> list[Generation]:
-        """Generate one batch until all completions have ended; `noise` None: the most likely tokens."""
+    def _sample(self, policy: Policy, requests: list[Request], params: SamplingParams) -> list[Generation]:
+        """Generate one batch until all completions have ended."""
         # Prompts end at the same column, so that each step appends one column for all rows.
-        ids, mask = padded(prompts, self._device, left_padded=True)
+        ids, mask = padded([request.prompt for request in requests], self._device, left_padded=True)
         cache = self._model.cache()
         stops = torch.tensor(params.stops, device=self._device)
-        words = None if noise is None else seed_words([seed for seed, _ in noise], self._device)
-        offsets = torch.tensor([offset for _, offset in noise or [(b"", 0)] * len(prompts)], device=self._device)
+        words, offsets = self._noise(requests)
         # Rows that have ended leave the batch; `rows` says which completion each remaining row is.
-        active = _Decoding(torch.arange(len(prompts), device=self._device), mask, words)
-        tokens: list[list[int]] = [[] for _ in prompts]
-        states: list[list[Tensor]] = [[] for _ in prompts]
-        log_probs: list[list[float]] = [[] for _ in prompts]
+        active = _Decoding(torch.arange(len(requests), device=self._device), mask, words)
+        tokens: list[list[int]] = [[] for _ in requests]
+        states: list[list[Tensor]] = [[] for _ in requests]
+        log_probs: list[list[float]] = [[] for _ in requests]
         # One step draws one token for each row: states, logits, choice, and then the next inputs.
         for position in range(params.max_tokens):
             hidden = self._model.hidden(policy.weights, ids, active.mask, cache)[:, -1]
@@ -303,6 +287,12 @@ class TorchEngine:
         return [
             Generation(tuple(t), torch.stack(s), tuple(p)) for t, s, p in zip(tokens, states, log_probs, strict=True)
         ]
+
+    def _noise(self, requests: Sequence[Request]) -> tuple[Tensor | None, Tensor]:
+        """Return the words of the seeds of a batch, int64 [B, 4], or None without seeds; and the offsets, int64 [B]."""
+        seeds = [request.seed for request in requests]
+        words = seed_words(seeds, self._device) if any(seeds) else None
+        return words, torch.tensor([request.offset for request in requests], device=self._device)
 
     def _choose(
         self, logits: Tensor, seeds: Tensor | None, positions: Tensor, params: SamplingParams

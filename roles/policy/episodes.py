@@ -82,7 +82,7 @@ def replayed_reward(episode: OpenEpisode, tokens: Tokens, turns: Sequence[Turn])
 
 
 class PlayedEpisode:
-    """An episode that an engine plays; without a seed it draws the most likely tokens."""
+    """An episode that an engine plays; with an empty seed it draws the most likely tokens."""
 
     def __init__(self, episode: OpenEpisode, prompt: Tokens, seed: bytes) -> None:
         self.episode = episode
@@ -121,27 +121,17 @@ class PlayedEpisode:
 
 
 async def play(
-    task: PolicyTask,
-    engine: Engine,
-    episodes: Sequence[PlayedEpisode],
-    key: SketchKey | None = None,
-    *,
-    greedy: bool = False,
+    task: PolicyTask, engine: Engine, episodes: Sequence[PlayedEpisode], key: SketchKey | None = None
 ) -> None:
-    """Play episodes to their ends with the policy that the engine serves now, `greedy` by its most likely tokens; those
-    that wait for a turn are one batch. EngineError if the engine broke, or another version came to be served.
+    """Play episodes to their ends with the policy that the engine serves now; those that wait for a turn are one batch.
+    EngineError if the engine broke, or another version came to be served.
     """
     version = engine.version
     for start in range(0, len(episodes), _AT_ONCE):
         while waiting := [item for item in episodes[start : start + _AT_ONCE] if item.episode.room]:
             # Noise depends on the position alone, so a turn that is cut off is the one that less room would have given.
             params = replace(task.run.sampling.params(), max_tokens=max(item.episode.room for item in waiting))
-            requests = [item.request(key) for item in waiting]
-            if greedy:
-                completions = await engine.greedy([request.prompt for request in requests], params)
-                turns = [Generation(tokens, torch.empty(len(tokens), 0), ()) for tokens in completions]
-            else:
-                turns = await engine.generate(requests, params)
+            turns = await engine.generate([item.request(key) for item in waiting], params)
             if engine.version != version:
                 raise EngineError("another version came to be served while episodes were played")
             await task.run_sync(_take_all, waiting, turns)
