@@ -91,6 +91,13 @@ class ObjectStore(Protocol):
         """Remove an object; it is no error if there is none."""
 
 
+@dataclass(eq=False)
+class TurnCache:
+    """What an engine may keep of a turn for the next one of the same episode; the content is the engine's own."""
+
+    content: object = None
+
+
 @dataclass(frozen=True)
 class Request:
     """One completion to generate.
@@ -101,12 +108,14 @@ class Request:
         sketch: of the window, if only the sketch of the hidden states is needed; an engine that computes it where it
             samples returns it in their place.
         offset: position of its first token, for the noise: how many tokens the policy drew in earlier turns.
+        turn_cache: of its episode, if another turn may follow; what it has changes the costs alone.
     """
 
     prompt: tuple[int, ...]
     seed: bytes
     sketch: "SketchKey | None" = None
     offset: int = 0
+    turn_cache: TurnCache | None = None
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ through `run_sync`, by default in one of trio's worker threads, a batch at a tim
 between two batches.
 """
 
+import itertools
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +18,7 @@ from typing import Any, Final
 import torch
 import trio
 from torch import Tensor
+from torch.nn import functional
 
 from grailnode.engine.models import check_fit
 from protocol.chain.manifest import Manifest
@@ -27,9 +30,9 @@ from protocol.quantization import dequantize, is_code, is_scale
 from protocol.rollout.checking import Check, CheckRules, DrawnTokens, check_completions
 from protocol.rollout.sampling import SamplingParams, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
-from roles.policy.causal_model import CausalModel
+from roles.policy.causal_model import Cache, CausalModel
 from roles.policy.sequences import Tokens, check_ids, split
-from roles.ports import CheckRequest, EngineError, Generation, Request
+from roles.ports import CheckRequest, EngineError, Generation, Request, TurnCache
 
 _PASS_TOKENS: Final = 1024
 """Completion tokens in one pass of a prefill: enough for large matrix products, few enough for a processor's caches."""
@@ -38,7 +41,9 @@ RunSync = Callable[..., Awaitable[Any]]
 """`await run_sync(function, *arguments)` runs a function off the event loop's thread, and returns what it returns."""
 
 DEFAULT_BATCH_TOKENS: Final = 8192
-"""Padded tokens of one batch: bounds the memory of activations and cache."""
+"""Padded tokens of one batch: bounds the memory of activations and cache. The caches of episodes that wait for a reply
+have at most as many beside it.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,18 @@ class Forward:
         return self.project(self.hidden)
 
 
-@dataclass
-class _Decoding:
-    """The rows of a batch that have not ended: index in the batch, attention mask [B, K] and noise seeds [B, 4]."""
+@dataclass(frozen=True)
+class ComputedTurn:
+    """The content of a TurnCache: the tokens that a turn has computed, and their keys and values.
 
-    rows: Tensor
-    mask: Tensor
-    seeds: Tensor | None
+    Rows that ended together share a cache, in which `row` is the index.
+    """
+
+    policy: "weakref.ref[Policy]"
+    tokens: Tokens
+    cache: Cache
+    mask: Tensor  # bool [B, K], False at pads
+    row: int
 
 
 class TorchEngine:
@@ -98,6 +108,7 @@ class TorchEngine:
         self._run_sync = run_sync
         self._serving: Policy | None = None
         self._staged: Policy | None = None
+        self._turn_caches: list[weakref.ref[TurnCache]] = []
 
     @property
     def version(self) -> int | None:
@@ -143,7 +154,8 @@ class TorchEngine:
         lengths = [len(request.prompt) + params.max_tokens for request in requests]
         for batch in split(lengths, self._max_batch_tokens):
             # `split` sorts by length, so results are carried by index.
-            generations = await self._compute(self._sample, policy, [requests[i] for i in batch], params)
+            generations, turns = await self._compute(self._sample, policy, [requests[i] for i in batch], params)
+            self._keep(turns)
             results.update(zip(batch, generations, strict=True))
         return [results[index] for index in range(len(requests))]
 
@@ -172,6 +184,20 @@ class TorchEngine:
         for batch in _runs(prompts, completions, self._max_batch_tokens):
             results += await self._compute(self._check, policy, requests[batch], rules)
         return results
+
+    def _keep(self, turns: Mapping[TurnCache, ComputedTurn]) -> None:
+        """Keep turns for the next ones of their episodes, unless all that wait would then have more tokens than a
+        batch: the prompt of such an episode is computed again.
+        """
+        caches = {cache: cache.content for item in self._turn_caches if (cache := item()) is not None}
+        kept = {cache: turn for cache, turn in caches.items() if isinstance(turn, ComputedTurn)}
+        sizes = {id(turn.cache): turn.mask.numel() for turn in kept.values()}
+        for cache, turn in turns.items():
+            size = {id(turn.cache): turn.mask.numel()}
+            if sum((sizes | size).values()) <= self._max_batch_tokens:
+                sizes |= size
+                cache.content = kept[cache] = turn
+        self._turn_caches = [weakref.ref(cache) for cache in kept]
 
     def _policy(self) -> Policy:
         if self._serving is None:
@@ -248,45 +274,106 @@ class TorchEngine:
             return self._model.logits(policy.weights, hidden.to(self._device, self._dtype)).cpu()
 
     @torch.inference_mode()
-    def _sample(self, policy: Policy, requests: list[Request], params: SamplingParams) -> list[Generation]:
-        """Generate one batch until all completions have ended."""
-        # Prompts end at the same column, so that each step appends one column for all rows.
-        ids, mask = padded([request.prompt for request in requests], self._device, left_padded=True)
-        cache = self._model.cache()
+    def _sample(
+        self, policy: Policy, requests: list[Request], params: SamplingParams
+    ) -> tuple[list[Generation], dict[TurnCache, ComputedTurn]]:
+        """Generate one batch until all completions have ended; return also what may be kept for next turns."""
+        # Rows that have ended leave the batch; `rows` says which request each remaining row is.
+        rows, hidden, mask, cache = self._begin(policy, requests)
+        words, offsets = self._noise([requests[row] for row in rows.tolist()])
         stops = torch.tensor(params.stops, device=self._device)
-        words, offsets = self._noise(requests)
-        # Rows that have ended leave the batch; `rows` says which completion each remaining row is.
-        active = _Decoding(torch.arange(len(requests), device=self._device), mask, words)
         tokens: list[list[int]] = [[] for _ in requests]
         states: list[list[Tensor]] = [[] for _ in requests]
         log_probs: list[list[float]] = [[] for _ in requests]
-        # One step draws one token for each row: states, logits, choice, and then the next inputs.
+        turns: dict[TurnCache, ComputedTurn] = {}
+        # One step draws one token for each row: logits, choice, and then the next states.
         for position in range(params.max_tokens):
-            hidden = self._model.hidden(policy.weights, ids, active.mask, cache)[:, -1]
             logits = self._model.logits(policy.weights, hidden)
-            next_tokens, likely = self._choose(logits, active.seeds, offsets[active.rows] + position, params)
+            next_tokens, likely = self._choose(logits, words, offsets + position, params)
+            # A stop token belongs to its completion; only what follows it is not drawn.
+            ends = torch.isin(next_tokens, stops) | (position + 1 == params.max_tokens)
             # The state from which a token is drawn is what a sketch commits to, in float32 whatever the dtype of the
             # engine.
             on_host = hidden.to(torch.float32).cpu()
-            for place, (row, token) in enumerate(zip(active.rows.tolist(), next_tokens.tolist(), strict=True)):
+            ended = {}
+            values = zip(rows.tolist(), next_tokens.tolist(), ends.tolist(), strict=True)
+            for place, (row, token, is_last) in enumerate(values):
                 tokens[row].append(token)
                 states[row].append(on_host[place])
                 log_probs[row].append(float(likely[place]))
-            # A stop token belongs to its completion; only what follows it is not drawn.
-            going = (~torch.isin(next_tokens, stops)).nonzero().squeeze(1)
+                if is_last:
+                    ended[place] = requests[row], tokens[row]
+            turns |= self._ended_turns(policy, ended, cache, mask)
+            going = (~ends).nonzero().squeeze(1)
             if not len(going):
                 break
-            if len(going) < len(next_tokens):
-                active = _Decoding(
-                    active.rows[going], active.mask[going], None if active.seeds is None else active.seeds[going]
-                )
-                cache = cache.select(going)
+            if len(going) < len(rows):
+                rows, mask, offsets, cache = rows[going], mask[going], offsets[going], cache.select(going)
+                words = None if words is None else words[going]
             # Each drawn token becomes a real one that later tokens attend to.
-            active.mask = torch.cat([active.mask, active.mask.new_ones(len(going), 1)], dim=1)
-            ids = next_tokens[going, None]
-        return [
+            mask = torch.cat([mask, mask.new_ones(len(going), 1)], dim=1)
+            hidden = self._model.hidden(policy.weights, next_tokens[going, None], mask, cache)[:, -1]
+        generations = [
             Generation(tuple(t), torch.stack(s), tuple(p)) for t, s, p in zip(tokens, states, log_probs, strict=True)
         ]
+        return generations, turns
+
+    def _begin(self, policy: Policy, requests: Sequence[Request]) -> tuple[Tensor, Tensor, Tensor, Cache]:
+        """Compute the prompts, of turns only what is not kept; return which request each row is, int64 [B], the states
+        that predict the first tokens, [B, D], and mask and cache. All rows end at the last column, so that each step
+        appends one column for all rows.
+        """
+        new: list[int] = []
+        # New tokens of similar number are computed together, so that less than half of them are pads.
+        groups: dict[int, dict[int, ComputedTurn]] = {}
+        for row, request in enumerate(requests):
+            turn = self._kept_turn(policy, request)
+            if turn is None:
+                new.append(row)
+            else:
+                groups.setdefault((len(request.prompt) - len(turn.tokens)).bit_length(), {})[row] = turn
+        order, states, masks, caches = [*new], list[Tensor](), list[Tensor](), list[Cache]()
+        if new:
+            ids, mask = padded([requests[row].prompt for row in new], self._device, left_padded=True)
+            caches.append(self._model.cache())
+            states.append(self._model.hidden(policy.weights, ids, mask, caches[-1])[:, -1])
+            masks.append(mask)
+        for group in groups.values():
+            rows = sorted(group, key=lambda row: id(group[row].cache))
+            mask, cache = _joined_turns([group[row] for row in rows])
+            parts = [requests[row].prompt[len(group[row].tokens) :] for row in rows]
+            ids, real = padded(parts, self._device)
+            mask = torch.cat([mask, real], dim=1)
+            computed = self._model.hidden(policy.weights, ids, mask, cache)
+            states.append(computed[torch.arange(len(rows), device=self._device), real.sum(dim=1) - 1])
+            order, masks, caches = order + rows, [*masks, mask], [*caches, cache]
+        return torch.tensor(order, device=self._device), torch.cat(states), *right_aligned(masks, caches)
+
+    def _kept_turn(self, policy: Policy, request: Request) -> ComputedTurn | None:
+        """Take from a request's cache what this policy has computed of the prompt; None if that is nothing."""
+        if request.turn_cache is None:
+            return None
+        turn, request.turn_cache.content = request.turn_cache.content, None
+        if not isinstance(turn, ComputedTurn) or turn.policy() is not policy:
+            return None
+        count = len(turn.tokens)
+        return turn if count < len(request.prompt) and request.prompt[:count] == turn.tokens else None
+
+    def _ended_turns(
+        self, policy: Policy, ended: Mapping[int, tuple[Request, Sequence[int]]], cache: Cache, mask: Tensor
+    ) -> dict[TurnCache, ComputedTurn]:
+        """Return what may be kept of rows of a batch that ended, each with its request and the tokens drawn."""
+        rows = {row: turn for row, (request, _) in ended.items() if (turn := request.turn_cache) is not None}
+        if not rows or not cache.is_complete:
+            return {}
+        places = torch.tensor([*rows], device=self._device)
+        cache, mask = cache.select(places), mask[places]
+        turns = {}
+        for place, (row, turn_cache) in enumerate(rows.items()):
+            request, drawn = ended[row]
+            # The last token that was drawn has been no input yet.
+            turns[turn_cache] = ComputedTurn(weakref.ref(policy), (*request.prompt, *drawn[:-1]), cache, mask, place)
+        return turns
 
     def _noise(self, requests: Sequence[Request]) -> tuple[Tensor | None, Tensor]:
         """Return the words of the seeds of a batch, int64 [B, 4], or None without seeds; and the offsets, int64 [B]."""
@@ -308,6 +395,28 @@ def _bf16_bits(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous()
     return (tensor.contiguous().view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+def _joined_turns(turns: Sequence[ComputedTurn]) -> tuple[Tensor, Cache]:
+    """Return mask and cache of some turns, in order. Neighbours that share a cache are copied at once."""
+    masks, caches = [], []
+    for _, part in itertools.groupby(turns, key=lambda turn: id(turn.cache)):
+        first, *others = part
+        rows = torch.tensor([turn.row for turn in (first, *others)], device=first.mask.device)
+        masks.append(first.mask[rows])
+        caches.append(first.cache.select(rows))
+    return right_aligned(masks, caches)
+
+
+def right_aligned(masks: Sequence[Tensor], caches: Sequence[Cache]) -> tuple[Tensor, Cache]:
+    """Return mask and cache of the rows of several batches, whose real tokens are moved right as far as possible."""
+    width = max(mask.shape[1] for mask in masks)
+    mask = torch.cat([functional.pad(mask, (width - mask.shape[1], 0)) for mask in masks])
+    cache = caches[0].join(caches[1:]) if len(caches) > 1 else caches[0]
+    # A stable sort puts the pads of a row first, and keeps the order of its tokens.
+    columns = mask.to(torch.int8).argsort(dim=1, stable=True)[:, -int(mask.sum(dim=1).max()) :]
+    aligned = mask.gather(1, columns)
+    return (mask, cache) if torch.equal(aligned, mask) else (aligned, cache.take(columns))
 
 
 @contextmanager

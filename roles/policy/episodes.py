@@ -20,7 +20,7 @@ from protocol.rollout.sketch import SketchKey
 from protocol.run import ChatSpec
 from roles.policy.assignment import PolicyTask, Tokenizer
 from roles.policy.sequences import Tokens
-from roles.ports import Engine, EngineError, Generation, Request
+from roles.ports import Engine, EngineError, Generation, Request, TurnCache
 
 _AT_ONCE: Final = 128  # episodes that are played, each of which may have a process of the sandbox
 
@@ -88,12 +88,13 @@ class PlayedEpisode:
         self.episode = episode
         self._prompt = prompt
         self._seed = seed
+        self._cache = TurnCache()
         self._generations: list[Generation] = []
 
     def request(self, key: SketchKey | None) -> Request:
         """Return the request of the next turn."""
         context = self._prompt + join_turns(self.episode.tokens, self.episode.turns)[0]
-        return Request(context, self._seed, key, len(self.episode.tokens))
+        return Request(context, self._seed, key, len(self.episode.tokens), self._cache)
 
     def take(self, generation: Generation) -> None:
         """Append a turn; what is more than this episode has room for is cut off."""
@@ -107,6 +108,8 @@ class PlayedEpisode:
             )
         self._generations.append(generation)
         self.episode.take(generation.tokens)
+        if not self.episode.room:
+            self._cache.content = None
 
     @property
     def generation(self) -> Generation:
