@@ -1,11 +1,10 @@
 """What episodes cost beside single turns: `python -m bench.episodes`.
 
-The packaged policy plays groups of each environment, and a validator judges them, both in torch float32 on one thread.
-For each environment the command prints the turns of a rollout, the tokens that the policy drew and all of them, the
-tokens that generation computed, the processor time of generating and of judging a rollout, and the bytes of a rollout
-in its batch. `higher-lower` is the
-plug-in of docs/guide/own-task.md, whose processes in the sandbox are not in these times: `python -m bench.sandbox` has
-those. It takes half a minute, and needs Linux with bubblewrap and the `test` extra.
+The packaged policies play groups of each environment, and a validator judges them, all in torch float32 on one thread.
+For each environment the command prints the turns and tokens of a rollout, the tokens that generation computed (the
+prompt's, too), the processor time of generating and of judging a rollout, and the bytes of a rollout in its batch.
+`higher-lower` is the plug-in of docs/guide/own-task.md, whose processes in the sandbox are not in these times: `python
+-m bench.sandbox` has those. It takes half a minute, and needs Linux with bubblewrap and the `test` extra.
 """
 
 import argparse
@@ -37,7 +36,7 @@ from tests.support.measuring.wrapped_model import WrappedModel
 from tests.support.simulation.virtual_clock import simulate
 
 GROUPS, GROUP_SIZE = 16, 8
-HEAD = ("environment", "turns", "drawn", "all", "computed", "generated, ms", "judged, ms", "bytes")
+HEAD = ("environment", "turns", "tokens", "computed", "generated, ms", "judged, ms", "bytes")
 
 
 class _CountingModel(WrappedModel):
@@ -104,7 +103,7 @@ def measure(
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     turns = sum(len(item.turns) if isinstance(item, EpisodeRollout) else 1 for item in rollouts)
     size = len(assemble(groups, harness.arithmetic)[0])
-    totals = turns, sum(len(item.tokens) for item in rollouts), sum(len(item.sequence) for item in rollouts), computed
+    totals = turns, sum(len(item.sequence) for item in rollouts), computed
     means = [f"{total / len(rollouts):.1f}" for total in totals]
     times = [f"{1000 * seconds / len(rollouts):.2f}" for seconds in (generated, judged)]
     return (environment.name, *means, *times, f"{size / len(rollouts):.0f}")
