@@ -15,10 +15,11 @@ from torch import Tensor
 from grailnode.engine.int8_copy import int8_copy
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.policy import PolicyError
-from grailnode.engine.torch_engine import ComputedTurn, Policy, TorchEngine, right_aligned
+from grailnode.engine.torch_engine import Policy, TorchEngine
+from grailnode.engine.turn_caches import Turns, ended_turns, right_aligned
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import Cache, CausalModel
-from roles.ports import Generation, Request, TurnCache
+from roles.ports import Generation, Request
 
 _DRAFTED: Final = 16
 """Tokens that a row drafts in a round: it drafts in vain behind a wrong token, and behind its end."""
@@ -41,7 +42,7 @@ class DraftEngine(TorchEngine):
     @torch.inference_mode()
     def _sample(
         self, policy: Policy, requests: list[Request], params: SamplingParams
-    ) -> tuple[list[Generation], dict[TurnCache, ComputedTurn]]:
+    ) -> tuple[list[Generation], Turns]:
         if self._copied is not policy:  # a node that only checks never makes a copy
             is_adapted = self._draft_model is not self._model
             self._copied, self._copy = policy, policy.weights if is_adapted else int8_copy(policy.weights)
@@ -50,7 +51,7 @@ class DraftEngine(TorchEngine):
         rows, last_states, mask, cache = self._begin(policy, requests)
         words, offsets = self._noise([requests[row] for row in rows.tolist()])
         states, lengths, drafts = last_states[:, None], torch.zeros_like(rows), rows.new_empty(len(rows), 0)
-        turns: dict[TurnCache, ComputedTurn] = {}
+        turns: Turns = {}
         stops = torch.tensor(params.stops, device=self._device)
         results: list[list[tuple[Tensor, ...]]] = [[] for _ in requests]
         while True:
@@ -63,16 +64,15 @@ class DraftEngine(TorchEngine):
             until_end = torch.where(ends.any(dim=1), ends.int().argmax(dim=1) + 1, count + 1)
             new = torch.minimum(right, until_end)
             on_host = tokens.cpu(), states.to(torch.float32).cpu(), likely
-            for place, (row, taken) in enumerate(zip(rows.tolist(), new.tolist(), strict=True)):
+            ended: dict[int, tuple[Request, list[int]]] = {}
+            values = zip(rows.tolist(), new.tolist(), (new == until_end).tolist(), strict=True)
+            for place, (row, taken, is_last) in enumerate(values):
                 results[row].append(tuple(part[place, :taken] for part in on_host))
+                if is_last:
+                    ended[place] = requests[row], torch.cat([part[0] for part in results[row]]).tolist()
             # 3. The columns of wrong drafts become pads, over which rows move right, so that they end at one column.
             mask = mask & (torch.arange(mask.shape[1], device=self._device) < mask.shape[1] - (count - new)[:, None])
-            ended = {
-                place: (requests[row], torch.cat([part[0] for part in results[row]]).tolist())
-                for place, (row, is_last) in enumerate(zip(rows.tolist(), (new == until_end).tolist(), strict=True))
-                if is_last
-            }
-            turns |= self._ended_turns(policy, ended, cache, mask)
+            turns |= ended_turns(policy, ended, cache, mask)
             going = (new < until_end).nonzero().squeeze(1)
             if not len(going):
                 break

@@ -8,8 +8,7 @@ between two batches.
 
 import itertools
 import math
-import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +17,9 @@ from typing import Any, Final
 import torch
 import trio
 from torch import Tensor
-from torch.nn import functional
 
 from grailnode.engine.models import check_fit
+from grailnode.engine.turn_caches import TurnCaches, Turns, ended_turns, joined_turns, right_aligned, take_turn
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, weights_digest
 from protocol.errors import MalformedError, PatchError, ProtocolError
@@ -32,7 +31,7 @@ from protocol.rollout.sampling import SamplingParams, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
 from roles.policy.causal_model import Cache, CausalModel
 from roles.policy.sequences import Tokens, check_ids, split
-from roles.ports import CheckRequest, EngineError, Generation, Request, TurnCache
+from roles.ports import CheckRequest, EngineError, Generation, Request
 
 _PASS_TOKENS: Final = 1024
 """Completion tokens in one pass of a prefill: enough for large matrix products, few enough for a processor's caches."""
@@ -69,20 +68,6 @@ class Forward:
         return self.project(self.hidden)
 
 
-@dataclass(frozen=True)
-class ComputedTurn:
-    """The content of a TurnCache: the tokens that a turn has computed, and their keys and values.
-
-    Rows that ended together share a cache, in which `row` is the index.
-    """
-
-    policy: "weakref.ref[Policy]"
-    tokens: Tokens
-    cache: Cache
-    mask: Tensor  # bool [B, K], False at pads
-    row: int
-
-
 class TorchEngine:
     """Samples from a policy and checks completions, with torch, in batches of at most `max_batch_tokens` padded tokens.
 
@@ -108,7 +93,7 @@ class TorchEngine:
         self._run_sync = run_sync
         self._serving: Policy | None = None
         self._staged: Policy | None = None
-        self._turn_caches: list[weakref.ref[TurnCache]] = []
+        self._turn_caches = TurnCaches(max_batch_tokens)
 
     @property
     def version(self) -> int | None:
@@ -155,7 +140,7 @@ class TorchEngine:
         for batch in split(lengths, self._max_batch_tokens):
             # `split` sorts by length, so results are carried by index.
             generations, turns = await self._compute(self._sample, policy, [requests[i] for i in batch], params)
-            self._keep(turns)
+            self._turn_caches.keep(turns)
             results.update(zip(batch, generations, strict=True))
         return [results[index] for index in range(len(requests))]
 
@@ -184,20 +169,6 @@ class TorchEngine:
         for batch in _runs(prompts, completions, self._max_batch_tokens):
             results += await self._compute(self._check, policy, requests[batch], rules)
         return results
-
-    def _keep(self, turns: Mapping[TurnCache, ComputedTurn]) -> None:
-        """Keep turns for the next ones of their episodes, unless all that wait would then have more tokens than a
-        batch: the prompt of such an episode is computed again.
-        """
-        caches = {cache: cache.content for item in self._turn_caches if (cache := item()) is not None}
-        kept = {cache: turn for cache, turn in caches.items() if isinstance(turn, ComputedTurn)}
-        sizes = {id(turn.cache): turn.mask.numel() for turn in kept.values()}
-        for cache, turn in turns.items():
-            size = {id(turn.cache): turn.mask.numel()}
-            if sum((sizes | size).values()) <= self._max_batch_tokens:
-                sizes |= size
-                cache.content = kept[cache] = turn
-        self._turn_caches = [weakref.ref(cache) for cache in kept]
 
     def _policy(self) -> Policy:
         if self._serving is None:
@@ -276,43 +247,40 @@ class TorchEngine:
     @torch.inference_mode()
     def _sample(
         self, policy: Policy, requests: list[Request], params: SamplingParams
-    ) -> tuple[list[Generation], dict[TurnCache, ComputedTurn]]:
+    ) -> tuple[list[Generation], Turns]:
         """Generate one batch until all completions have ended; return also what may be kept for next turns."""
         # Rows that have ended leave the batch; `rows` says which request each remaining row is.
         rows, hidden, mask, cache = self._begin(policy, requests)
         words, offsets = self._noise([requests[row] for row in rows.tolist()])
-        stops = torch.tensor(params.stops, device=self._device)
         tokens: list[list[int]] = [[] for _ in requests]
         states: list[list[Tensor]] = [[] for _ in requests]
         log_probs: list[list[float]] = [[] for _ in requests]
-        turns: dict[TurnCache, ComputedTurn] = {}
+        turns: Turns = {}
         # One step draws one token for each row: logits, choice, and then the next states.
         for position in range(params.max_tokens):
             logits = self._model.logits(policy.weights, hidden)
             next_tokens, likely = self._choose(logits, words, offsets + position, params)
-            # A stop token belongs to its completion; only what follows it is not drawn.
-            ends = torch.isin(next_tokens, stops) | (position + 1 == params.max_tokens)
             # The state from which a token is drawn is what a sketch commits to, in float32 whatever the dtype of the
             # engine.
             on_host = hidden.to(torch.float32).cpu()
-            ended = {}
-            values = zip(rows.tolist(), next_tokens.tolist(), ends.tolist(), strict=True)
-            for place, (row, token, is_last) in enumerate(values):
+            ended: dict[int, tuple[Request, list[int]]] = {}
+            for place, (row, token) in enumerate(zip(rows.tolist(), next_tokens.tolist(), strict=True)):
                 tokens[row].append(token)
                 states[row].append(on_host[place])
                 log_probs[row].append(float(likely[place]))
-                if is_last:
+                # A stop token belongs to its completion; only what follows it is not drawn.
+                if token in params.stops or position + 1 == params.max_tokens:
                     ended[place] = requests[row], tokens[row]
-            turns |= self._ended_turns(policy, ended, cache, mask)
-            going = (~ends).nonzero().squeeze(1)
-            if not len(going):
+            turns |= ended_turns(policy, ended, cache, mask)
+            if len(ended) == len(rows):
                 break
-            if len(going) < len(rows):
+            if ended:
+                going = torch.tensor([place for place in range(len(rows)) if place not in ended], device=self._device)
                 rows, mask, offsets, cache = rows[going], mask[going], offsets[going], cache.select(going)
-                words = None if words is None else words[going]
+                words, next_tokens = None if words is None else words[going], next_tokens[going]
             # Each drawn token becomes a real one that later tokens attend to.
-            mask = torch.cat([mask, mask.new_ones(len(going), 1)], dim=1)
-            hidden = self._model.hidden(policy.weights, next_tokens[going, None], mask, cache)[:, -1]
+            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+            hidden = self._model.hidden(policy.weights, next_tokens[:, None], mask, cache)[:, -1]
         generations = [
             Generation(tuple(t), torch.stack(s), tuple(p)) for t, s, p in zip(tokens, states, log_probs, strict=True)
         ]
@@ -323,57 +291,28 @@ class TorchEngine:
         that predict the first tokens, [B, D], and mask and cache. All rows end at the last column, so that each step
         appends one column for all rows.
         """
-        new: list[int] = []
-        # New tokens of similar number are computed together, so that less than half of them are pads.
-        groups: dict[int, dict[int, ComputedTurn]] = {}
-        for row, request in enumerate(requests):
-            turn = self._kept_turn(policy, request)
-            if turn is None:
-                new.append(row)
-            else:
-                groups.setdefault((len(request.prompt) - len(turn.tokens)).bit_length(), {})[row] = turn
-        order, states, masks, caches = [*new], list[Tensor](), list[Tensor](), list[Cache]()
-        if new:
+        turns = {row: turn for row, request in enumerate(requests) if (turn := take_turn(policy, request)) is not None}
+        parts: list[tuple[list[int], Tensor, Tensor, Cache]] = []
+        if new := [row for row in range(len(requests)) if row not in turns]:
             ids, mask = padded([requests[row].prompt for row in new], self._device, left_padded=True)
-            caches.append(self._model.cache())
-            states.append(self._model.hidden(policy.weights, ids, mask, caches[-1])[:, -1])
-            masks.append(mask)
-        for group in groups.values():
-            rows = sorted(group, key=lambda row: id(group[row].cache))
-            mask, cache = _joined_turns([group[row] for row in rows])
-            parts = [requests[row].prompt[len(group[row].tokens) :] for row in rows]
-            ids, real = padded(parts, self._device)
+            cache = self._model.cache()
+            parts.append((new, self._model.hidden(policy.weights, ids, mask, cache)[:, -1], mask, cache))
+        # New tokens of similar number are computed together, so that less than half of them are pads.
+        tails = {row: requests[row].prompt[len(turn.tokens) :] for row, turn in turns.items()}
+        groups: dict[int, list[int]] = {}
+        for row, tail in tails.items():
+            groups.setdefault(len(tail).bit_length(), []).append(row)
+        for rows in groups.values():
+            rows.sort(key=lambda row: id(turns[row].cache))
+            mask, cache = joined_turns([turns[row] for row in rows])
+            ids, real = padded([tails[row] for row in rows], self._device)
             mask = torch.cat([mask, real], dim=1)
             computed = self._model.hidden(policy.weights, ids, mask, cache)
-            states.append(computed[torch.arange(len(rows), device=self._device), real.sum(dim=1) - 1])
-            order, masks, caches = order + rows, [*masks, mask], [*caches, cache]
-        return torch.tensor(order, device=self._device), torch.cat(states), *right_aligned(masks, caches)
-
-    def _kept_turn(self, policy: Policy, request: Request) -> ComputedTurn | None:
-        """Take from a request's cache what this policy has computed of the prompt; None if that is nothing."""
-        if request.turn_cache is None:
-            return None
-        turn, request.turn_cache.content = request.turn_cache.content, None
-        if not isinstance(turn, ComputedTurn) or turn.policy() is not policy:
-            return None
-        count = len(turn.tokens)
-        return turn if count < len(request.prompt) and request.prompt[:count] == turn.tokens else None
-
-    def _ended_turns(
-        self, policy: Policy, ended: Mapping[int, tuple[Request, Sequence[int]]], cache: Cache, mask: Tensor
-    ) -> dict[TurnCache, ComputedTurn]:
-        """Return what may be kept of rows of a batch that ended, each with its request and the tokens drawn."""
-        rows = {row: turn for row, (request, _) in ended.items() if (turn := request.turn_cache) is not None}
-        if not rows or not cache.is_complete:
-            return {}
-        places = torch.tensor([*rows], device=self._device)
-        cache, mask = cache.select(places), mask[places]
-        turns = {}
-        for place, (row, turn_cache) in enumerate(rows.items()):
-            request, drawn = ended[row]
-            # The last token that was drawn has been no input yet.
-            turns[turn_cache] = ComputedTurn(weakref.ref(policy), (*request.prompt, *drawn[:-1]), cache, mask, place)
-        return turns
+            last = real.sum(dim=1) - 1
+            parts.append((rows, computed[torch.arange(len(rows), device=self._device), last], mask, cache))
+        order, states, masks, caches = zip(*parts, strict=True)
+        rows_of_requests = torch.tensor([*itertools.chain(*order)], device=self._device)
+        return rows_of_requests, torch.cat(states), *right_aligned(masks, caches)
 
     def _noise(self, requests: Sequence[Request]) -> tuple[Tensor | None, Tensor]:
         """Return the words of the seeds of a batch, int64 [B, 4], or None without seeds; and the offsets, int64 [B]."""
@@ -395,28 +334,6 @@ def _bf16_bits(tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous()
     return (tensor.contiguous().view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
-
-
-def _joined_turns(turns: Sequence[ComputedTurn]) -> tuple[Tensor, Cache]:
-    """Return mask and cache of some turns, in order. Neighbours that share a cache are copied at once."""
-    masks, caches = [], []
-    for _, part in itertools.groupby(turns, key=lambda turn: id(turn.cache)):
-        first, *others = part
-        rows = torch.tensor([turn.row for turn in (first, *others)], device=first.mask.device)
-        masks.append(first.mask[rows])
-        caches.append(first.cache.select(rows))
-    return right_aligned(masks, caches)
-
-
-def right_aligned(masks: Sequence[Tensor], caches: Sequence[Cache]) -> tuple[Tensor, Cache]:
-    """Return mask and cache of the rows of several batches, whose real tokens are moved right as far as possible."""
-    width = max(mask.shape[1] for mask in masks)
-    mask = torch.cat([functional.pad(mask, (width - mask.shape[1], 0)) for mask in masks])
-    cache = caches[0].join(caches[1:]) if len(caches) > 1 else caches[0]
-    # A stable sort puts the pads of a row first, and keeps the order of its tokens.
-    columns = mask.to(torch.int8).argsort(dim=1, stable=True)[:, -int(mask.sum(dim=1).max()) :]
-    aligned = mask.gather(1, columns)
-    return (mask, cache) if torch.equal(aligned, mask) else (aligned, cache.take(columns))
 
 
 @contextmanager
