@@ -59,6 +59,7 @@ class Group:
         logprobs: of each completion's tokens under the version that sampled them, at the run's temperature: float32
             [T], one for each token, as validators computed them; 0 where the policy did not draw.
         rewards: of each rollout, as validators computed them; of one that ends early, of their continuations.
+        turn_rewards: of each turn of each rollout, 0 before the last one; a rollout without episodes is one turn.
         version: the policy version that sampled them; age: how many versions older it is than the newest.
         digest: names the group: 32 bytes.
     """
@@ -68,6 +69,7 @@ class Group:
     drawn: tuple[tuple[bool, ...], ...]
     logprobs: tuple[np.ndarray, ...]
     rewards: tuple[float, ...]
+    turn_rewards: tuple[tuple[float, ...], ...]
     version: int
     age: int
     digest: bytes
@@ -143,6 +145,7 @@ class AsyncTrainer:
             drawn=drawn,
             logprobs=tuple(map(_aligned, group.completion_logprobs, drawn)),
             rewards=group.rewards,
+            turn_rewards=tuple(group.turn_rewards),
             version=group.version,
             age=self.version - group.version,
             digest=group.digest,

@@ -103,6 +103,12 @@ def _as_episodes(one: VerifiedGroup, reply: tuple[int, ...]) -> VerifiedGroup:
     return one.model_copy(update={"turns": turns})
 
 
+def test_an_episode_is_rewarded_at_its_last_turn() -> None:
+    one = group("a", completions=((3, 4, 1), (4, 9, 9, 1)), rewards=(1.0, 0.5))
+    assert one.turn_rewards == [(1.0,), (0.5,)]
+    assert _as_episodes(one, (13,)).turn_rewards == [(0.0, 1.0), (0.0, 0.5)]
+
+
 def _gradients(learner: Learner, groups: list[VerifiedGroup]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in learner.gradients(groups).tensors.items()}
 

@@ -19,6 +19,7 @@ from grailnode.engine.policy import Policy, load_weights
 from protocol.digest import digest_weights
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.assignment import encode_prompt
+from roles.ports import Request
 from tests.support.builders.policies import engine_of
 from tests.support.processes.command_line import fail
 
@@ -59,7 +60,8 @@ def test_the_checkpoint_is_a_policy_that_computes_and_answers_as_transformers_do
 
     async def greedy() -> list[tuple[int, ...]]:
         engine = await engine_of(model, weights)
-        return await engine.greedy([prompt], SamplingParams(1.0, 24, policy.stops))
+        params = SamplingParams(1.0, 24, policy.stops)
+        return [item.tokens for item in await engine.generate([Request(prompt, b"")], params)]
 
     assert trio.run(greedy) == [tuple(answer)]
 
