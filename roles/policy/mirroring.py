@@ -27,6 +27,7 @@ from roles.authority_updates import stored_revision
 from roles.gather import STORAGE_ERRORS, gather
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
+from roles.policy.serving import HeadPace
 from roles.policy.verified_weights import AnchorBuild, PatchBuild
 from roles.ports import NotFoundError, ObjectStore
 from roles.records import fetch_envelope, fetch_object, fetch_run_file
@@ -58,14 +59,15 @@ class Mirror:
                 nursery.start_soon(self._repeat, work, poll_seconds)
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], poll_seconds: float) -> None:
-        reporter = WaitReporter(self._node.telemetry, "mirror-behind")
+        reporter, pace = WaitReporter(self._node.telemetry, "mirror-behind"), HeadPace(self._node, poll_seconds)
         while True:
             try:
                 await work()
                 reporter.over()
             except STORAGE_ERRORS as error:
                 reporter.waiting("storage", error, "the trainer's space shows its objects, and the copy takes them")
-            await trio.sleep(self._node.pace(poll_seconds))
+            versions = [chain.head.version for chain in self._chains.values() if chain.head is not None]
+            await trio.sleep(pace.pause(max(versions, default=-1)))
 
     async def copy(self) -> None:
         """Copy what is new: revisions of the authority, then of each trainer; the first failure is raised after all."""

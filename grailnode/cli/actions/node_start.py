@@ -28,7 +28,7 @@ from roles.policy.mirroring import Mirror
 from roles.ports import NotFoundError, StateError
 
 _POLL_SECONDS: Final = 5.0
-_MIRROR_POLL_SECONDS: Final = 0.5
+_MIRROR_POLL_SECONDS: Final = 0.2
 _TRIES_PER_REPORT: Final = round(WAIT_REPORT_SECONDS / _POLL_SECONDS)
 
 
