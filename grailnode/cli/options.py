@@ -56,7 +56,9 @@ def refuse_empty_texts(context: click.Context) -> None:
     for parameter in context.command.params:
         name = parameter.name or ""
         value = context.params.get(name)
-        texts = value if isinstance(parameter, click.Argument) and parameter.nargs < 0 else (value,)
+        texts: tuple[Any, ...] = (value,)
+        if isinstance(parameter, click.Argument) and parameter.nargs < 0:
+            texts = tuple(value or ())
         if "" in texts and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.BadParameter("an empty text", context, parameter)
 
