@@ -19,10 +19,8 @@ FOLDERS = ("protocol", "roles", "grailnode", "bench", "tests", "docs", "docker")
 PACKAGES = ("protocol", "roles", "grailnode", "bench", "tests")
 FOREIGN_NAMES = {"TransferManager"}
 """Names of other projects that pages mention and no code uses."""
-EVENT_ARGUMENTS = {"event": 0, "report": 0, "_report": 0, "_report_once": 0, "_reporting": 0} | {
-    "ChangeReporter": 1,
-    "WaitReporter": 1,
-}
+EVENT_ARGUMENTS = dict.fromkeys(("event", "report", "_report", "_report_once", "_reporting"), 0)
+EVENT_ARGUMENTS |= dict.fromkeys(("ChangeReporter", "WaitReporter"), 1)
 """The calls that log events, with the number of the argument that is the event's name."""
 
 _code_block = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
