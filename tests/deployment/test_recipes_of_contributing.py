@@ -22,15 +22,16 @@ def recipe(kind: str) -> str:
     return str(section)
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """Return a copy of what a recipe changes and runs."""
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of what recipes change and run. Python and numba compile it once for all of them."""
+    directory = tmp_path_factory.mktemp("repository")
     for name in COPIED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            shutil.copy(ROOT / name, tmp_path / name)
-    return tmp_path
+            shutil.copy(ROOT / name, directory / name)
+    return directory
 
 
 @pytest.mark.slow
