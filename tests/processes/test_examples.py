@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from grailnode.store.state.state_store import StateStore
 from protocol.digest import digest_weights
 from roles.trainer.spool import INBOX
 from tests.support.builders.verified_batches import put_batch
-from tests.support.processes.network_of_processes import NetworkOfProcesses
+from tests.support.processes.network_of_processes import RULES, NetworkOfProcesses
 from tests.support.processes.programs import ENVIRONMENT, PATIENCE, ROOT
 from tests.support.processes.stepwise_trainer import make_run, trainer_state
 
@@ -26,6 +27,14 @@ pytestmark = pytest.mark.slow
 
 NO_TRL = "GRAILNODE_TRL_PYTHON names no interpreter with TRL; `pip install . 'trl==1.16.*'` makes one"
 CPU_ONLY = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
+    # windows of 8 seconds: with shorter ones, miner and validator would work most of the time for groups nobody takes
+    network = NetworkOfProcesses(tmp_path / "network", RULES.in_rounds(4 * RULES.rounds))
+    yield network
+    network.end()
 
 
 def run_example(*command: str) -> None:
