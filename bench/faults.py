@@ -32,7 +32,7 @@ from grailnode.store.s3.s3_session import S3Credentials, S3Session
 from tests.support.faults.http_scenarios import HTTP_FAULTS, HttpOutcome, run_http_scenario
 from tests.support.servers.rclone import serving
 from tests.support.simulation.scenarios import SCENARIOS
-from tests.support.simulation.sweep import SeedOutcome, run_schedule, silence_beacon_log
+from tests.support.simulation.seeded_runs import SeedOutcome, run_schedule, silence_beacon_log
 
 Case = tuple[str, ...]
 

@@ -9,24 +9,27 @@ so 2,000 seeds take 10 minutes on two cores. The command needs the `test` extra.
 """
 
 import argparse
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 
-from tests.support.simulation.sweep import SeedOutcome, sweep
+from tests.support.simulation.seeded_runs import SeedOutcome, run_seed, silence_beacon_log
 
 
 def run_seeds(seeds: Iterable[int], processes: int, hash_seed: int, *, dealing: bool) -> dict[int, SeedOutcome]:
     """Run the simulations of some seeds, print violations as they occur, and return the outcomes by seed."""
     os.environ["PYTHONHASHSEED"] = str(hash_seed)  # the processes that are started from now on read it
     outcomes = {}
-    for outcome in sweep(seeds, processes, dealing=dealing):
-        outcomes[outcome.seed] = outcome
-        for line in outcome.violations:
-            print(f"seed {outcome.seed}: {line}", flush=True)
-        if len(outcomes) % 100 == 0:
-            print(f"{len(outcomes)} seeds", flush=True)
+    with multiprocessing.get_context("spawn").Pool(processes, silence_beacon_log) as pool:
+        for outcome in pool.imap_unordered(partial(run_seed, dealing=dealing), seeds, chunksize=4):
+            outcomes[outcome.seed] = outcome
+            for line in outcome.violations:
+                print(f"seed {outcome.seed}: {line}", flush=True)
+            if len(outcomes) % 100 == 0:
+                print(f"{len(outcomes)} seeds", flush=True)
     return outcomes
 
 

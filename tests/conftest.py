@@ -28,7 +28,7 @@ __all__ = ["pytest_addoption", "pytest_configure"]
 LONGEST: Final = (
     "test_learning_episodes", "test_following", "test_state_of_processes", "test_demo",
     "test_sites", "test_examples", "test_network_of_processes", "test_recipes_of_contributing", "test_seeded_faults",
-    "test_image_steps", "test_reasoning_gym", "test_event_loop", "test_other_processors", "test_library",
+    "test_image_steps", "test_reasoning_gym", "test_event_loop", "test_other_processors", "test_damaged_state",
     "test_faulty_store", "test_failing_storage",
     "processes", "network", "adversaries", "sandbox",
 )  # fmt: skip

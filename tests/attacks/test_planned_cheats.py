@@ -108,7 +108,6 @@ async def test_a_newcomer_is_trained_on_as_soon_as_it_has_worked_off_the_deposit
     assert min(paths.window_of(path.removeprefix("outcomes/")) for path in inbox) == 0  # it is logged why not
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2, 3, 4, 8, 16, 64])
 def test_a_key_that_withholds_half_of_its_windows_is_not_trained_on_and_less_leaves_a_small_bias(groups: int) -> None:
     assert not worth(0.5, groups, SCORING, PROOF).used

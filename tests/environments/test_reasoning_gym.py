@@ -5,6 +5,7 @@ import subprocess
 import sys
 import types
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -118,14 +119,16 @@ def run_with_gym(*arguments: str) -> subprocess.CompletedProcess[str]:
 STEPS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 
 
-@pytest.fixture(params=["gymnasium", "textarena"])
-def games(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Install a plug-in of examples/ beside the packages of another environment, and return the plug-in's folder."""
+@pytest.fixture(scope="module", params=["gymnasium", "textarena"])
+def games(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Install a plug-in of examples/ beside the packages of another environment; yield the name of its folder."""
     open_sandbox()
     packages = run_with_gym("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
-    monkeypatch.setattr(sys, "path", [str(install_example(request.param, tmp_path)), *sys.path, packages])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return str(request.param)
+    directory = tmp_path_factory.mktemp("games")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(install_example(request.param, directory)), *sys.path, packages])
+        patch.setenv("XDG_CACHE_HOME", str(directory / "cache"))  # the packages are packed once
+        yield request.param
 
 
 @pytest.mark.slow

@@ -74,25 +74,20 @@ def test_models_of_transformers_are_gathered_layer_by_layer(tmp_path: Path, fami
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counts", [(2, 2), (2, 3), (3, 1), (1, 2)], ids=str)
-def test_a_run_goes_on_from_what_ranks_on_two_hosts_have_saved(
-    policy: Path, tmp_path: Path, counts: tuple[int, int]
-) -> None:
-    """With three ranks, tensors are divided unevenly and one rank has no pass."""
+def test_a_run_goes_on_from_what_ranks_on_two_hosts_have_saved(policy: Path, tmp_path: Path) -> None:
+    """Of three ranks one has no pass, and tensors are divided unevenly."""
     expected_views, _ = train(alone(policy), None, 0, 4)
-    hosts, saved, views = [tmp_path / "a", tmp_path / "b"], None, []
+    hosts, saved = [tmp_path / "a", tmp_path / "b"], None
     for host in hosts:
         host.mkdir()
-    for count, last in zip(counts, (2, 4), strict=True):
+    for last, count in enumerate((1, 2, 3, 1), 1):
         if count == 1:
             shutil.copytree(hosts[1], hosts[0], dirs_exist_ok=True)
-            new_views, saved = go_on(alone(policy), hosts[0], saved, last)
+            views, saved = go_on(alone(policy), hosts[0], saved, last)
         else:
-            new_views, saved = run_ranks(count, policy, SETTINGS, go_on, hosts[0], saved, last, states=hosts)
-        views += new_views
+            views, saved = run_ranks(count, policy, SETTINGS, go_on, hosts[0], saved, last, states=hosts)
         assert len(saved.parts) == count
-    assert_equal(views[1], expected_views[1])
-    assert_equal(views[3], expected_views[3])
+        assert_equal(views[-1], expected_views[last - 1])
 
 
 def load_missing(learner: Learner, directory: Path, saved: SavedRows) -> str:

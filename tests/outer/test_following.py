@@ -279,8 +279,8 @@ async def test_a_site_whose_learner_cannot_go_on_from_its_moments_says_which_fil
             await testbed.run_site(handle)
 
 
-# A site or the coordinator is killed at the last operation of each kind, and at every third one: before one and after
-# the next in turn
+# A site or the coordinator is killed at the last operation of each kind, and at every ninth one: before one and after
+# the next in turn. `python -m bench.outer crashes` kills them at more, with other seeds
 
 
 VICTIMS = ("site-0", "coordinator")
@@ -294,5 +294,5 @@ def test_a_process_that_is_killed_at_any_kind_of_operation_loses_no_update(victi
         (operation, re.sub(r"[0-9a-f]{16,}|\d+", "#", path)): place
         for place, (operation, path) in enumerate(places[: len(places) * 2 // 3])
     }
-    for count, place in enumerate(sorted({*kinds.values(), *range(0, len(places), 3)})):
+    for count, place in enumerate(sorted({*kinds.values(), *range(0, len(places), 9)})):
         kill(victim, place, after=count % 2 == 1)

@@ -172,7 +172,7 @@ def test_a_site_that_is_killed_while_it_goes_ahead_or_sends_a_stream_loses_no_up
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [DELAYED, STREAMED_AND_DELAYED], ids=["delay", "delay and streams"])
-@pytest.mark.parametrize(("victim", "stride"), [("site-0", 6), ("coordinator", 16)])
+@pytest.mark.parametrize(("victim", "stride"), [("site-0", 11), ("coordinator", 17)])
 def test_a_process_that_is_killed_at_many_operations_loses_no_update(
     victim: str, stride: int, rules: RoundRules
 ) -> None:

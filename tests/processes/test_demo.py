@@ -59,7 +59,7 @@ def test_two_sites_learn_in_one_demo(tmp_path: Path, temporary: Path):
             and min(site.rounds for site in report.state.sites) > 0
         )
 
-    for windows in (12, 40, 120):
+    for windows in (24, 60, 120):
         report = run_demo(tmp_path / f"out-{windows}", windows, "--trainers", "2")
         assert not list(temporary.glob("grailnode-demo-*"))
         if sites_took_part(report):

@@ -10,6 +10,7 @@ import platform
 import random
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,7 @@ def _state_after_a_round() -> str:
     return repr(state.after([payload() for _ in range(3)], [1.0, 0.7312, 1 / 3], rules).digests)
 
 
+@cache
 def results() -> dict[str, Any]:
     return {
         "judged": [_judged(seed) for seed in range(LEDGERS)],

@@ -1,12 +1,9 @@
-"""Runs networks with the faults of many seeds, in several processes."""
+"""Runs networks with the faults of a seed or of a schedule, and says what became of them."""
 
 import logging
-import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -79,9 +76,3 @@ def run_schedule(fault_schedule: FaultSchedule) -> SeedOutcome:
         error_events=tuple(sorted(error_events.items())),
         seconds=time.process_time() - start_time,
     )
-
-
-def sweep(seeds: Iterable[int], processes: int, *, dealing: bool = False) -> Iterator[SeedOutcome]:
-    """Yield the outcomes of seeds in the order in which they finish."""
-    with multiprocessing.get_context("spawn").Pool(processes, silence_beacon_log) as pool:
-        yield from pool.imap_unordered(partial(run_seed, dealing=dealing), seeds, chunksize=4)
