@@ -158,7 +158,7 @@ CONFIGS = {
         "taxi": "{}",
         "blackjack": "{}",
     },
-    "textarena": {"textarena": '{"game": "Mastermind-v0"}'},
+    "textarena": {"textarena": '{"game": "Countdown-v0"}'},
 }
 
 
