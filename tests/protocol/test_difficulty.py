@@ -11,9 +11,13 @@ from protocol.chain.manifest import Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.difficulty import DifficultySpec, DifficultyTable, Stratum, table_refusal
 from protocol.encoding import pack
+from protocol.environments.addition import Addition
 from protocol.environments.base import Environment
+from protocol.environments.calculator import Calculator
+from protocol.environments.countdown import Countdown
 from protocol.environments.mixture import Mixture, drawn_member
 from protocol.environments.record import SHARES
+from protocol.environments.sat import Sat
 from protocol.environments.strata import Strata
 from protocol.errors import ChainError, MalformedError
 from protocol.judging.ledger import Summary
@@ -144,7 +148,7 @@ def mixture() -> Environment:
     return Mixture([(300_000, environments.get("addition")), (700_000, environments.get("sat"))])
 
 
-LEVELED = [environments.get(name) for name in ("addition", "calculator", "countdown", "sat")]
+LEVELED = (Addition(), Calculator(), Countdown(), Sat())
 
 
 @pytest.mark.parametrize("environment", [*LEVELED, environments.get("math", MATH), mixture()])
@@ -175,7 +179,8 @@ def test_the_share_of_a_level_is_that_of_all_problems(environment):
 )
 def test_levels(environment, reference, level):
     problem = environments.Problem("", reference)
-    assert environments.get(environment).level_of(problem) == level
+    (leveled,) = (item for item in LEVELED if item.name == environment)
+    assert leveled.level_of(problem) == level
 
 
 def test_shares_are_those_of_draws():
