@@ -34,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="Default: all that are not refused.")
     parser.add_argument("--problems", type=int, default=contract.PROBLEMS, help="Seeds, and held-out problems.")
+    parser.add_argument("--levels", type=int, default=1, help="Most levels of a task's curriculum.")
     parser.add_argument("--threads", type=int, default=2, help="Tasks that are checked at a time.")
     options = parser.parse_args()
     tasks: Sequence[str] = options.tasks or list(usable_tasks())
@@ -43,7 +44,7 @@ def main() -> None:
         plugin.environment.close()
         folders = [unpack(wheel, Path(directory)) for wheel in plugin.wheels]
         print(f"{len(folders)} wheels of {sum(wheel.ref.size for wheel in plugin.wheels) / 1e6:.1f} MB")
-        for line in pool.map(lambda task: check(task, folders, options.problems), tasks):
+        for line in pool.map(lambda task: check(task, folders, options.problems, options.levels), tasks):
             print(line, flush=True)
             passed += line.endswith(" ok")
     print(f"{passed} of {len(tasks)} tasks passed")
@@ -58,9 +59,9 @@ def usable_tasks() -> Iterator[str]:
     yield from sorted(datasets.keys() - refused.keys())
 
 
-def check(task: str, folders: Sequence[Path], problems: int) -> str:
+def check(task: str, folders: Sequence[Path], problems: int, levels: int) -> str:
     """Return a line about a task, which ends with ' ok' if it keeps the contract."""
-    config, problems = json.dumps({"task": task}).encode(), min(problems, FEWER.get(task, problems))
+    config, problems = json.dumps({"task": task, "levels": levels}).encode(), min(problems, FEWER.get(task, problems))
     try:
         first, second = (_observe(config, folders, problems, hash_seed) for hash_seed in HASH_SEEDS)
     except (PluginError, SandboxError) as error:

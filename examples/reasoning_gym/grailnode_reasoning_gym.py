@@ -1,7 +1,9 @@
 """The tasks of reasoning-gym 0.1.25 as a plug-in of grailnode.
 
 Its configuration is `{"task": NAME, ...}` with options of the task's dataset, or `{"tasks": {NAME: {...}, ...}}` for
-several, one of which each seed draws. The answer is what the last `<answer>` encloses, or else the whole completion.
+several, one of which each seed draws. With `"levels": N` beside them, a task has up to N levels of its curriculum (at
+most `MOST_LEVELS`, or what `LEVELS` says), which a run with `init --difficulty` draws by its tables. The answer is what
+the last `<answer>` encloses, or else the whole completion.
 
 Several tasks execute an answer to score it. Such an answer is scored only if it is made of the few signs that a right
 one needs, so that it cannot become a program, and small numbers, so that it is soon computed. Work is bounded by
@@ -21,6 +23,7 @@ MOST_CALLS = 5_000_000  # calls and returns of functions while an answer is scor
 MOST_CHARACTERS = 50_000  # of an answer
 DATASET_SIZE = 1000  # kinds of problems, where a dataset chooses them when it is opened
 TRIES = 1000  # problems that are made until one is on the side that is asked for: of training, or held out
+MOST_LEVELS = 4  # of a task, with `levels`
 HELD_OUT = 128  # of 256 problems, by the first byte of the SHA-256 of their text
 
 REFUSED = {
@@ -38,6 +41,18 @@ _FLOORS = {
 }
 FLOORS = {task: floor for floor, tasks in _FLOORS.items() for task in tasks.split()}
 """The most that a task gives to an answer without merit. A score up to this is no reward; of other tasks, up to 0."""
+
+_LEVELS = {
+    1: """acre coin_flip countdown gsm_symbolic jugs knight_swap list_functions modulo_grid n_queens
+        polynomial_multiplication propositional_logic puzzle24 tower_of_hanoi""",
+    2: "bf caesar_cipher circuit_logic letter_jumble needle_haystack polynomial_equations rush_hour",
+    3: "futoshiki game_of_life kakurasu sudoku word_ladder",
+}
+LEVELS = {task: levels for levels, tasks in _LEVELS.items() for task in tasks.split()}
+"""How many levels of a task's curriculum are used, where they are fewer than `MOST_LEVELS`: up to the first one that
+does not exist or work, has few problems, makes one in over half a second or of over 25,000 characters, or whose own
+answers are not scored. A task with one level has its default options.
+"""
 
 _number = r"\d{1,12}(?:\.\d{1,12})?(?![\d.])"
 _power = r"\*\*\s*(?:-?\d{1,2}|\(\s*-?\d{1,2}(?:\s*/\s*\d{1,2})?\s*\))(?![\d.])(?!\s*\*\*)"
@@ -101,6 +116,7 @@ class ReasoningGym:
         if not config.keys() & {"task", "tasks"}:
             raise ValueError('the configuration names no task, as in {"task": "countdown"}')
         options = dict(config)
+        most = options.pop("levels", 1)
         tasks = options["tasks"] if "tasks" in options else {options.pop("task"): options}
         for task in tasks.keys() & REFUSED.keys():
             raise ValueError(f"task {task!r} is refused: {REFUSED[task]}")
@@ -109,51 +125,70 @@ class ReasoningGym:
         for name in _UNORDERED:
             importlib.import_module(f"reasoning_gym.{name}").list = lambda values: sorted(values, key=str)
         _bound_number_sequences()
-        self._datasets = {
-            task: create(task, **{**tasks[task], "seed": 0, "size": DATASET_SIZE}) for task in sorted(tasks)
-        }
+        self._datasets = {}  # by kind: a task, or a task, '-' and a level
+        for task in sorted(tasks):
+            fixed = {**tasks[task], "seed": 0, "size": DATASET_SIZE}
+            levels = range(min(most, LEVELS.get(task, MOST_LEVELS)))
+            if len(levels) < 2:
+                self._datasets[task] = create(task, **fixed)
+            else:
+                self._datasets |= {f"{task}-{level}": create(task, **_options(task, level, fixed)) for level in levels}
+        self.levels = dict.fromkeys(self._datasets, 1) if most > 1 else {}
 
-        for task in self._datasets:  # what is imported and cached at the first score stays shared with all forks
-            self.reward({"reference": [task, 0]}, str(self._entry(task, 0)["answer"]))
+        for kind in self._datasets:  # what is imported and cached at the first score stays shared with all forks
+            self.reward({"reference": [kind, 0]}, str(self._entry(kind, 0)["answer"]))
 
     def problem(self, seed: bytes) -> dict[str, Any]:
-        return self._draw(b"training" + seed, False)
+        return self._draw(b"training" + seed, False, list(self._datasets))
+
+    def problem_of_level(self, level: str, seed: bytes) -> dict[str, Any]:
+        return self._draw(b"training" + seed, False, [level])
 
     def held_out_problem(self, index: int) -> dict[str, Any]:
-        return self._draw(b"held-out %d" % index, True)
+        return self._draw(b"held-out %d" % index, True, list(self._datasets))
 
-    def _draw(self, seed: bytes, held_out: bool) -> dict[str, Any]:
+    def _draw(self, seed: bytes, held_out: bool, kinds: list[str]) -> dict[str, Any]:
         for number in range(TRIES):
             digest = hashlib.sha256(seed + b" %d" % number).digest()
-            task = list(self._datasets)[int.from_bytes(digest[4:12], "big") % len(self._datasets)]
-            reference = [task, int.from_bytes(digest[:4], "big") >> 1]
+            kind = kinds[int.from_bytes(digest[4:12], "big") % len(kinds)]
+            reference = [kind, int.from_bytes(digest[:4], "big") >> 1]
             question = self._entry(*reference)["question"]
             if (hashlib.sha256(question.encode()).digest()[0] < HELD_OUT) == held_out:
-                return {"prompt": question, "reference": reference, "stratum": task}
+                return {"prompt": question, "reference": reference, "stratum": kind}
         raise ValueError("a task with too few problems")
 
-    def _entry(self, task: str, seed: int) -> dict[str, Any]:
+    def _entry(self, kind: str, seed: int) -> dict[str, Any]:
         """Return a problem in the form of reasoning-gym. Some of its datasets take long to open, so each is opened once
         and has its seed changed.
         """
-        dataset = self._datasets[task]
+        dataset = self._datasets[kind]
         dataset.seed = dataset.config.seed = seed
         return dataset[seed % DATASET_SIZE]
 
     def reward(self, problem: dict[str, Any], completion: str) -> float:
-        task, seed = problem["reference"]
+        kind, seed = problem["reference"]
+        task = kind.partition("-")[0]
         answer = answer_of(completion)
         if not is_scored(task, answer):
             return 0.0
-        entry = self._entry(task, seed)
+        entry = self._entry(kind, seed)
         sys.setprofile(_counter())
         try:
-            score = float(self._datasets[task].score_answer(answer, entry))
+            score = float(self._datasets[kind].score_answer(answer, entry))
         except Exception:  # noqa: BLE001, whatever a task raises, the answer is at fault
             return 0.0
         finally:
             sys.setprofile(None)
         return score if FLOORS.get(task, 0.0) < score <= 1.0 else 0.0
+
+
+def _options(task: str, level: int, fixed: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a task at a level of its curriculum, without the problems of easier levels."""
+    module = importlib.import_module("reasoning_gym.coaching.base_curriculum")
+    curriculum = importlib.import_module("reasoning_gym.factory").create_curriculum(task)
+    curriculum.set_global_level(level)
+    hardest = module.DefaultCurriculumContext(module.RangeAttributeMode.UPPER_BOUND)
+    return vars(curriculum.generate_configuration(fixed, hardest))
 
 
 def _bound_number_sequences() -> None:

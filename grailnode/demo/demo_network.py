@@ -79,16 +79,15 @@ class DemoSettings:
     @property
     def recipe(self) -> Recipe:
         rules: dict[str, Any] = {"trainers": self.trainers}
+        changes: dict[str, float] = {}
         if self.vllm is not None:
             rules["window"] = _VLLM_WINDOW
+            changes["groups_per_step"] = _VLLM_GROUPS_PER_STEP
         if self.smollm2:
             return read_recipe(smollm2.DATA / "demo.toml", rules)
-        if self.environment == "addition":
-            rules["miner_arithmetics"] = self.miner_arithmetics
-            changes: dict[str, float] = {} if self.vllm is None else {"groups_per_step": _VLLM_GROUPS_PER_STEP}
-        else:
-            rules["environment"] = self.environment
-            changes = {"learning_rate": _LEARNING_RATES[self.environment]}
+        rules |= {"environment": self.environment, "miner_arithmetics": self.miner_arithmetics}
+        if self.environment != "addition":
+            changes["learning_rate"] = _LEARNING_RATES[self.environment]
         recipe = read_recipe(DEMO, rules)
         return recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update=changes)})
 

@@ -21,6 +21,7 @@ from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits
 from protocol.environments import Environment, Problem
 from protocol.environments.base import Episode, EpisodeEnvironment, SandboxError
+from protocol.environments.strata import Strata
 
 PROBLEMS: Final = 200
 """Seeds, and held-out problems at most, that a check draws."""
@@ -87,6 +88,9 @@ def begin(environment: Environment, problem: Problem, seed: bytes) -> Episode:
 def observe(environment: Environment, count: int = PROBLEMS) -> Observations:
     """Draw problems of an environment, and judge hostile answers."""
     training = [environment.problem(_seed(number)) for number in range(count)]
+    strata = Strata(environment)
+    names = list(strata.weights)
+    training += [strata.problem(names[number % len(names)], _seed(number)) for number in range(count) if names]
     count = min(count, environment.held_out_size or count)
     held_out = [environment.held_out_problem(index) for index in range(count)]
     plays = []

@@ -14,6 +14,7 @@ from protocol.environments import Problem
 from protocol.environments.base import SandboxError
 
 _MAX_HELD_OUT: Final = 1 << 31
+_MAX_WEIGHT: Final = 1 << 31  # of a level
 _STRICT_LIMITS: Final = PluginLimits(call_seconds=300.0, cpu_seconds=5)
 """Processor time, which other programs do not change; a sixth of the time that stops a node."""
 
@@ -22,8 +23,8 @@ class PluginEnvironment:
     """The environment of a plug-in, by the interface of the built-in ones.
 
     Its problems are objects of JSON: `prompt` (text), `reference` (any value), and optionally `stratum` (text). It has
-    episodes if `turns`, the most turns of one, is more than 1. Where the plug-in gives no reward or reply, the reward
-    is 0 or, if it is strict, a CallError is raised.
+    episodes if `turns`, the most turns of one, is more than 1, and levels if `levels` is not empty. Where the plug-in
+    gives no reward or reply, the reward is 0 or, if it is strict, a CallError is raised.
     """
 
     def __init__(self, name: str, sandbox: PluginSandbox, *, strict: bool = False) -> None:
@@ -38,6 +39,12 @@ class PluginEnvironment:
         if type(turns) is not int or not 0 < turns <= limits.MAX_TURNS:
             raise PluginError(f"environment {name!r}: turns is an integer from 1 to {limits.MAX_TURNS}")
         self.turns: int = turns
+        levels = sandbox.facts.get("levels")
+        if not (isinstance(levels, dict) and all(level and _is_stratum(level) for level in levels)):
+            raise PluginError(f"environment {name!r}: levels is an object whose names are those of strata")
+        if not all(type(weight) is int and 0 < weight < _MAX_WEIGHT for weight in levels.values()):
+            raise PluginError(f"environment {name!r}: the value of a level is a positive integer")
+        self.levels: dict[str, int] = levels
 
     @classmethod
     def open(
@@ -60,9 +67,13 @@ class PluginEnvironment:
     def held_out_problem(self, index: int) -> Problem:
         return self._problem("held_out_problem", index if self.held_out_size is None else index % self.held_out_size)
 
-    def _problem(self, method: str, argument: str | int) -> Problem:
+    def problem_of_level(self, level: str, seed: bytes) -> Problem:
+        return self._problem("problem_of_level", level, seed.hex())
+
+    def _problem(self, method: str, *arguments: str | int) -> Problem:
+        argument = " ".join(map(str, arguments))
         try:
-            value = self._sandbox.call(method, argument)
+            value = self._sandbox.call(method, *arguments)
         except CallError as error:
             raise SandboxError(f"environment {self.name!r}: no {method} of {argument}: {error}") from error
         prompt = value.get("prompt") if isinstance(value, dict) else None

@@ -6,7 +6,7 @@ from collections import Counter
 
 from protocol.environments.base import Problem
 from protocol.environments.final_number import ends_with_number
-from protocol.environments.seeded_rng import SeededRng, is_held_out
+from protocol.environments.seeded_rng import LeveledProblems, SeededRng, is_held_out
 
 
 def _level(a: int, b: int) -> str:
@@ -17,7 +17,7 @@ def _level(a: int, b: int) -> str:
     return f"carry-{columns}{'-nine' * (ones == 9)}"
 
 
-class Addition:
+class Addition(LeveledProblems):
     """Two-digit addition. The reward is 1.0 for a text whose last number is the sum, and 0.0 for any other."""
 
     name = "addition"

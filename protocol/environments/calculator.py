@@ -5,12 +5,13 @@ A turn that ends with '=' asks for the value of the expression before it, and th
 '3876>'. Any other turn ends the episode, and its last number is the answer.
 """
 
+import functools
 from typing import Final
 
 from protocol.environments.base import Problem
 from protocol.environments.countdown import Expression, NoExpressionError
 from protocol.environments.final_number import ends_with_number
-from protocol.environments.seeded_rng import DrawnProblems, SeededRng
+from protocol.environments.seeded_rng import DrawnProblems, LeveledProblems, SeededRng
 
 _LOW: Final = 10
 _HIGH: Final = 99
@@ -47,7 +48,7 @@ def _value(question: str) -> str:
     return f"{value}>"
 
 
-class Calculator(DrawnProblems):
+class Calculator(DrawnProblems, LeveledProblems):
     """A product and a sum of two-digit numbers. The reward is 1.0 for the value as the answer, else 0.0."""
 
     name = "calculator"
@@ -56,6 +57,16 @@ class Calculator(DrawnProblems):
     def draw(self, rng: SeededRng) -> Problem:
         a, b, c = (rng.between(_LOW, _HIGH) for _ in range(3))
         return Problem(prompt=f"{a}*{b}+{c}>", reference=str(a * b + c))
+
+    @functools.cached_property
+    def levels(self) -> dict[str, int]:
+        """How many problems have a value of three digits, and of four."""
+        numbers = range(_LOW, _HIGH + 1)
+        short = sum(a * b + c < 1000 for a in numbers for b in numbers for c in numbers)
+        return {"3": short, "4": len(numbers) ** 3 - short}
+
+    def level_of(self, problem: Problem) -> str:
+        return str(len(problem.reference))
 
     def begin(self, problem: Problem, seed: bytes) -> CalculatorEpisode:
         return CalculatorEpisode(problem.reference)

@@ -14,11 +14,13 @@ A number has one spelling, that of the prompt. Brackets that change nothing are 
 state the same calculation, and the length of a completion limits them.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import combinations
 from typing import Final
 
 from protocol.environments.base import Problem
-from protocol.environments.seeded_rng import DrawnProblems, SeededRng
+from protocol.environments.seeded_rng import DrawnProblems, LeveledProblems, SeededRng
 
 MAX_COMPLETION_CHARS: Final = 64
 """A longer completion earns nothing. Three numbers need fewer characters, and the limit bounds the parser's time and
@@ -30,6 +32,8 @@ _NUMBERS: Final = 3
 _MAX_NUMBER: Final = 25
 _MAX_TARGET: Final = 99
 _WELL_FORMED_REWARD: Final = 0.1
+_OPERATIONS: Final = {"sum": "+-", "product": "+-*", "quotient": "+-*/"}
+"""The levels, easiest first: the first one whose operations reach the target."""
 
 
 class NoExpressionError(Exception):
@@ -110,7 +114,20 @@ def _draw(rng: SeededRng) -> tuple[tuple[int, ...], int]:
             return tuple(sorted(numbers)), int(value)
 
 
-class Countdown(DrawnProblems):
+def _values(numbers: Sequence[Fraction], operations: str) -> set[Fraction]:
+    """Return the values of all expressions that use each number once, with operations of `+-*/`."""
+    values = set(numbers) if len(numbers) == 1 else set()
+    for one, two in combinations(range(len(numbers)), 2):
+        rest = [number for place, number in enumerate(numbers) if place not in (one, two)]
+        a, b = numbers[one], numbers[two]
+        results = [a + b, a - b, b - a]
+        results += [a * b] if "*" in operations else []
+        results += [x / y for x, y in ((a, b), (b, a)) if y] if "/" in operations else []
+        values.update(*(_values([*rest, result], operations) for result in results))
+    return values
+
+
+class Countdown(DrawnProblems, LeveledProblems):
     """Countdown. The reward is 1.0 for an expression that reaches the target, 0.1 for one of the right numbers with
     another value, and 0.0 for any other text.
     """
@@ -121,6 +138,15 @@ class Countdown(DrawnProblems):
         numbers, target = _draw(rng)
         formula = f"{' '.join(map(str, numbers))}>{target}"
         return Problem(prompt=f"{formula}=", reference=formula)
+
+    @property
+    def levels(self) -> dict[str, int]:
+        return {"sum": 613, "product": 292, "quotient": 95}  # of a thousand problems, as counted in 20,000
+
+    def level_of(self, problem: Problem) -> str:
+        numbers, _, target = problem.reference.partition(">")
+        values = [Fraction(number) for number in numbers.split(" ")]
+        return next(level for level, signs in _OPERATIONS.items() if int(target) in _values(values, signs))
 
     def reward(self, problem: Problem, completion: str) -> float:
         if len(completion) > MAX_COMPLETION_CHARS:

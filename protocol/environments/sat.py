@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from protocol.environments.base import Problem
-from protocol.environments.seeded_rng import DrawnProblems, SeededRng
+from protocol.environments.seeded_rng import DrawnProblems, LeveledProblems, SeededRng
 
 _MIN_VARIABLES: Final = 4
 _MAX_VARIABLES: Final = 8
@@ -57,7 +57,7 @@ def _variables(clauses: list[Clause]) -> int:
     return max(abs(literal) for clause in clauses for literal in clause)
 
 
-class Sat(DrawnProblems):
+class Sat(DrawnProblems, LeveledProblems):
     """3-SAT. The reward is 1.0 for values that satisfy the formula, 0.1 for as many other values, and 0.0 for any other
     text.
     """

@@ -4,6 +4,8 @@ are drawn with it (docs/spec/environments.md).
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from itertools import count
 from typing import ClassVar, Final
 
 from protocol.environments.base import Problem
@@ -38,6 +40,28 @@ class SeededRng:
 def is_held_out(problem: str) -> bool:
     """Return whether a problem belongs to the held-out tenth, by a text that does not depend on how it was made."""
     return hashlib.sha256(b"held-out\x00" + problem.encode()).digest()[0] < 26
+
+
+class LeveledProblems(ABC):
+    """Training problems that have levels."""
+
+    @property
+    @abstractmethod
+    def levels(self) -> Mapping[str, int]:
+        """How many of the training problems have each level, in any unit."""
+
+    @abstractmethod
+    def level_of(self, problem: Problem) -> str:
+        """Return the level of a problem."""
+
+    @abstractmethod
+    def problem(self, seed: bytes) -> Problem:
+        """Return the training problem of a seed."""
+
+    def problem_of_level(self, level: str, seed: bytes) -> Problem:
+        """Return the first problem of a level among those of seeds that follow from this one."""
+        seeds = (hashlib.sha256(b"level\x00" + seed + attempt.to_bytes(8, "big")).digest() for attempt in count())
+        return next(problem for problem in map(self.problem, seeds) if self.level_of(problem) == level)
 
 
 class DrawnProblems(ABC):

@@ -2,11 +2,9 @@
 (docs/spec/difficulty.md).
 """
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import count
 from typing import Protocol, runtime_checkable
 
 from protocol.environments.base import Environment, Problem
@@ -21,10 +19,10 @@ class LeveledEnvironment(Environment, Protocol):
 
     @property
     def levels(self) -> Mapping[str, int]:
-        """How many of the training problems have each level, in any unit."""
+        """How many of the training problems have each level, in any unit; empty for an environment without levels."""
 
-    def level_of(self, problem: Problem) -> str:
-        """Return the level of a problem."""
+    def problem_of_level(self, level: str, seed: bytes) -> Problem:
+        """Return the training problem of a level that a seed gives."""
 
 
 class Strata:
@@ -50,17 +48,8 @@ class Strata:
         elif isinstance(environment, LeveledEnvironment):
             leveled = environment
             self.weights = dict(sorted(environment.levels.items()))
-            self._problem = lambda name, seed: _problem_of_level(leveled, name, seed)
+            self._problem = lambda name, seed: replace(leveled.problem_of_level(name, seed), stratum=name)
 
     def problem(self, name: str, seed: bytes) -> Problem:
         """Return the training problem of a seed in a stratum."""
         return self._problem(name, seed)
-
-
-def _problem_of_level(environment: LeveledEnvironment, level: str, seed: bytes) -> Problem:
-    """Return the first problem of a level among those of seeds that follow from this one."""
-    for attempt in count():
-        problem = environment.problem(hashlib.sha256(b"level\x00" + seed + attempt.to_bytes(8, "big")).digest())
-        if environment.level_of(problem) == level:
-            break
-    return replace(problem, stratum=level)

@@ -11,6 +11,7 @@ from grailnode.environments.wheels import PluginError
 from grailnode.sandbox import BubblewrapSandbox
 from grailnode.sandbox.plugin_sandbox import PluginLimits, PluginSandbox, _Host
 from protocol.environments.base import Problem, SandboxError, SandboxLimitError
+from protocol.environments.strata import Strata
 from tests.support.builders.plugins import install_module
 from tests.support.builders.tasks import open_sandbox
 
@@ -176,6 +177,32 @@ def test_the_process_is_started_again_when_it_has_ended(base: BubblewrapSandbox,
     sandbox.close()
 
 
+LEVELED = """
+class Task:
+    exact, held_out_size, levels = True, None, {}
+    def __init__(self, config):
+        pass
+    def problem(self, seed):
+        return {{"prompt": str(seed[0]), "reference": 0}}
+    def problem_of_level(self, level, seed):
+        return {{"prompt": f"{{level}} {{seed[0]}}", "reference": 0}}
+    held_out_problem = problem
+"""
+
+
+def test_a_stratum_of_a_plug_in_with_levels_asks_it_for_a_problem_of_this_level(
+    base: BubblewrapSandbox, tmp_path: Path
+) -> None:
+    levels = {f"level {number:02} {'x' * 55}": number + 1 for number in range(64)}
+    folder = install_module("leveled", LEVELED.format(levels), tmp_path)
+    environment = PluginEnvironment.open(base, [folder], "leveled", b"{}")
+    strata = Strata(environment)
+    assert strata.weights == levels
+    problem = strata.problem(list(levels)[7], bytes([9]) * 32)
+    assert (problem.prompt, problem.stratum) == (f"level 07 {'x' * 55} 9", f"level 07 {'x' * 55}")
+    environment.close()
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -186,6 +213,9 @@ def test_the_process_is_started_again_when_it_has_ended(base: BubblewrapSandbox,
             "class Task:\n    exact = True\n    held_out_size = 0\n    def __init__(self, config): pass",
             "positive integer",
         ),
+        *((LEVELED.format(levels), "levels is an object whose names") for levels in ("1", "{'': 1}", "{'a' * 65: 1}")),
+        *((LEVELED.format(levels), "of a level is a positive") for levels in ("{'a': 0}", "{'a': 0.5}")),
+        (LEVELED.format("[object()]"), "TypeError"),
     ],
 )
 def test_what_does_not_load_is_an_error_in_one_line(

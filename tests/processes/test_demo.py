@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from grailnode.demo.demo_network import DemoSettings
+from grailnode.engine.vllm.installation import VllmEnvironment
 from grailnode.run import workspace
 from grailnode.ui.report import DemoReport
 from tests.support.processes import programs
@@ -44,9 +45,15 @@ def has_progress(report: DemoReport) -> bool:
     )
 
 
-@pytest.mark.parametrize("environment", ["addition", "wordle", "calculator"])
-def test_the_packaged_thresholds_are_those_of_the_policy_of_each_task(environment: str, tmp_path: Path) -> None:
-    demo = DemoSettings(1, 0, tmp_path, keep=False, command="", environment=environment)
+@pytest.mark.parametrize(
+    ("environment", "engine"),
+    [("addition", "torch"), ("addition", "vllm"), ("wordle", "torch"), ("wordle", "vllm"), ("calculator", "torch")],
+)
+def test_the_packaged_thresholds_are_those_of_each_task_and_engine(
+    environment: str, engine: str, tmp_path: Path
+) -> None:
+    vllm = VllmEnvironment(tmp_path / "python", "cpu") if engine == "vllm" else None
+    demo = DemoSettings(1, 0, tmp_path, keep=False, command="", vllm=vllm, environment=environment)
     workspace.create(tmp_path / "run", demo.recipe, policy=demo.policy, proof=demo.proof, miners=("miner-1",))
 
 

@@ -129,6 +129,8 @@ def test_a_demo_without_vllm_says_how_to_get_it(user_data: Path, tmp_path: Path)
     python = environment_with_vllm(tmp_path / "vllm")
     error = fail("demo", "--engine-python", str(python), "--out", str(tmp_path / "out"), code=2)
     assert "--engine-python belongs to --engine vllm" in error
+    error = fail("demo", "--engine", "vllm", "--environment", "calculator", "--out", str(tmp_path / "out"), code=2)
+    assert "has no attention for the heads of calculator's policy" in error
     assert not (tmp_path / "out").exists()
 
 

@@ -11,9 +11,13 @@ from protocol.chain.manifest import Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.difficulty import DifficultySpec, DifficultyTable, Stratum, table_refusal
 from protocol.encoding import pack
+from protocol.environments.addition import Addition
 from protocol.environments.base import Environment
+from protocol.environments.calculator import Calculator
+from protocol.environments.countdown import Countdown
 from protocol.environments.mixture import Mixture, drawn_member
 from protocol.environments.record import SHARES
+from protocol.environments.sat import Sat
 from protocol.environments.strata import Strata
 from protocol.errors import ChainError, MalformedError
 from protocol.judging.ledger import Summary
@@ -144,9 +148,10 @@ def mixture() -> Environment:
     return Mixture([(300_000, environments.get("addition")), (700_000, environments.get("sat"))])
 
 
-@pytest.mark.parametrize(
-    "environment", [environments.get("addition"), environments.get("sat"), environments.get("math", MATH), mixture()]
-)
+LEVELED = (Addition(), Calculator(), Countdown(), Sat())
+
+
+@pytest.mark.parametrize("environment", [*LEVELED, environments.get("math", MATH), mixture()])
 def test_a_stratum_gives_training_problems_of_its_own_alone(environment):
     strata = Strata(environment)
     assert list(strata.weights) == sorted(strata.weights)
@@ -155,6 +160,27 @@ def test_a_stratum_gives_training_problems_of_its_own_alone(environment):
         problems = [strata.problem(name, samples.digest(f"{name} {number}")) for number in range(20)]
         assert {problem.stratum for problem in problems} == {name}
         assert not {problem.prompt for problem in problems} & held_out
+
+
+@pytest.mark.parametrize("environment", LEVELED)
+def test_the_share_of_a_level_is_that_of_all_problems(environment):
+    drawn = [environment.level_of(environment.problem(samples.digest(f"seed {number}"))) for number in range(1000)]
+    total = sum(environment.levels.values())
+    for level, weight in environment.levels.items():
+        assert drawn.count(level) / 1000 == pytest.approx(weight / total, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("environment", "reference", "level"),
+    [
+        *(("countdown", "3 7 25>35", "sum"), ("countdown", "3 7 25>46", "product")),
+        *(("countdown", "1 3 9>3", "quotient"), ("calculator", "999", "3"), ("calculator", "1000", "4")),
+    ],
+)
+def test_levels(environment, reference, level):
+    problem = environments.Problem("", reference)
+    (leveled,) = (item for item in LEVELED if item.name == environment)
+    assert leveled.level_of(problem) == level
 
 
 def test_shares_are_those_of_draws():

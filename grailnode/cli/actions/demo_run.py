@@ -38,8 +38,8 @@ def demo(
         raise click.UsageError("--policy smollm2 has a task of its own, one trainer and torch: drop the other options")
     if engine != "vllm" and engine_python is not None:
         raise click.UsageError("--engine-python belongs to --engine vllm")
-    if engine == "vllm" and environment != "addition":
-        raise click.UsageError("--engine vllm: the packaged thresholds of vLLM are for --environment addition")
+    if engine == "vllm" and environment == "calculator":
+        raise click.UsageError("--engine vllm: on a CPU it has no attention for the heads of calculator's policy")
     vllm = None
     if engine == "vllm":
         vllm = environment_of(engine_python.absolute() if engine_python else find_python("--engine-python"))

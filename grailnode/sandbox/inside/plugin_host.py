@@ -28,8 +28,8 @@ from grailnode.sandbox.inside import wire
 GROUP: Final = "grailnode.environments"
 MAX_CALL_BYTES: Final = 16 << 20
 MAX_REPLY_BYTES: Final = 1 << 20
-MAX_FACTS_BYTES: Final = 4096
-_SEEDS: Final = ("problem", "begin")  # the last argument is a seed: hexadecimal digits
+MAX_FACTS_BYTES: Final = 16384
+_SEEDS: Final = ("problem", "problem_of_level", "begin")  # the last argument is a seed: hexadecimal digits
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _TEXT: Final = 300  # characters of an error that are reported
 _PR_SET_SECCOMP: Final = 22
@@ -56,8 +56,8 @@ def main() -> None:
     random.seed(0)
     try:
         environment = _load(name, config)
-        turns = getattr(environment, "turns", 1)
-        facts = {"exact": bool(environment.exact), "held_out_size": environment.held_out_size, "turns": turns}
+        facts = {"exact": bool(environment.exact), "held_out_size": environment.held_out_size}
+        facts |= {name: getattr(environment, name, default) for name, default in (("turns", 1), ("levels", {}))}
         report = json.dumps({"value": facts}).encode()
     except BaseException as error:  # noqa: BLE001, foreign code may raise anything, SystemExit included
         report = json.dumps({"error": _text(error)}).encode()
