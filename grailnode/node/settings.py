@@ -57,6 +57,7 @@ def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSetting
             max_tokens=sampling.max_tokens,
             stops=sampling.stops,
             max_batch_tokens=config.engine.max_batch_tokens,
+            ranks=section.ranks,
             logits_chunk=section.logits_chunk,
             loss=section,
             optimizer=section,

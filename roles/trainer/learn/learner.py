@@ -22,7 +22,7 @@ from protocol.rollout.filters import EVERY_TOKEN, Filters
 from protocol.rollout.sampling import log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
-from roles.policy.sequences import PaddedBatch, pad, split
+from roles.policy.sequences import PaddedBatch, pad, split_for_training
 from roles.ports import ObjectStore
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, advantages, entropy, policy_loss
@@ -41,6 +41,7 @@ class LearnerSettings:
 
     temperature: float = 1.0
     max_batch_tokens: int = 8192  # padded tokens in one forward and backward pass; gradients add up over passes
+    ranks: int = 1  # processes among which the passes of a step are dealt
     logits_chunk: int = 1024  # tokens whose logits are in memory at once; a pass with more computes the logits twice
     filters: Filters = EVERY_TOKEN
     max_tokens: int = 2048
@@ -161,9 +162,10 @@ class Learner:
         lengths = [sample.length for sample in samples]
         weight_of_tokens = AGGREGATIONS[self._settings.loss.aggregation_name](lengths, self._settings.max_tokens)
         weights, leaves = self._weights()
+        sizes = [len(sample.prompt) + len(sample.sequence) for sample in samples]
         passes = [
             ([samples[i] for i in batch], [weight_of_tokens[i] for i in batch])
-            for batch in split([len(s.prompt) + len(s.sequence) for s in samples], self._settings.max_batch_tokens)
+            for batch in split_for_training(sizes, self._settings.max_batch_tokens, self._settings.ranks)
         ]
         sums = self._take_passes(weights, self._reference_weights(), passes)
         loss, clipped_tokens, divergence, entropy_sum = (math.fsum(column) for column in zip(*sums, strict=True))
