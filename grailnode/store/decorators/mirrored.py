@@ -9,7 +9,8 @@ then another is tried (epsilon-greedy). The origin is measured, too, and asked b
 is asked for the first head of a trainer, with which those of mirrors are compared, and seldom for later ones, so that
 many followers do not load it. A mirror may hide a trainer's copy of a revision: each look asks a mirror by chance,
 however fast it is, and the first look and one in ten minutes the origin. The meeting point and the validators' copies
-are read from their origins, as are ranges and objects of other writers.
+are read from their origins, as are ranges and objects of other writers. An anchor that a mirror lacks is one that
+it still computes.
 """
 
 import random
@@ -41,10 +42,6 @@ _SPARED: Final = 2.0  # times its cost, which the origin counts as, so that mirr
 _KEPT: Final = 0.7  # of the measured cost, at each new measurement
 _FRESH: Final = 0.5  # of a head's life; a trainer renews it after a third
 _BAN: Final = Pause(first=30.0, longest=3600.0)
-
-
-class _MirrorError(StoreError):
-    """What a mirror shows is not the object, or an old one."""
 
 
 class MirroredStore:
@@ -100,7 +97,7 @@ class MirroredStore:
                     failure = error
                     if is_missing:
                         break
-                elif not (is_missing and kind == "head"):  # a trainer that stands by has none
+                elif not (is_missing and kind in ("head", "anchors")):  # a trainer that stands by has no head
                     self._ban(url, path, error)
         raise failure
 
@@ -152,7 +149,7 @@ class MirroredStore:
         finally:
             self._note_cost(url, is_large, (trio.current_time() - start) / max(len(data), _LARGE_BYTES))
         if scope.cancelled_caught:
-            raise _MirrorError(f"no answer within {_SMALL_SECONDS:g} s")
+            raise StoreError(f"no answer within {_SMALL_SECONDS:g} s")
         if url != _ORIGIN:
             await self._check(path, kind, data)
             self._bans.pop(url, None)
@@ -170,14 +167,14 @@ class MirroredStore:
         if kind == "manifests":
             signed = await self._computed(data, open_signed, data, Manifest, self._revisions.current.trainers)
             if signed.digest.hex() != path[-64:]:
-                raise _MirrorError("another manifest")
+                raise StoreError("another manifest")
         elif kind == "head":
             self._check_head(path, data)
         elif kind == "revisions":
             with suppress(ForkError):  # its reader raises the alarm
                 self._revisions.check(int(path.rpartition("/")[2]), data)
         elif await self._computed(data, content_digest, data) != paths.content_digest_in(path):
-            raise _MirrorError("other bytes than those of the digest")
+            raise StoreError("other bytes than those of the digest")
 
     async def _computed(self, data: bytes, function: Callable[..., Any], *args: object) -> Any:
         """Return what a function of some bytes returns, which runs on another thread if they are many."""
@@ -187,11 +184,11 @@ class MirroredStore:
         """Refuse a head that the trainer would have replaced by now, or that is older than one that was seen."""
         head = open_signed(data, Head, self._revisions.current.trainers).record
         if head.run != self._revisions.run_id or is_taken_back(head, self._revisions):
-            raise _MirrorError("a head of another run, or one that was taken back")
+            raise StoreError("a head of another run, or one that was taken back")
         if (head.epoch, head.version, head.expires_ms) < self._heads.get(path, (0, 0, 0)):
-            raise _MirrorError("an older head than one that was seen")
+            raise StoreError("an older head than one that was seen")
         if head.expires_ms / 1000 - self._clock.now() < _FRESH * self._head_ttl:
-            raise _MirrorError("a head that its trainer would have renewed")
+            raise StoreError("a head that its trainer would have renewed")
         if path in self._heads:
             self._note_head(path, data)
 
