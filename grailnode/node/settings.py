@@ -38,6 +38,7 @@ def learner_settings(config: Config, run: RunManifest) -> LearnerSettings:
     return LearnerSettings(
         sampling=run.sampling.params(),
         max_batch_tokens=config.engine.max_batch_tokens,
+        ranks=section.ranks,
         logits_chunk=section.logits_chunk,
         loss=section,
         optimizer=section,

@@ -49,8 +49,8 @@ Call = tuple[Literal["gradients", "update", "restore", "load", "read", "publish"
 class ShardedLearner(Learner):
     """A learner on several ranks, of which only that of rank 0 is called. Each other rank calls `follow`.
 
-    The passes of a step are those of a learner in one process. Pass i is taken by rank i modulo the number of ranks, so
-    that the passes of one moment are of similar length. A rank without a pass takes one that has no weight, because the
+    The passes of a step follow from the settings. Pass i is taken by rank i modulo the number of ranks, so that the
+    passes of one moment have about as many tokens. A rank without a pass takes one that has no weight, because the
     others need its weights.
 
     Args:

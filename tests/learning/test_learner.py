@@ -1,6 +1,7 @@
 """A training step: how it changes the policy, what it reports, and that it is reproducible."""
 
 import dataclasses
+import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from protocol.rollout.batch import pack_tokens
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.policy.causal_model import CausalModel
-from roles.policy.sequences import pad
+from roles.policy.sequences import pad, split, split_for_training
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LOSSES, CorrectionName, LossName, LossSettings
 from roles.trainer.learn.loss.policy_loss import advantages, policy_loss
@@ -182,6 +183,32 @@ def test_the_gradient_of_a_loss_does_not_depend_on_the_size_of_a_pass(model: Cau
         learner = new_learner(model, max_batch_tokens=max_batch_tokens, loss=loss, sampling=SHORT)
         norms.append(learner.step(_groups(model)).grad_norm)
     assert norms == pytest.approx([norms[0]] * 3, rel=1e-4)
+
+
+def _sizes(lengths: list[int], batches: list[list[int]]) -> list[int]:
+    """Return the tokens of each batch, pads included."""
+    return [len(batch) * max(lengths[index] for index in batch) for batch in batches]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("longest", [90, 500, 4000])
+def test_passes_have_few_pads_and_ranks_have_as_much_to_compute(ranks: int, longest: int) -> None:
+    draw = random.Random(longest)
+    lengths = [draw.randint(60, longest) for _ in range(64)]
+    batches = split_for_training(lengths, 8192, ranks)
+    assert sorted(index for batch in batches for index in batch) == list(range(64))
+    sizes = _sizes(lengths, batches)
+    assert sizes == sorted(sizes)
+    assert sizes[-1] <= 8192
+    slowest = sum(sizes[min(begin + ranks, len(sizes)) - 1] for begin in range(0, len(sizes), ranks))
+    assert slowest < 1.25 * sum(lengths) / ranks
+
+
+def test_few_short_sequences_share_a_pass_and_a_long_one_is_alone() -> None:
+    assert split_for_training([5, 7, 6], 8192) == split([5, 7, 6], 8192) == [[0, 2, 1]]
+    assert split_for_training([5, 9000, 7, 6], 8192) == [[0, 3, 2], [1]]
+    assert split_for_training([5, 7, 6], 1, ranks=2) == [[0], [2], [1]]
+    assert split_for_training([], 8192) == []
 
 
 class WidthRecorder(WrappedModel):

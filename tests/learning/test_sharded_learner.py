@@ -57,9 +57,13 @@ def alone(policy: Path, settings: LearnerSettings = SETTINGS, dtype: torch.dtype
     return Learner(model, random_weights(model), settings, dtype=dtype)
 
 
-def test_two_ranks_with_a_pass_each_take_the_steps_of_one_process_bit_for_bit(policy: Path) -> None:
-    trained = run_ranks(2, policy, SETTINGS, train, None, 0, 4)
-    assert_same_run(trained, train(alone(policy), None, 0, 4))
+@pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, max_batch_tokens=8192, ranks=2)], ids=["full", "few"])
+def test_two_ranks_with_a_pass_each_take_the_steps_of_one_process_bit_for_bit(
+    policy: Path, settings: LearnerSettings
+) -> None:
+    """With full passes, and with tokens for one pass, which is divided between the ranks."""
+    trained = run_ranks(2, policy, settings, train, None, 0, 4)
+    assert_same_run(trained, train(alone(policy, settings), None, 0, 4))
 
 
 @pytest.mark.slow

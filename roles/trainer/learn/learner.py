@@ -21,7 +21,7 @@ from protocol.quantization import Precision, is_matrix, published_outline, publi
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
-from roles.policy.sequences import PaddedBatch, pad, split
+from roles.policy.sequences import PaddedBatch, pad, split_for_training
 from roles.ports import ObjectStore
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, advantages, entropy, policy_loss
@@ -42,6 +42,7 @@ class LearnerSettings:
 
     sampling: SamplingParams = _PLAIN_SAMPLING  # of the rollouts
     max_batch_tokens: int = 8192  # padded tokens in one forward and backward pass; gradients add up over passes
+    ranks: int = 1  # processes among which the passes of a step are dealt
     logits_chunk: int = 1024  # tokens whose logits are in memory at once; a pass with more computes the logits twice
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -161,9 +162,10 @@ class Learner:
             lengths, self._settings.sampling.max_tokens
         )
         weights, leaves = self._weights()
+        sizes = [len(sample.prompt) + len(sample.sequence) for sample in samples]
         passes = [
             ([samples[i] for i in batch], [weight_of_tokens[i] for i in batch])
-            for batch in split([len(s.prompt) + len(s.sequence) for s in samples], self._settings.max_batch_tokens)
+            for batch in split_for_training(sizes, self._settings.max_batch_tokens, self._settings.ranks)
         ]
         sums = self._take_passes(weights, self._reference_weights(), passes)
         loss, clipped_tokens, divergence, entropy_sum = (math.fsum(column) for column in zip(*sums, strict=True))
