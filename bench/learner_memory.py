@@ -42,7 +42,7 @@ def _measure(tokens: int, vocabulary: int, chunk: int) -> None:
     logprobs = [torch.full((_LENGTH,), -10.0) for _ in completions]
     rewards = [float(index % 2) for index in range(len(completions))]
     group = make_group(bytes(32), 0, range(_PROMPT), completions, logprobs, rewards)
-    learner = Learner(model, random_weights(model), LearnerSettings(logits_chunk=chunk, max_tokens=_LENGTH))
+    learner = Learner(model, random_weights(model), LearnerSettings(logits_chunk=chunk))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     began = time.process_time()
     learner.step([group])

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,12 +30,12 @@ import trio
 
 from grailnode.beacon.relays import StoreBeacon, publish_rounds
 from grailnode.calibration import proof_file
+from grailnode.config import TrainerSection
 from grailnode.engine import models
 from grailnode.engine.compute import Compute, make_engine
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
-from grailnode.node.settings import TrainerSettings
 from grailnode.node.time_check import SystemClock
-from grailnode.node.wiring import make_task, run_publisher, run_training, run_validator
+from grailnode.node.wiring import make_learner, make_task, run_publisher, run_training, run_validator
 from grailnode.run import creation
 from grailnode.store.decorators.limiting import MeteredStore
 from grailnode.store.local import LocalStore
@@ -50,7 +51,8 @@ from protocol.run import RunManifest
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.node.identity import Node
 from roles.ports import NotFoundError
-from roles.trainer.learn.training_settings import TrainingSettings
+from roles.trainer.learn.learner import LearnerSettings
+from roles.trainer.publish.publisher import PublisherSettings
 from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.recipes import demo_rules
 from tests.support.measuring.memory import resident
@@ -297,15 +299,17 @@ async def measure(root: Path, honest: int, junk: int, windows: int, extra: int, 
     local_run = create_run(root, rounds)
     miners = Miners(local_run, honest, junk, extra)
     trainer = local_run.node("trainer", key("trainer"))
-    settings = TrainerSettings(TrainingSettings(groups_per_step=1 << 20))
+    section = TrainerSection(groups_per_step=1 << 20)
     lines: list[dict[str, float]] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
             lambda: publish_rounds(BEACON, local_run.signed.record.beacon, trainer.store, trainer.clock, keep=1000)
         )
         weights = load_weights(PACKAGED_POLICY)
-        nursery.start_soon(run_training, trainer, lambda: weights, miners.compute, settings)
-        nursery.start_soon(run_publisher, trainer, settings.publisher)
+        settings = LearnerSettings(loss=section, optimizer=section)
+        learner = partial(make_learner, miners.compute, settings, "bf16", weights)
+        nursery.start_soon(run_training, trainer, learner, lambda: weights, section)
+        nursery.start_soon(run_publisher, trainer, PublisherSettings())
         await miners.announce()
         await miners.engine.stage(0, weights)
         await miners.engine.commit()

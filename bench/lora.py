@@ -95,7 +95,7 @@ def _measure(size: str, completions: int, *, all_weights: bool) -> None:
     vocabulary, width, inner, layers, heads, key_heads, head = SHAPES[size]
     config = Qwen3Config(vocabulary, width, inner, layers, heads, key_heads, head, 1e-6, 10_000.0, True)
     inner_model = Qwen3(config, recompute=True, lora=None if all_weights else _spec())
-    settings = LearnerSettings(max_tokens=_LENGTH, logits_chunk=256)
+    settings = LearnerSettings(logits_chunk=256)
     tokens = torch.randint(vocabulary, (completions, _LENGTH)).tolist()
     logprobs = [torch.full((_LENGTH,), -11.0) for _ in tokens]
     group = make_group(bytes(32), 0, range(_PROMPT), tokens, logprobs, [float(n % 2) for n in range(completions)])

@@ -6,7 +6,7 @@ Run `python -m bench.mirrors [--followers 200] [--mirrors 4] [--window 60] [--wi
 import argparse
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import trio
@@ -15,7 +15,7 @@ from grailnode.run import creation
 from grailnode.store.decorators.mirrored import MirroredStore
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from roles.authority_updates import run_under_authority
+from roles.authority_updates import under_authority
 from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.policy.mirroring import Mirror
@@ -45,6 +45,11 @@ class CountedStore:
         return data
 
 
+async def _run_under_authority(node: Node, work: Callable[[], Awaitable[None]]) -> None:
+    async with under_authority(node):
+        await work()
+
+
 def measure(followers: int, mirrors: int, window: float, windows: int) -> tuple[dict[str, float], list[int]]:
     """Return the reads a second of followers and mirrors at the trainer's and other spaces, with bytes, and the
     versions that the followers have in the end.
@@ -67,12 +72,12 @@ def measure(followers: int, mirrors: int, window: float, windows: int) -> tuple[
             await network.until_window(1)
             for number, copy in enumerate(copies.values()):
                 node = network.node(f"mirror-{number}", store=origin)
-                nursery.start_soon(run_under_authority, node, partial(Mirror(node, copy).keep, 0.5))
+                nursery.start_soon(_run_under_authority, node, partial(Mirror(node, copy).keep, 0.5))
             nodes = [_follower_node(network, origin, copies, number) for number in range(followers)]
             chains = [await Follower(node).open() for node in nodes]
             await network.until_window(_SETTLE_WINDOWS)
             for node, chain in zip(nodes, chains, strict=True):
-                nursery.start_soon(run_under_authority, node, partial(keep_fresh, node, chain, 0.2))
+                nursery.start_soon(_run_under_authority, node, partial(keep_fresh, node, chain, 0.2))
             await network.until_window(_SETTLE_WINDOWS + 1)
             counts.clear()
             start = trio.current_time()

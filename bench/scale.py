@@ -13,6 +13,7 @@ as many of them as a window may have.
 import argparse
 import random
 import time
+from functools import partial
 
 import torch
 import trio
@@ -21,7 +22,6 @@ import trio.testing
 from bench.requests import MeasuredNetwork, Usage
 from bench.tables import print_table
 from grailnode.engine.compute import make_engine
-from grailnode.node.settings import TrainerSettings
 from grailnode.node.wiring import run_collector, run_publisher, run_training
 from protocol import limits, paths
 from protocol.identity.signing import SigningKey, sign
@@ -33,7 +33,7 @@ from roles.trainer.spool import INBOX
 from tests.support.builders import samples
 from tests.support.builders.recipes import demo_rules
 from tests.support.measuring.memory import resident
-from tests.support.simulation.network import BEACON_KEY, inline, key, randomness
+from tests.support.simulation.network import BEACON_KEY, TrainerSettings, inline, key, randomness
 
 _PART_WINDOWS = 20
 
@@ -95,7 +95,8 @@ async def _publish_first_version(network: MeasuredNetwork, settings: TrainerSett
     """Train until the first window opens: what would be made of the groups is measured elsewhere."""
     with trio.move_on_at(trio.current_time() + network.run.opening_time(0) - network.clock.now()):
         node = network.node("trainer", "/training")
-        await run_training(node, lambda: network.weights, network.compute, settings)
+        learner = partial(network.make_learner, settings.section)
+        await run_training(node, learner, lambda: network.weights, settings.section)
 
 
 def of_crowd(miners: int, junk: int, settle: int, windows: int, validators: int) -> list[list[str]]:
@@ -114,7 +115,7 @@ def of_crowd(miners: int, junk: int, settle: int, windows: int, validators: int)
             nursery.start_soon(network.run_beacon)
             nursery.start_soon(_publish_first_version, network, settings)
             nursery.start_soon(run_publisher, network.node("trainer", "/upload"), settings.publisher)
-            nursery.start_soon(run_collector, network.node("trainer", "/download"), settings.collector)
+            nursery.start_soon(run_collector, network.node("trainer", "/download"), settings.section)
             nursery.start_soon(network.run_miner, "miner-1", 1)
             for name in network.validators:
                 nursery.start_soon(network.run_validator, name, 1.0)

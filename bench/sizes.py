@@ -184,7 +184,6 @@ class Site:
     def _settings(self) -> LearnerSettings:
         return LearnerSettings(
             optimizer=OptimizerSettings(learning_rate=1e-6, warmup_steps=0),
-            max_tokens=_LENGTH,
             max_batch_tokens=self.completions // 2 * (_LENGTH + _PROMPT),
             logits_chunk=64,
         )

@@ -21,17 +21,12 @@ from protocol.limits import MAX_STREAMS, MAX_WORKERS
 from roles.miner.miner_settings import MinerSettings
 from roles.settings_base import Settings
 from roles.trainer.learn.loss.loss_settings import LossSettings
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.publish.retention import check_retention
 from roles.validator.validator_settings import ValidatorSettings
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 OuterMethod = Literal["pulseloco", "pulseloco-exact", "sparseloco", "diloco", "averaging"]
-
-
-class ConfigError(UserError):
-    """A configuration that cannot be used: names the file, the key and the fix."""
 
 
 Checked = TypeVar("Checked", bound=Settings)
@@ -172,7 +167,7 @@ class HostsSection(Settings):
     """`ADDRESS:PORT` of machine 0 in a network that nobody else is on: the port needs no password."""
 
 
-class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSettings):
+class TrainerSection(ReplaySettings, TrainingSettings, LossSettings):
     """How the trainer learns and publishes (docs/guide/train.md)."""
 
     policy: str = "genesis"
@@ -220,7 +215,7 @@ class TrainerSection(ReplaySettings, TrainingSettings, OptimizerSettings, LossSe
 
     @property
     def filters_groups(self) -> bool:
-        """Whether groups whose rewards do not differ are left out: not if the loss learns from them."""
+        """Whether groups whose rewards do not differ are left out: never if the loss learns from them."""
         return self.dynamic_filtering and self.needs_contrast
 
     @property
@@ -274,7 +269,7 @@ class Config(Settings):
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read run.toml, by its path or that of its directory; ConfigError if it is missing, empty or not TOML, a key is
+    """Read run.toml, by its path or that of its directory; UserError if it is missing, empty or not TOML, a key is
     unknown, or a value is not allowed.
 
     An override is 'section.key=value', the value in TOML's notation; a bare word is a string.
@@ -283,9 +278,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         path = path / "run.toml"
     if not path.exists():
         advice = "a URL begins with https://" if ":/" in str(path) else "`grailnode init DIR` writes one"
-        raise ConfigError(f"{path}: no such file; {advice}")
+        raise UserError(f"{path}: no such file; {advice}")
     if not path.stat().st_size:  # as a full disk leaves it; a node would go on with the default of each key
-        raise ConfigError(f"{path}: empty; restore it from a copy")
+        raise UserError(f"{path}: empty; restore it from a copy")
     return _config(read_toml(path), overrides, str(path), path.absolute().parent)
 
 
@@ -301,30 +296,30 @@ def _config(values: dict[str, Any], overrides: Sequence[str], source: str, direc
 
 
 def validate(model: type[Checked], values: dict[str, Any], source: str) -> Checked:
-    """Return values as a model of sections; ConfigError, with the source, for an unknown key or a bad value."""
+    """Return values as a model of sections; UserError, with the source, for an unknown key or a bad value."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(model, source, error)) from None
+        raise UserError(_explain(model, source, error)) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the contents of a TOML file; ConfigError if it is missing, cannot be read, or is not TOML."""
+    """Return the contents of a TOML file; UserError if it is missing, cannot be read, or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
+        raise UserError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
+        raise UserError(f"{path}: cannot be read ({error})") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
+        raise UserError(f"{path}: not TOML: {error}") from error
 
 
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     section, dot, name = key.strip().partition(".")
     if not (equals and dot and section and name):
-        raise ConfigError(f"--set {override}: write --set section.key=value")
+        raise UserError(f"--set {override}: write --set section.key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -334,7 +329,7 @@ def _override(values: dict[str, Any], override: str) -> None:
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {override}: {section} is not a section")
+            raise UserError(f"--set {override}: {section} is not a section")
     table[name] = value
 
 

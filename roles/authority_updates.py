@@ -6,7 +6,8 @@ validators. One honest place is enough. A new revision is verified, written to t
 obeyed.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Final
 
@@ -73,12 +74,13 @@ async def poll_authority(node: Node) -> None:
         await refresh_authority(node, look)
 
 
-async def run_under_authority(node: Node, work: Callable[[], Awaitable[None]]) -> None:
-    """Refresh the authority once, then do a node's work while keeping up with it."""
+@asynccontextmanager
+async def under_authority(node: Node) -> AsyncIterator[None]:
+    """Refresh the authority once, and keep up with it while a node does its work in this block."""
     await refresh_authority(node)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(poll_authority, node)
-        await work()
+        yield
         nursery.cancel_scope.cancel()
 
 

@@ -91,22 +91,31 @@ class ObjectStore(Protocol):
         """Remove an object; it is no error if there is none."""
 
 
+@dataclass(eq=False)
+class TurnCache:
+    """What an engine may keep of a turn for the next one of the same episode; the content is the engine's own."""
+
+    content: object = None
+
+
 @dataclass(frozen=True)
 class Request:
     """One completion to generate.
 
     Attributes:
         prompt: token ids.
-        seed: 16 bytes, of its noise.
+        seed: 16 bytes, of its noise; empty for the most likely tokens, whose states nobody needs.
         sketch: of the window, if only the sketch of the hidden states is needed; an engine that computes it where it
             samples returns it in their place.
         offset: position of its first token, for the noise: how many tokens the policy drew in earlier turns.
+        turn_cache: of its episode, if another turn may follow; what it has changes the costs alone.
     """
 
     prompt: tuple[int, ...]
     seed: bytes
     sketch: "SketchKey | None" = None
     offset: int = 0
+    turn_cache: TurnCache | None = None
 
 
 @dataclass(frozen=True)
@@ -201,10 +210,10 @@ class Engine(Protocol):
         """
 
     async def generate(self, requests: Sequence[Request], params: "SamplingParams") -> list[Generation]:
-        """Sample one completion for each request, in order, by seed-bound sampling."""
+        """Sample one completion for each request, in order, by seed-bound sampling.
 
-    async def greedy(self, prompts: Sequence[tuple[int, ...]], params: "SamplingParams") -> list[tuple[int, ...]]:
-        """Return the most likely completion of each prompt (no noise): token ids, in order."""
+        Either all requests of a call have a seed, or none has.
+        """
 
     async def check(self, requests: Sequence[CheckRequest], rules: "CheckRules") -> "list[Check]":
         """Check completions by one prefill over each; return the results of the tokens that are checked, in order.

@@ -104,7 +104,8 @@ async def speed(python: Path, arguments: argparse.Namespace) -> None:
             plain = task.server(PlainVllm, "plain", python, arguments)
             stack.callback(plain.close)
             ways = {"grailnode": await task.serve(engine)}
-            ways["greedy"] = partial(engine.greedy, [item.prompt for item in task.requests], task.params)
+            likely = [Request(item.prompt, b"") for item in task.requests]
+            ways["greedy"] = partial(engine.generate, likely, task.params)
             await plain.start()
             client = await stack.enter_async_context(aclosing(VllmClient(plain)))
             ways["plain"] = partial(plain_completions, client, task.requests, task.params)

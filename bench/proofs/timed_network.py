@@ -6,17 +6,16 @@ from typing import Any, Final
 import trio
 
 from grailnode.engine.compute import make_engine
-from grailnode.node.settings import TrainerSettings
 from grailnode.run.rules import Rules
 from protocol.rollout.checking import Check, CheckRules
-from roles.authority_updates import run_under_authority
+from roles.authority_updates import under_authority
 from roles.miner.produce import HonestProducer
 from roles.policy.follower import Follower
 from roles.ports import CheckRequest, Engine
 from roles.validator.ledger_state import Ledger
 from roles.validator.validator import Validator
 from roles.validator.validator_settings import ValidatorSettings
-from tests.support.simulation.network import Network
+from tests.support.simulation.network import Network, TrainerSettings
 
 _NEVER: Final = 1 << 20  # groups of a step
 
@@ -61,8 +60,7 @@ class TimedNetwork(Network):
 
     async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
-
-        async def validate() -> None:
+        async with under_authority(node):
             engine = TimedEngine(
                 make_engine(self.compute, node.run_sync), lambda: self.prefill_seconds / node.run.group_size
             )
@@ -70,5 +68,3 @@ class TimedNetwork(Network):
             ledger = await Ledger.open(node.state, node.run)
             settings = ValidatorSettings(evaluate=False, poll_seconds=poll_seconds)
             await Validator(node, follower, engine, self.task(node), ledger, settings).run()  # type: ignore[arg-type]
-
-        await run_under_authority(node, validate)

@@ -2,6 +2,6 @@
 engine.
 
 `variants` lists the ways in which honest nodes compute differently. `pairs` generates in one way, checks in another and
-yields measurements. `thresholds` chooses thresholds from them, `separation` tests these on quantized copies, and
+yields measurements. `thresholds` chooses thresholds from them, `procedure` tests these on quantized copies, and
 `proof_file` reads and writes the result.
 """

@@ -9,20 +9,36 @@ from typing import Final
 import numpy as np
 import torch
 
-from grailnode.calibration import separation, thresholds
+from grailnode import UserError
+from grailnode.calibration import thresholds
 from grailnode.calibration.copies import ADAPTER_SHARE, quantized, random_adapters
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, Submission, check_groups, generate_groups
-from grailnode.calibration.proof_file import MeasuredAdapters, MeasuredRow, PairRow, ProofFile, RowMeasurement, Subject
+from grailnode.calibration.proof_file import (
+    CopyRow,
+    MeasuredAdapters,
+    MeasuredRow,
+    PairRow,
+    ProofFile,
+    RowMeasurement,
+    Subject,
+)
 from grailnode.calibration.thresholds import ThresholdDemands, stop_margins
 from grailnode.calibration.variants import AnyVariant, Pair, VllmServers
 from grailnode.engine import policy as policies
 from grailnode.engine.lora_model import merged_weights
 from grailnode.engine.models import build
 from protocol.digest import Weights, digest_weights
+from protocol.judging.evidence import NO_EVIDENCE, is_improbable
 from protocol.lora import PREFIX, LoraSpec
-from protocol.proof import Arithmetic
+from protocol.proof import Arithmetic, Thresholds
 
-COPIES: Final = (3, separation.REQUIRED_BITS, 8)
+REQUIRED_BITS: Final = 4
+"""A copy with weights of so many bits has to be refused."""
+REQUIRED_POWER: Final = 0.99
+"""Share of its windows that has to be refused."""
+_WINDOWS: Final = 1000
+
+COPIES: Final = (3, REQUIRED_BITS, 8)
 """Bits of the copies that are measured; only one of them is required to be refused, the others inform the user."""
 _COPY_GROUPS: Final = 64
 _GROUPED: Final = 4  # one of so many honest rollouts is in a whole group, where rollouts share most of their states
@@ -81,13 +97,13 @@ async def calibrate(job: CalibrationJob, progress: Progress, show: Callable[[Seq
         copies = await _copies(measurer, honest, merged)
     finally:
         await servers.close()
-    required = [groups for (bits, _), groups in copies.items() if bits == separation.REQUIRED_BITS]
+    required = [groups for (bits, _), groups in copies.items() if bits == REQUIRED_BITS]
     spec = thresholds.choose_thresholds(honest, required, job.arithmetics, job.demands)
     rows = [_row(pair, honest[pair.name]) for pair in job.pairs]
     show(rows)
     window = job.demands.window
-    powers = [separation.power(bits, pair, groups, spec, window) for (bits, pair), groups in copies.items()]
-    separation.check(powers, window)
+    powers = [power(bits, pair, groups, spec, window) for (bits, pair), groups in copies.items()]
+    check_power(powers, window)
     subject = Subject(
         policy=digest_weights(base).hex(),
         prompts=job.prompts,
@@ -186,6 +202,30 @@ async def _copies(measurer: _Measurer, honest: thresholds.Honest, merged: Weight
         by_pair = await measurer.measure(pairs, [_Part(job.work, groups)], copy=copy, name=f"{bits}-bit copy, ")
         measurements |= {(bits, pair.name): by_pair[pair.name] for pair in pairs}
     return measurements
+
+
+def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresholds, window: int) -> CopyRow:
+    """Return the shares of a copy's groups that the thresholds refuse; windows are random selections of groups."""
+    counts = [group.counts(spec) for group in groups]
+    selections = np.random.default_rng(0).integers(0, len(counts), (_WINDOWS, window)).tolist()
+    return CopyRow(
+        bits=bits,
+        pair=pair,
+        tokens=sum(item.margin.trials for item in counts),
+        groups=float(np.mean([is_improbable(NO_EVIDENCE, [item], spec) for item in counts])),
+        windows=float(np.mean([is_improbable(NO_EVIDENCE, [counts[i] for i in part], spec) for part in selections])),
+    )
+
+
+def check_power(powers: Sequence[CopyRow], window: int) -> None:
+    """Check that a copy of REQUIRED_BITS is refused; raise UserError if one of the pairs does not refuse it."""
+    weak = min((item for item in powers if item.bits == REQUIRED_BITS), key=lambda item: item.windows)
+    if weak.windows < REQUIRED_POWER:
+        raise UserError(
+            f"the honest distribution is too wide: of a {REQUIRED_BITS}-bit copy's windows of {window} groups (pair "
+            f"{weak.pair}), {weak.windows:.1%} are refused where {REQUIRED_POWER:.0%} are required; leave out the "
+            "pairs with the largest distances and margins (--pairs), or measure more --rollouts"
+        )
 
 
 def _width(groups: Sequence[GroupMeasurement]) -> float:

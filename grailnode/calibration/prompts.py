@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from grailnode.calibration.thresholds import CalibrationError
+from grailnode import UserError
 from grailnode.engine.policy import Tokenizer
 from protocol import bounded_json
 from protocol.errors import MalformedError
@@ -21,11 +21,11 @@ def drawn_from(prompts: Sequence[str]) -> Prompts:
 
 
 def read_file(path: Path, tokenizer: Tokenizer) -> list[str]:
-    """Return the prompts of a file of JSON Lines, each {"prompt": "..."}; a CalibrationError names the wrong line."""
+    """Return the prompts of a file of JSON Lines, each {"prompt": "..."}; a UserError names the wrong line."""
     with path.open("rb") as file:
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
-        raise CalibrationError(f"{path}: larger than {_MAX_BYTES} bytes")
+        raise UserError(f"{path}: larger than {_MAX_BYTES} bytes")
     prompts: list[str] = []
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
@@ -33,11 +33,11 @@ def read_file(path: Path, tokenizer: Tokenizer) -> list[str]:
         try:
             value = bounded_json.parse(line)
         except MalformedError as error:
-            raise CalibrationError(f"{path}: line {number}: {error}") from error
+            raise UserError(f"{path}: line {number}: {error}") from error
         prompt = value.get("prompt") if isinstance(value, dict) else None
         if not isinstance(prompt, str) or not tokenizer.encode(prompt):
-            raise CalibrationError(f'{path}: line {number}: not {{"prompt": "..."}} with at least one token')
+            raise UserError(f'{path}: line {number}: not {{"prompt": "..."}} with at least one token')
         prompts.append(prompt)
     if not prompts:
-        raise CalibrationError(f"{path}: contains no prompt")
+        raise UserError(f"{path}: contains no prompt")
     return prompts

@@ -41,10 +41,6 @@ _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
 _RAISED: Final = 1.25  # factor by which rates are raised if misses are clustered
 
 
-class CalibrationError(UserError):
-    """No thresholds can be chosen; the message says why, and what to do."""
-
-
 @dataclass(frozen=True)
 class ThresholdDemands:
     """The requirements of the creator of a run."""
@@ -89,9 +85,9 @@ def choose_thresholds(
 
 
 def check_groups(groups: int) -> None:
-    """Raise CalibrationError for a pair with fewer than LEAST_GROUPS groups."""
+    """Raise UserError for a pair with fewer than LEAST_GROUPS groups."""
     if groups < LEAST_GROUPS:
-        raise CalibrationError(f"a pair needs at least {LEAST_GROUPS} groups; ask for more --rollouts")
+        raise UserError(f"a pair needs at least {LEAST_GROUPS} groups; ask for more --rollouts")
 
 
 def _margins(group: GroupMeasurement) -> np.ndarray:
@@ -167,7 +163,7 @@ class _Measured:
             if all(largest_evidence(chosen, *pair) <= most for pair in zip(counts, self.trials, strict=True)):
                 return chosen
             factor *= _RAISED
-        raise CalibrationError("an honest pair misses in most of its trials; leave it out (--pairs)")
+        raise UserError("an honest pair misses in most of its trials; leave it out (--pairs)")
 
 
 def _spread(candidates: Sequence[int], rates: Sequence[float]) -> tuple[list[int], list[float]]:

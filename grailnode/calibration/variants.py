@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 import trio
 
-from grailnode.calibration.thresholds import CalibrationError
+from grailnode import UserError
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
@@ -172,12 +172,12 @@ def run_pairs(generating: AnyVariant, checking: AnyVariant) -> tuple[Pair, ...]:
 
 
 def select(names: str, generating: AnyVariant, checking: AnyVariant) -> tuple[Pair, ...]:
-    """Return the pairs that the command line names: "run" for all, or names separated by commas. A CalibrationError for
+    """Return the pairs that the command line names: "run" for all, or names separated by commas. A UserError for
     an unknown name lists all names.
     """
     by_name = {pair.name: pair for pair in run_pairs(generating, checking)}
     requested: Sequence[str] = list(by_name) if names == "run" else list(dict.fromkeys(names.split(",")))
     unknown = [name for name in requested if name not in by_name]
     if unknown:
-        raise CalibrationError(f"--pairs: no pair {unknown[0]!r}; there are: run, {', '.join(by_name)}")
+        raise UserError(f"--pairs: no pair {unknown[0]!r}; there are: run, {', '.join(by_name)}")
     return tuple(by_name[name] for name in requested)

@@ -17,10 +17,6 @@ from protocol.errors import ProtocolError, error_context
 Format = Literal["grailnode", "trl", "slime", "safetensors"]
 
 
-class ConversionError(UserError):
-    """The arguments of a conversion do not fit; the message says what is missing."""
-
-
 def convert(
     source: Path,
     source_format: Format,
@@ -54,7 +50,7 @@ def _read(source: Path, source_format: Format, base: Weights | None) -> Weights:
     if source_format == "safetensors":
         return safetensors.read(data)
     if base is None:
-        raise ConversionError("a patch needs the weights that it applies to: give --base FILE.safetensors")
+        raise UserError("a patch needs the weights that it applies to: give --base FILE.safetensors")
     return patch.apply(base, data)
 
 
@@ -74,7 +70,7 @@ def _encode(
         _check_equal(weights, safetensors.read(data))
         return {out: data}
     if base is None:
-        raise ConversionError("a patch is made from two versions: give --base FILE.safetensors")
+        raise UserError("a patch is made from two versions: give --base FILE.safetensors")
     data = patch.encode(base, weights)
     _check_equal(weights, patch.apply(base, data))
     return {out: data}

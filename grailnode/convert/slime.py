@@ -40,10 +40,6 @@ Files = Mapping[str, bytes]
 """Files of one version by their name inside its directory."""
 
 
-class MissingPackageError(UserError):
-    """A checksum needs a package that is not installed."""
-
-
 def _adler32(data: memoryview) -> str:
     return f"{zlib.adler32(data):08x}"
 
@@ -52,7 +48,7 @@ def _xxh3_128(data: memoryview) -> str:
     try:
         xxhash = importlib.import_module("xxhash")
     except ImportError as error:
-        raise MissingPackageError("checksums of the form xxh3-128 need a package: pip install xxhash") from error
+        raise UserError("checksums of the form xxh3-128 need a package: pip install xxhash") from error
     digest: str = xxhash.xxh3_128(data).hexdigest()
     return digest
 

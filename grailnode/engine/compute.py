@@ -21,7 +21,6 @@ from protocol.rollout.sampling import SamplingParams, triton_fault
 from roles.first_failure import first_failure
 from roles.gather import gather
 from roles.policy.causal_model import CausalModel
-from roles.policy.sequences import Tokens
 from roles.ports import CheckRequest, Engine, EngineError, Generation, Request
 
 
@@ -151,9 +150,6 @@ class Replicas:
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
         return await self._dealt(requests, lambda engine, part: engine.generate(part, params))
-
-    async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        return await self._dealt(prompts, lambda engine, part: engine.greedy(part, params))
 
     async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
         return await self._dealt(requests, lambda engine, part: engine.check(part, rules))

@@ -15,11 +15,11 @@ from torch import Tensor
 from grailnode.engine.int8_copy import int8_copy
 from grailnode.engine.lora_model import LoraModel
 from grailnode.engine.policy import PolicyError
-from grailnode.engine.torch_engine import Noise, Policy, TorchEngine, padded
-from protocol.rollout.sampling import SamplingParams, seed_words
-from roles.policy.causal_model import CausalModel
-from roles.policy.sequences import Tokens
-from roles.ports import Generation
+from grailnode.engine.torch_engine import Policy, TorchEngine
+from grailnode.engine.turn_caches import Turns, ended_turns, right_aligned
+from protocol.rollout.sampling import SamplingParams
+from roles.policy.causal_model import Cache, CausalModel
+from roles.ports import Generation, Request
 
 _DRAFTED: Final = 16
 """Tokens that a row drafts in a round: it drafts in vain behind a wrong token, and behind its end."""
@@ -33,62 +33,62 @@ class DraftEngine(TorchEngine):
         super().__init__(model, **options)
         if any(".experts." in name for name in model.shapes):
             raise PolicyError("the experts of a mixture are fused, which 8-bit copies cannot be: drop engine.draft")
-        cache: Any = model.cache()  # one that can also `take` some columns [B, P'] of each row
-        cache.take(torch.zeros(0, 0, dtype=torch.int64))
+        if not model.cache().is_complete:
+            raise PolicyError("attention that forgets tokens cannot take wrong drafts back: drop engine.draft")
         self._draft_model = model.with_int8_base() if isinstance(model, LoraModel) else model
         self._copied: Policy | None = None
         self._copy: Mapping[str, Tensor] = {}
 
     @torch.inference_mode()
     def _sample(
-        self, policy: Policy, prompts: list[Tokens], noise: list[Noise] | None, params: SamplingParams
-    ) -> list[Generation]:
+        self, policy: Policy, requests: list[Request], params: SamplingParams
+    ) -> tuple[list[Generation], Turns]:
         if self._copied is not policy:  # a node that only checks never makes a copy
             is_adapted = self._draft_model is not self._model
             self._copied, self._copy = policy, policy.weights if is_adapted else int8_copy(policy.weights)
-        ids, mask = padded(prompts, self._device, left_padded=True)
-        rows = torch.arange(len(prompts), device=self._device)
-        words = None if noise is None else seed_words([seed for seed, _ in noise], self._device)
-        offsets = torch.tensor([offset for _, offset in noise or [(b"", 0)] * len(prompts)], device=self._device)
-        cache: Any = self._model.cache()
-        lengths, drafts = torch.zeros_like(rows), ids[:, :0]
+        # 1. The policy computes what it has not seen: the prompts at first. Its last states are those from which the
+        # drafts should have been drawn, and that of the token behind them.
+        rows, last_states, mask, cache = self._begin(policy, requests)
+        words, offsets = self._noise([requests[row] for row in rows.tolist()])
+        states, lengths, drafts = last_states[:, None], torch.zeros_like(rows), rows.new_empty(len(rows), 0)
+        turns: Turns = {}
         stops = torch.tensor(params.stops, device=self._device)
-        results: list[list[tuple[Tensor, ...]]] = [[] for _ in prompts]
+        results: list[list[tuple[Tensor, ...]]] = [[] for _ in requests]
         while True:
-            # 1. The policy computes what it has not seen: the prompts at first. Its last states are those from which
-            # the drafts should have been drawn, and that of the token behind them.
-            count = drafts.shape[1] + 1
-            states = self._model.hidden(policy.weights, ids, mask, cache)[:, -count:]
+            count = states.shape[1]
             positions = lengths[:, None] + torch.arange(count, device=self._device)
-            tokens, likely = self._choose_all(policy, states, words, offsets[rows, None] + positions, params)
+            tokens, likely = self._choose_all(policy, states, words, offsets[:, None] + positions, params)
             # 2. A choice is the row's next token if all drafts before it are right, and none of them is the last.
             right = (tokens[:, :-1] == drafts).cumprod(dim=1).sum(dim=1) + 1
             ends = torch.isin(tokens, stops) | (positions + 1 >= params.max_tokens)
             until_end = torch.where(ends.any(dim=1), ends.int().argmax(dim=1) + 1, count + 1)
             new = torch.minimum(right, until_end)
             on_host = tokens.cpu(), states.to(torch.float32).cpu(), likely
-            for place, (row, taken) in enumerate(zip(rows.tolist(), new.tolist(), strict=True)):
+            ended: dict[int, tuple[Request, list[int]]] = {}
+            values = zip(rows.tolist(), new.tolist(), (new == until_end).tolist(), strict=True)
+            for place, (row, taken, is_last) in enumerate(values):
                 results[row].append(tuple(part[place, :taken] for part in on_host))
+                if is_last:
+                    ended[place] = requests[row], torch.cat([part[0] for part in results[row]]).tolist()
+            # 3. The columns of wrong drafts become pads, over which rows move right, so that they end at one column.
+            mask = mask & (torch.arange(mask.shape[1], device=self._device) < mask.shape[1] - (count - new)[:, None])
+            turns |= ended_turns(policy, ended, cache, mask)
             going = (new < until_end).nonzero().squeeze(1)
             if not len(going):
                 break
-            # 3. Rows move right over the columns of wrong drafts, so that they end at one column, as padded prompts do.
-            rows, lengths, new = rows[going], (lengths + new)[going], new[going]
+            rows, offsets, lengths, new = rows[going], offsets[going], (lengths + new)[going], new[going]
             words = None if words is None else words[going]
             last = tokens[going].gather(1, new[:, None] - 1)
-            columns = torch.arange(mask.shape[1], device=self._device) - (count - new)[:, None]
-            mask = mask[going].gather(1, columns.clamp(min=0)) & (columns >= 0)
-            first = int(mask.any(dim=0).int().argmax())
-            cache = cache.select(going).take(columns[:, first:].clamp(min=0))
-            # 4. The copy drafts what follows the last token of each row.
-            drafts, mask = self._draft(cache, mask[:, first:], last, words, lengths, offsets[rows], params)
-            ids = torch.cat([last, drafts], dim=1)
+            mask, cache = right_aligned([mask[going]], [cache.select(going)])
+            # 4. The copy drafts what follows the last token of each row, and the policy computes it.
+            drafts, mask = self._draft(cache, mask, last, words, lengths, offsets, params)
+            states = self._model.hidden(policy.weights, torch.cat([last, drafts], dim=1), mask, cache)
         joined = (map(torch.cat, zip(*parts, strict=True)) for parts in results)
-        return [Generation(tuple(t.tolist()), s, tuple(p.tolist())) for t, s, p in joined]
+        return [Generation(tuple(t.tolist()), s, tuple(p.tolist())) for t, s, p in joined], turns
 
     def _draft(
         self,
-        cache: Any,
+        cache: Cache,
         mask: Tensor,
         ids: Tensor,
         words: Tensor | None,

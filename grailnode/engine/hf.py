@@ -1,6 +1,6 @@
 """Any causal language model of transformers as pure functions of its weights, for architectures other than Qwen3."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from grailnode.engine.checkpoint_names import CheckpointNames
 from grailnode.engine.lora_model import LowRankLinear, adapter_shapes
 from grailnode.engine.output_projection import project_by
 from grailnode.engine.policy import PolicyError
+from grailnode.engine.qwen3 import join_rows
 from protocol.lora import DOWN, LoraSpec
 from roles.policy.layer_weights import PartialWeights, TableWeights, compute_part
 
@@ -27,21 +28,34 @@ class _Cache:
     def __init__(self, states: DynamicCache) -> None:
         self.states = states
 
+    @property
+    def is_complete(self) -> bool:
+        return all(type(layer) is DynamicLayer for layer in self.states.layers)
+
     def select(self, rows: Tensor) -> "_Cache":
-        states = copy(self.states)
-        states.layers = [copy(layer) for layer in self.states.layers]
-        states.batch_select_indices(rows)
-        return _Cache(states)
+        result = self._copy()
+        result.states.batch_select_indices(rows)
+        return result
 
     def take(self, columns: Tensor) -> "_Cache":
-        pick: Any = partial(torch.take_along_dim, indices=columns[:, None, :, None], dim=2)
-        result = self.select(torch.arange(len(columns), device=columns.device))
-        for layer in result.states.layers:
-            if type(layer) is not DynamicLayer:
-                raise PolicyError("attention that forgets tokens cannot take wrong drafts back: drop engine.draft")
-            if layer.is_initialized:
-                layer.keys, layer.values = pick(layer.keys), pick(layer.values)
+        pick = partial(torch.take_along_dim, indices=columns[:, None, :, None], dim=2)
+        return self._changed(lambda parts: pick(parts[0]), ())
+
+    def join(self, others: Sequence["_Cache"]) -> "_Cache":
+        return self._changed(join_rows, others)
+
+    def _changed(self, change: Callable[[list[Tensor]], Tensor], others: Sequence["_Cache"]) -> "_Cache":
+        """Return a cache with what `change` makes of the keys, and of the values, of this one and others."""
+        result = self._copy()
+        for layer, *own in zip(*(cache.states.layers for cache in (result, self, *others)), strict=True):
+            if own[0].is_initialized:
+                layer.keys, layer.values = change([item.keys for item in own]), change([item.values for item in own])
         return result
+
+    def _copy(self) -> "_Cache":
+        states = copy(self.states)
+        states.layers = [copy(layer) for layer in self.states.layers]
+        return _Cache(states)
 
 
 class TransformersModel:

@@ -8,7 +8,7 @@ Shapes: B sequences, S new tokens, P cached tokens, K = P + S, H query heads, C 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal, Self
@@ -74,6 +74,8 @@ class Qwen3Config:
 class KeyValueCache:
     """Keys and values of each layer: [B, C, P, E] pairs."""
 
+    is_complete = True
+
     def __init__(self, layers: dict[int, tuple[Tensor, Tensor]] | None = None) -> None:
         self._layers = layers or {}
 
@@ -92,6 +94,21 @@ class KeyValueCache:
     def take(self, columns: Tensor) -> "KeyValueCache":
         pick = partial(torch.take_along_dim, indices=columns[:, None, :, None], dim=2)
         return KeyValueCache({layer: (pick(k), pick(v)) for layer, (k, v) in self._layers.items()})
+
+    def join(self, others: Sequence["KeyValueCache"]) -> "KeyValueCache":
+        batches = [cache._layers for cache in (self, *others)]
+        return KeyValueCache(
+            {
+                layer: (join_rows([own[layer][0] for own in batches]), join_rows([own[layer][1] for own in batches]))
+                for layer in self._layers
+            }
+        )
+
+
+def join_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Return keys or values of several batches [B, C, P, E] as one, with zeros in front of the shorter ones."""
+    width = max(part.shape[2] for part in parts)
+    return torch.cat([functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in parts])
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -6,6 +6,7 @@ through `run_sync`, by default in one of trio's worker threads, a batch at a tim
 between two batches.
 """
 
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import trio
 from torch import Tensor
 
 from grailnode.engine.models import check_fit
+from grailnode.engine.turn_caches import TurnCaches, Turns, ended_turns, joined_turns, right_aligned, take_turn
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, weights_digest
 from protocol.errors import MalformedError, PatchError, ProtocolError
@@ -27,21 +29,20 @@ from protocol.quantization import dequantize, is_code, is_scale
 from protocol.rollout.checking import Check, CheckRules, DrawnTokens, check_completions
 from protocol.rollout.sampling import SamplingParams, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
-from roles.policy.causal_model import CausalModel
+from roles.policy.causal_model import Cache, CausalModel
 from roles.policy.sequences import Tokens, check_ids, split
 from roles.ports import CheckRequest, EngineError, Generation, Request
 
 _PASS_TOKENS: Final = 1024
 """Completion tokens in one pass of a prefill: enough for large matrix products, few enough for a processor's caches."""
 
-Noise = tuple[bytes, int]
-"""The seed of a completion's noise, and the position of its first token."""
-
 RunSync = Callable[..., Awaitable[Any]]
 """`await run_sync(function, *arguments)` runs a function off the event loop's thread, and returns what it returns."""
 
 DEFAULT_BATCH_TOKENS: Final = 8192
-"""Padded tokens of one batch: bounds the memory of activations and cache."""
+"""Padded tokens of one batch: bounds the memory of activations and cache. The caches of episodes that wait for a reply
+have at most as many beside it.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,6 @@ class Forward:
     def logits(self) -> Tensor:
         """float32 [T, V], computed at each access; token t is drawn from row t."""
         return self.project(self.hidden)
-
-
-@dataclass
-class _Decoding:
-    """The rows of a batch that have not ended: index in the batch, attention mask [B, K] and noise seeds [B, 4]."""
-
-    rows: Tensor
-    mask: Tensor
-    seeds: Tensor | None
 
 
 class TorchEngine:
@@ -101,6 +93,7 @@ class TorchEngine:
         self._run_sync = run_sync
         self._serving: Policy | None = None
         self._staged: Policy | None = None
+        self._turn_caches = TurnCaches(max_batch_tokens)
 
     @property
     def version(self) -> int | None:
@@ -139,11 +132,18 @@ class TorchEngine:
         await self._compute(old.clear)  # to give memory back takes long on an event loop
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        noise = [(request.seed, request.offset) for request in requests]
-        return await self._decode([request.prompt for request in requests], noise, params)
-
-    async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        return [generation.tokens for generation in await self._decode(prompts, None, params)]
+        policy = self._policy()
+        check_ids([request.prompt for request in requests], self._model.vocabulary)
+        results: dict[int, Generation] = {}
+        # Every completion counts with its longest possible length, so that the cache of a batch cannot outgrow the
+        # memory.
+        lengths = [len(request.prompt) + params.max_tokens for request in requests]
+        for batch in split(lengths, self._max_batch_tokens):
+            # `split` sorts by length, so results are carried by index.
+            generations, turns = await self._compute(self._sample, policy, [requests[i] for i in batch], params)
+            self._turn_caches.keep(turns)
+            results.update(zip(batch, generations, strict=True))
+        return [results[index] for index in range(len(requests))]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
         """Run one prefill over each prompt with its completion; return the results in order.
@@ -170,22 +170,6 @@ class TorchEngine:
         for batch in _runs(prompts, completions, self._max_batch_tokens):
             results += await self._compute(self._check, policy, requests[batch], rules)
         return results
-
-    async def _decode(
-        self, prompts: Sequence[Tokens], noise: Sequence[Noise] | None, params: SamplingParams
-    ) -> list[Generation]:
-        policy = self._policy()
-        check_ids(prompts, self._model.vocabulary)
-        results: dict[int, Generation] = {}
-        # Every completion counts with its longest possible length, so that the cache of a batch cannot outgrow the
-        # memory.
-        lengths = [len(prompt) + params.max_tokens for prompt in prompts]
-        for batch in split(lengths, self._max_batch_tokens):
-            # `split` sorts by length, so noise and results are carried by index.
-            own_noise = None if noise is None else [noise[i] for i in batch]
-            generations = await self._compute(self._sample, policy, [prompts[i] for i in batch], own_noise, params)
-            results.update(zip(batch, generations, strict=True))
-        return [results[index] for index in range(len(prompts))]
 
     def _policy(self) -> Policy:
         if self._serving is None:
@@ -263,47 +247,79 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _sample(
-        self, policy: Policy, prompts: list[Tokens], noise: list[Noise] | None, params: SamplingParams
-    ) -> list[Generation]:
-        """Generate one batch until all completions have ended; `noise` None: the most likely tokens."""
-        # Prompts end at the same column, so that each step appends one column for all rows.
-        ids, mask = padded(prompts, self._device, left_padded=True)
-        cache = self._model.cache()
-        stops = torch.tensor(params.stops, device=self._device)
-        words = None if noise is None else seed_words([seed for seed, _ in noise], self._device)
-        offsets = torch.tensor([offset for _, offset in noise or [(b"", 0)] * len(prompts)], device=self._device)
-        # Rows that have ended leave the batch; `rows` says which completion each remaining row is.
-        active = _Decoding(torch.arange(len(prompts), device=self._device), mask, words)
-        tokens: list[list[int]] = [[] for _ in prompts]
-        states: list[list[Tensor]] = [[] for _ in prompts]
-        log_probs: list[list[float]] = [[] for _ in prompts]
-        # One step draws one token for each row: states, logits, choice, and then the next inputs.
+        self, policy: Policy, requests: list[Request], params: SamplingParams
+    ) -> tuple[list[Generation], Turns]:
+        """Generate one batch until all completions have ended; return also what may be kept for next turns."""
+        # Rows that have ended leave the batch; `rows` says which request each remaining row is.
+        rows, hidden, mask, cache = self._begin(policy, requests)
+        words, offsets = self._noise([requests[row] for row in rows.tolist()])
+        tokens: list[list[int]] = [[] for _ in requests]
+        states: list[list[Tensor]] = [[] for _ in requests]
+        log_probs: list[list[float]] = [[] for _ in requests]
+        turns: Turns = {}
+        # One step draws one token for each row: logits, choice, and then the next states.
         for position in range(params.max_tokens):
-            hidden = self._model.hidden(policy.weights, ids, active.mask, cache)[:, -1]
             logits = self._model.logits(policy.weights, hidden)
-            next_tokens, likely = self._choose(logits, active.seeds, offsets[active.rows] + position, params)
+            next_tokens, likely = self._choose(logits, words, offsets + position, params)
             # The state from which a token is drawn is what a sketch commits to, in float32 whatever the dtype of the
             # engine.
             on_host = hidden.to(torch.float32).cpu()
-            for place, (row, token) in enumerate(zip(active.rows.tolist(), next_tokens.tolist(), strict=True)):
+            ended: dict[int, tuple[Request, list[int]]] = {}
+            for place, (row, token) in enumerate(zip(rows.tolist(), next_tokens.tolist(), strict=True)):
                 tokens[row].append(token)
                 states[row].append(on_host[place])
                 log_probs[row].append(float(likely[place]))
-            # A stop token belongs to its completion; only what follows it is not drawn.
-            going = (~torch.isin(next_tokens, stops)).nonzero().squeeze(1)
-            if not len(going):
+                # A stop token belongs to its completion; only what follows it is not drawn.
+                if token in params.stops or position + 1 == params.max_tokens:
+                    ended[place] = requests[row], tokens[row]
+            turns |= ended_turns(policy, ended, cache, mask)
+            if len(ended) == len(rows):
                 break
-            if len(going) < len(next_tokens):
-                active = _Decoding(
-                    active.rows[going], active.mask[going], None if active.seeds is None else active.seeds[going]
-                )
-                cache = cache.select(going)
+            if ended:
+                going = torch.tensor([place for place in range(len(rows)) if place not in ended], device=self._device)
+                rows, mask, offsets, cache = rows[going], mask[going], offsets[going], cache.select(going)
+                words, next_tokens = None if words is None else words[going], next_tokens[going]
             # Each drawn token becomes a real one that later tokens attend to.
-            active.mask = torch.cat([active.mask, active.mask.new_ones(len(going), 1)], dim=1)
-            ids = next_tokens[going, None]
-        return [
+            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+            hidden = self._model.hidden(policy.weights, next_tokens[:, None], mask, cache)[:, -1]
+        generations = [
             Generation(tuple(t), torch.stack(s), tuple(p)) for t, s, p in zip(tokens, states, log_probs, strict=True)
         ]
+        return generations, turns
+
+    def _begin(self, policy: Policy, requests: Sequence[Request]) -> tuple[Tensor, Tensor, Tensor, Cache]:
+        """Compute the prompts, of turns only what is not kept; return which request each row is, int64 [B], the states
+        that predict the first tokens, [B, D], and mask and cache. All rows end at the last column, so that each step
+        appends one column for all rows.
+        """
+        turns = {row: turn for row, request in enumerate(requests) if (turn := take_turn(policy, request)) is not None}
+        parts: list[tuple[list[int], Tensor, Tensor, Cache]] = []
+        if new := [row for row in range(len(requests)) if row not in turns]:
+            ids, mask = padded([requests[row].prompt for row in new], self._device, left_padded=True)
+            cache = self._model.cache()
+            parts.append((new, self._model.hidden(policy.weights, ids, mask, cache)[:, -1], mask, cache))
+        # New tokens of similar number are computed together, so that less than half of them are pads.
+        tails = {row: requests[row].prompt[len(turn.tokens) :] for row, turn in turns.items()}
+        groups: dict[int, list[int]] = {}
+        for row, tail in tails.items():
+            groups.setdefault(len(tail).bit_length(), []).append(row)
+        for rows in groups.values():
+            rows.sort(key=lambda row: id(turns[row].cache))
+            mask, cache = joined_turns([turns[row] for row in rows])
+            ids, real = padded([tails[row] for row in rows], self._device)
+            mask = torch.cat([mask, real], dim=1)
+            computed = self._model.hidden(policy.weights, ids, mask, cache)
+            last = real.sum(dim=1) - 1
+            parts.append((rows, computed[torch.arange(len(rows), device=self._device), last], mask, cache))
+        order, states, masks, caches = zip(*parts, strict=True)
+        rows_of_requests = torch.tensor([*itertools.chain(*order)], device=self._device)
+        return rows_of_requests, torch.cat(states), *right_aligned(masks, caches)
+
+    def _noise(self, requests: Sequence[Request]) -> tuple[Tensor | None, Tensor]:
+        """Return the words of the seeds of a batch, int64 [B, 4], or None without seeds; and the offsets, int64 [B]."""
+        seeds = [request.seed for request in requests]
+        words = seed_words(seeds, self._device) if any(seeds) else None
+        return words, torch.tensor([request.offset for request in requests], device=self._device)
 
     def _choose(
         self, logits: Tensor, seeds: Tensor | None, positions: Tensor, params: SamplingParams

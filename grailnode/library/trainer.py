@@ -20,7 +20,7 @@ import trio
 from torch import Tensor
 
 from grailnode import UserError
-from grailnode.config import Config, ConfigError
+from grailnode.config import Config
 from grailnode.engine import models
 from grailnode.engine.lora_model import read_adapters
 from grailnode.engine.policy import Policy, load_weights, published_names
@@ -59,6 +59,7 @@ class Group:
         logprobs: of each completion's tokens under the version that sampled them, at the run's temperature: float32
             [T], one for each token, as validators computed them; 0 where the policy did not draw.
         rewards: of each rollout, as validators computed them; of one that ends early, of their continuations.
+        turn_rewards: of each turn of each rollout, 0 before the last one; a rollout without episodes is one turn.
         version: the policy version that sampled them; age: how many versions older it is than the newest.
         digest: names the group: 32 bytes.
     """
@@ -68,6 +69,7 @@ class Group:
     drawn: tuple[tuple[bool, ...], ...]
     logprobs: tuple[np.ndarray, ...]
     rewards: tuple[float, ...]
+    turn_rewards: tuple[tuple[float, ...], ...]
     version: int
     age: int
     digest: bytes
@@ -143,6 +145,7 @@ class AsyncTrainer:
             drawn=drawn,
             logprobs=tuple(map(_aligned, group.completion_logprobs, drawn)),
             rewards=group.rewards,
+            turn_rewards=tuple(group.turn_rewards),
             version=group.version,
             age=self.version - group.version,
             digest=group.digest,
@@ -238,7 +241,7 @@ async def open_trainer_async(
 def _open(run: str | Path, name: str, report: Callable[[str], None]) -> Iterator[AsyncTrainer]:
     config = open_config(str(run), ("trainer.external=true",))
     if config.trainer.outer is not None:
-        raise ConfigError("trainer.outer: the sites of a run have training loops of their own; drop this section")
+        raise UserError("trainer.outer: the sites of a run have training loops of their own; drop this section")
     check_start(config, "trainer", name, report)
     state = state_directory(config, name)
     with ExitStack() as stack:

@@ -1,7 +1,6 @@
 """What each kind of process of a node does, once its node has been made: the bodies that processes.py runs."""
 
 import importlib.metadata
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,7 +23,7 @@ from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.node_makers import engine_directory, make_spectator, open_trainer_state, read_key, state_directory
 from grailnode.node.process_launch import Kind, Launch
 from grailnode.node.run_model import DTYPES, follower_model, genesis_reader, policy_directory, trainer_model
-from grailnode.node.settings import TrainerSettings, coordinator_settings, site_settings, trainer_settings
+from grailnode.node.settings import coordinator_settings, learner_settings, publisher_settings, site_settings
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
@@ -43,10 +42,10 @@ from roles.node.retries import Pause, WaitReporter
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, StoreError, Telemetry
-from roles.trainer.learn.learner import Learner
+from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
-from roles.trainer.publish.publisher import PublisherSettings
+from roles.trainer.spool import checked_genesis
 
 if TYPE_CHECKING:  # it imports torch's compiler, for half a second
     from grailnode.node.rank_processes import Meeting
@@ -60,16 +59,12 @@ ProcessBody = Callable[[Node, Launch], Awaitable[None]]
 async def join_run(
     node: Node, config: Config, name: str, versions: int = wiring.MINER_VERSIONS
 ) -> tuple[Task, Compute]:
-    """Wait for the run's files in the store, and return the run's task and model for a node with so many versions.
-
-    The sandbox, if the run needs one, is opened first: without it the node cannot take part.
-    """
-    sandbox = await node.run_sync(requirements.open_sandbox, node.run)
+    """Wait for the run's files in the store, and return the run's task and model for a node with so many versions."""
     pause = 0.0
     with WaitReporter(node.telemetry, "files-missing") as reporter:
         while True:
             try:
-                return await fetch_task(node, config, config.at(config.node.state) / name, sandbox, versions)
+                return await fetch_task(node, config, config.at(config.node.state) / name, versions)
             except StoreError as error:
                 reporter.waiting("files", error, "the trainer's public space shows the run's files")
                 pause = _JOIN_PAUSE.after(pause)
@@ -77,11 +72,12 @@ async def join_run(
 
 
 async def fetch_task(
-    node: Node, config: Config, directory: Path, sandbox: BubblewrapSandbox | None, versions: int
+    node: Node, config: Config, directory: Path, versions: int = wiring.MINER_VERSIONS
 ) -> tuple[Task, Compute]:
     """Fetch the run's files into a directory, and return the run's task and model for a node that keeps so many
-    versions; the sandbox is that of the run's environment, None if it needs none.
+    versions. The sandbox, if the run needs one, is opened first: without it the node cannot take part.
     """
+    sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     policy = await creation.fetch_model(node, directory / "model")
     check_disk(directory, follower_bytes(node.run, config, policy, versions))
     data = await creation.fetch_data(node, directory / "data")
@@ -144,42 +140,40 @@ async def train(node: Node, launch: Launch, meeting: "Meeting | None" = None) ->
     config, run = launch.config, node.run
     genesis = genesis_reader(config, run, policy_directory(config))
     compute, settings = await node.run_sync(_training_compute, config, run)
-    work: Callable[..., Awaitable[None]] = partial(wiring.run_training, node, genesis, compute, settings)
-    if launch.kind == "site":
-        work = partial(wiring.run_worker, node, genesis, compute, settings, site_settings(config, run))
-    if meeting is None:
-        await work()
-        return
-    terms = _terms(config, node.run_id, compute, settings)
 
     def make_learner() -> Learner:
-        return meeting.make_learner(compute, settings.learner, run.precision, terms, genesis())
+        weights = checked_genesis(run, genesis) if launch.kind == "site" else genesis()
+        if meeting is None:
+            return wiring.make_learner(compute, settings, run.precision, weights)
+        return meeting.make_learner(compute, settings, run.precision, _terms(config, node.run_id, compute), weights)
 
-    await work(make_learner)
+    if launch.kind == "site":
+        await wiring.run_worker(node, make_learner, config.trainer, site_settings(config, run))
+    else:
+        await wiring.run_training(node, make_learner, genesis, config.trainer)
 
 
-def _terms(config: Config, run_id: bytes, compute: Compute, settings: TrainerSettings) -> dict[str, str]:
+def _terms(config: Config, run_id: bytes, compute: Compute) -> dict[str, str]:
     """Return what must be equal on all hosts that share a step; a step cannot notice that it is not."""
-    # `settings` have all of [trainer] in these places; what reads the reference is used by rank 0 alone
-    learner = replace(settings.learner, loss=LossSettings(), optimizer=OptimizerSettings(), read_reference=None)
-    names = {*LossSettings.model_fields, *OptimizerSettings.model_fields} - {"reference"}
+    # what reads the reference is used by rank 0 alone
+    names = {*LossSettings.model_fields, *OptimizerSettings.model_fields, "logits_chunk", "recompute"} - {"reference"}
     section = config.trainer.model_dump(include=names)
     return {
         "the run": run_id.hex(),
         **{f"the version of {name}": importlib.metadata.version(name) for name in ("grailnode", "torch")},
         "the policy's config.json": (policy_directory(config) / "config.json").read_text(encoding="utf-8"),
-        "the settings [trainer] and [engine]": f"{learner} {section} {compute.dtype} {config.trainer.recompute}",
+        "the settings [trainer] and [engine]": f"{section} {compute.dtype} {compute.max_batch_tokens}",
     }
 
 
-def _training_compute(config: Config, run: RunManifest) -> tuple[Compute, TrainerSettings]:
+def _training_compute(config: Config, run: RunManifest) -> tuple[Compute, LearnerSettings]:
     compute = _torch_compute(trainer_model(config, run, policy_directory(config)), config)
-    return compute, trainer_settings(config, run.sampling.params())
+    return compute, learner_settings(config, run)
 
 
 async def _upload(node: Node, launch: Launch) -> None:
     await _publish_run(node, launch.config)
-    settings, hosts = _publisher_settings(node, launch.config), launch.config.trainer.hosts
+    settings, hosts = publisher_settings(launch.config, node.run), launch.config.trainer.hosts
     others = [OtherHost(node, number, settings.profile) for number in range(1, hosts.count)] if hosts else []
     async with trio.open_nursery() as nursery:
         if hosts:
@@ -196,13 +190,8 @@ async def _publish_run(node: Node, config: Config) -> None:
     await node.publish(paths.run(node.run_id), config.at(config.run.manifest).read_bytes())
 
 
-def _publisher_settings(node: Node, config: Config) -> PublisherSettings:
-    expiry_offset_ms = secrets.randbelow(max(1, node.run.head_ttl * 100))
-    return replace(trainer_settings(config, node.run.sampling.params()).publisher, expiry_offset_ms=expiry_offset_ms)
-
-
 async def _download(node: Node, launch: Launch) -> None:
-    await wiring.run_collector(node, trainer_settings(launch.config, node.run.sampling.params()).collector)
+    await wiring.run_collector(node, launch.config.trainer)
 
 
 async def _tracking(node: Node, launch: Launch) -> None:
@@ -214,7 +203,7 @@ async def _coordinator(node: Node, launch: Launch) -> None:
     settings = coordinator_settings(config, node.run)
     await _publish_run(node, config)
     genesis = genesis_reader(config, node.run, policy_directory(config))
-    await wiring.run_coordinator(node, genesis, _publisher_settings(node, config), settings)
+    await wiring.run_coordinator(node, genesis, publisher_settings(config, node.run), settings)
 
 
 async def _miner(node: Node, launch: Launch) -> None:
@@ -247,11 +236,11 @@ async def follow_rank_0(launch: Launch, telemetry: Telemetry, meeting: "Meeting"
     async def work() -> None:
         spectator = await trio.to_thread.run_sync(make_spectator, config)
         compute, settings = await spectator.run_sync(_training_compute, config, spectator.run)
-        terms = _terms(config, spectator.run_id, compute, settings)
+        terms = _terms(config, spectator.run_id, compute)
         directory = state_directory(config, launch.name)
         with lock_state(directory, launch.kind) if is_first else nullcontext():
             state = open_trainer_state(config, launch.name, spectator)
-            make_learner = partial(meeting.make_learner, compute, settings.learner, spectator.run.precision, terms)
+            make_learner = partial(meeting.make_learner, compute, settings, spectator.run.precision, terms)
             learner = await trio.to_thread.run_sync(make_learner, abandon_on_cancel=True)
             await learner.follow(state, sweeps=is_first)
 

@@ -28,10 +28,6 @@ _VLLM_BYTES: Final = 2 * _WEIGHT_BYTES  # of a parameter: the weights from which
 _MIB: Final = 1 << 20
 
 
-class DiskError(UserError):
-    """The disk of a node's state cannot be used; the message says what to do."""
-
-
 def trainer_bytes(policy: Policy, lora: LoraSpec | None = None) -> int:
     """Return the most bytes of a trainer's state, without its replay buffer; in a LoRA run it has only adapters."""
     return _SMALL_BYTES + _TRAINER_BYTES * parameters(policy, lora)
@@ -52,7 +48,7 @@ def follower_bytes(run: RunManifest, config: Config, policy: Policy | None, vers
 
 
 def check_disk(directory: Path, needed_bytes: int) -> None:
-    """Raise DiskError if the directory of a node's state cannot be written, or its disk has no room for so many bytes
+    """Raise UserError if the directory of a node's state cannot be written, or its disk has no room for so many bytes
     of the whole state, what is there already included.
     """
     try:
@@ -63,12 +59,12 @@ def check_disk(directory: Path, needed_bytes: int) -> None:
         own = sum(_disk_bytes(directory))
     except OSError as error:
         what = (error.strerror or type(error).__name__).lower()
-        raise DiskError(
+        raise UserError(
             f"{directory}: this node's state cannot be written there ({what}); free space, mount the disk for writing, "
             "or give the directory to the user who runs the node"
         ) from error
     if free + own < needed_bytes:
-        raise DiskError(
+        raise UserError(
             f"{directory}: {free // _MIB} MiB are free and {own // _MIB} MiB are this node's, where its state takes up "
             f"to {-(-needed_bytes // _MIB)} MiB with this model; free space, or move node.state"
         )

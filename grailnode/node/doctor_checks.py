@@ -122,11 +122,11 @@ def node_checks(config: Config, role: Role, name: str, report: LineReporter) -> 
         Check("gpu", _check_gpu),
         *checks.all(),
         Check("memory", partial(_check_memory, checks)),
-        Check("other keys", partial(_check_other_keys, config, checks), needs="storage"),
+        Check("other keys", partial(_check_other_keys, checks), needs="storage"),
         Check("browsers", partial(_check_browsers, checks)),
         Check("twin", partial(_check_twin, checks), needs="storage"),
-        Check("engine's weights", partial(_check_engine_weights, config, checks)),
-        Check("acceptance", partial(_check_acceptance, config, checks), needs="engine"),
+        Check("engine's weights", partial(_check_engine_weights, checks)),
+        Check("acceptance", partial(_check_acceptance, checks), needs="engine"),
     )
 
 
@@ -196,8 +196,7 @@ def _check_memory(checks: RoleChecks) -> str:
     if _is_running(checks):
         raise SkippedError("the node of this name is running, and has its memory")
     run, config, role = checks.node.run, checks.config, checks.role
-    policy = _policy_at_hand(config, checks)
-    count = parameters(policy)
+    count = parameters(_policy_at_hand(checks))
     served_by_vllm = config.engine.kind == "vllm" and role in ("miner", "validator")
     share = _VLLM_BYTES if served_by_vllm else _BYTES[role]
     if run.lora is not None and role in ("trainer", "worker"):
@@ -211,20 +210,20 @@ def _check_memory(checks: RoleChecks) -> str:
     return f"{line} of {free / 1e9:.1f} GB that are free"
 
 
-def _policy_at_hand(config: Config, checks: RoleChecks) -> Policy:
+def _policy_at_hand(checks: RoleChecks) -> Policy:
     """Return the run's policy, if its files are on this machine: a founder's, or those that a node has fetched."""
-    for directory in (policy_directory(config), checks.state / "model"):
+    for directory in (policy_directory(checks.config), checks.state / "model"):
         sizes = [(directory / file.name, file.size) for file in checks.node.run.model.files]
         if all(path.is_file() and path.stat().st_size == size for path, size in sizes):
             return Policy.load(directory)
     raise SkippedError("the run's model is not on this machine yet: give its directory with --set trainer.policy=DIR")
 
 
-def _check_other_keys(config: Config, checks: RoleChecks) -> str:
+def _check_other_keys(checks: RoleChecks) -> str:
     """Try to write below the prefix of a key that is not this node's."""
-    if config.store.meeting is None:
+    if checks.config.store.meeting is None:
         raise SkippedError("all participants of this run share one store")
-    store, path = Storage(config, NodeTelemetry(checks.name)).own(), paths.probe(secrets.token_bytes(32), "00")
+    store, path = Storage(checks.config, NodeTelemetry(checks.name)).own(), paths.probe(secrets.token_bytes(32), "00")
 
     async def write() -> bool:
         try:
@@ -309,8 +308,8 @@ async def _lists_others(store: ObjectStore, prefix: str, ignored: tuple[str, ...
     return False
 
 
-def _check_engine_weights(config: Config, checks: RoleChecks) -> str:
-    if config.engine.kind != "vllm" or checks.role not in ("miner", "validator"):
+def _check_engine_weights(checks: RoleChecks) -> str:
+    if checks.config.engine.kind != "vllm" or checks.role not in ("miner", "validator"):
         raise SkippedError("torch has the weights in the node's own memory")
     try:
         return trio.run(request_verification, engine_directory(checks.state)).finding()
@@ -318,10 +317,11 @@ def _check_engine_weights(config: Config, checks: RoleChecks) -> str:
         raise SkippedError("the node does not run: `grailnode engine verify` asks it when it does") from error
 
 
-def _check_acceptance(config: Config, checks: RoleChecks) -> str:
+def _check_acceptance(checks: RoleChecks) -> str:
     if not checks.takes_part:
         raise SkippedError(f"a {checks.role}{' without canaries' * (checks.role == 'trainer')} submits no rollouts")
     if _is_running(checks):
         raise SkippedError("the node of this name is running, and validators judge its rollouts")
-    policy = _policy_at_hand(config, checks)
-    return judge_own_rollouts(config, checks.node.run, policy, checks=checks.role == "validator")
+    return judge_own_rollouts(
+        checks.config, checks.node.run, _policy_at_hand(checks), checks=checks.role == "validator"
+    )

@@ -17,7 +17,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from grailnode.config import ConfigError
+from grailnode import UserError
 from grailnode.node.alarm_sender import ALARMS
 from grailnode.node.http_server import Answer, Request, serve_http
 
@@ -143,7 +143,7 @@ class Metrics:
 
 
 async def serve_metrics(port: int, exposition: Callable[[], bytes]) -> None:
-    """Serve /metrics and /health at a port of 127.0.0.1 until cancelled; ConfigError if it cannot be used."""
+    """Serve /metrics and /health at a port of 127.0.0.1 until cancelled; UserError if it cannot be used."""
 
     def respond(request: Request) -> Answer:
         if request.path == "/metrics":
@@ -155,4 +155,4 @@ async def serve_metrics(port: int, exposition: Callable[[], bytes]) -> None:
     try:
         await serve_http("127.0.0.1", port, respond)
     except OSError as error:
-        raise ConfigError(f"node.metrics_port: {port} cannot be used ({error.strerror}); choose another") from error
+        raise UserError(f"node.metrics_port: {port} cannot be used ({error.strerror}); choose another") from error

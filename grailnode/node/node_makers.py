@@ -8,8 +8,9 @@ from pathlib import Path
 
 import trio
 
+from grailnode import UserError
 from grailnode.beacon.relays import RelayBeacon, StoreBeacon
-from grailnode.config import Config, ConfigError
+from grailnode.config import Config
 from grailnode.node import admission_credential
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
@@ -44,7 +45,7 @@ def make_canary(config: Config, name: str, telemetry: NodeTelemetry, *, repairin
     if config.trainer.canary_store is not None:
         config = config.model_copy(update={"store": config.trainer.canary_store})
     elif config.store.meeting is not None:
-        raise ConfigError(
+        raise UserError(
             "trainer.canary_store: missing; a canary needs a bucket of its own, because in the trainer's bucket "
             "everybody would recognize it"
         )

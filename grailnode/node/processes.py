@@ -19,7 +19,7 @@ import trio
 from grailnode.config import Config
 from grailnode.node.bodies import BODIES, ProcessBody, follow_rank_0, train, upload_for_host_0
 from grailnode.node.metrics import serve_metrics
-from grailnode.node.node_makers import make_canary, make_node, newest_saved
+from grailnode.node.node_makers import make_canary, make_node, newest_saved, state_directory
 from grailnode.node.process_launch import TRAINER_KINDS, Kind, Launch, Seat, prepare_rank
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans
@@ -49,24 +49,28 @@ def main(launch: Launch, body: ProcessBody | None = None, meeting: "Meeting | No
     """
     if launch.kind in _TRAINERS and launch.config.trainer.optimizer != "adamw":
         import_module("torch._dynamo")  # the optimizer imports it, and what is imported now is frozen below
+    process = f"{launch.name}/{launch.kind}" if launch.kind in TRAINER_KINDS else launch.name
+
+    async def work(launch: Launch, telemetry: NodeTelemetry) -> None:
+        run_body = partial(_run_body, launch, body or BODIES[launch.kind], telemetry, _log(launch, process))
+        await (run_body() if meeting is None else meeting.run(run_body, telemetry))
+
+    _run(launch, process, work)
+
+
+def _run(launch: Launch, process: str, work: Callable[[Launch, NodeTelemetry], Awaitable[None]]) -> None:
+    """Do the work of a process, whose events have a log of their own, until it is stopped."""
     torch.set_num_threads(launch.config.engine.threads)
     return_large_blocks(FOLLOWER_BLOCK if launch.kind in _FOLLOWERS else TRAINER_BLOCK)
-    run_process(f"{launch.name}/{launch.kind}", partial(_run, launch, body or BODIES[launch.kind], meeting))
-
-
-async def _run(launch: Launch, body: ProcessBody, meeting: "Meeting | None") -> int:
-    """Run the body of a process under the lock of its state, and return the exit code."""
-    process = f"{launch.name}/{launch.kind}" if launch.kind in TRAINER_KINDS else launch.name
-    telemetry = _telemetry(launch, process)
-    work: Callable[[], Awaitable[None]] = partial(_run_body, launch, body, telemetry, _log(launch, process))
-    if meeting is not None:
-        work = partial(meeting.run, work, telemetry)
-    return await _report_failure(launch, process, telemetry, work)
+    terminal, alarm_url = sys.stderr if launch.echo else None, launch.config.node.alarm_url
+    telemetry = NodeTelemetry(process, _log(launch, process), terminal, alarm_url)
+    reported = partial(_report_failure, launch, process, telemetry, partial(work, launch, telemetry))
+    run_process(f"{launch.name}/{launch.kind}", reported)
 
 
 async def _run_body(launch: Launch, body: ProcessBody, telemetry: NodeTelemetry, log: Path) -> None:
     config, kind = launch.config, launch.kind
-    with lock_state(config.at(config.node.state) / launch.name, kind):
+    with lock_state(state_directory(config, launch.name), kind):
         starts, since, cause = recent_starts(log, time.time())
         if starts:
             telemetry.event("started", kind=kind, starts=starts + 1, since=since, cause=cause)
@@ -98,20 +102,12 @@ def main_of_rank(launch: Launch, seat: Seat) -> None:
     if seat.rank == 0:
         main(launch, partial(train, meeting=meeting), meeting)
         return
-    _run_keyless(launch, f"{launch.name}/{launch.kind}-{seat.rank}", partial(follow_rank_0, meeting=meeting))
+    _run(launch, f"{launch.name}/{launch.kind}-{seat.rank}", partial(follow_rank_0, meeting=meeting))
 
 
 def main_of_upload(launch: Launch) -> None:
     """Run the upload process of a host other than host 0 until it is stopped."""
-    _run_keyless(launch, f"{launch.name}/{launch.kind}", upload_for_host_0)
-
-
-def _run_keyless(launch: Launch, process: str, body: Callable[[Launch, NodeTelemetry], Awaitable[None]]) -> None:
-    """Follow rank 0 or host 0, without a key of this process's own."""
-    torch.set_num_threads(launch.config.engine.threads)
-    return_large_blocks(TRAINER_BLOCK)
-    telemetry = _telemetry(launch, process)
-    run_process(process, partial(_report_failure, launch, process, telemetry, partial(body, launch, telemetry)))
+    _run(launch, f"{launch.name}/{launch.kind}", upload_for_host_0)
 
 
 async def _report_failure(
@@ -139,12 +135,6 @@ async def _report_failure(
             raise  # a bug: the traceback goes to standard error, and a restart may help
         return EXIT_TRANSIENT if is_transient(error) else EXIT_PERMANENT
     return 0
-
-
-def _telemetry(launch: Launch, process: str) -> NodeTelemetry:
-    """Return where the events of a process go: a log of its own, and the terminal if the launch says so."""
-    log = _log(launch, process)
-    return NodeTelemetry(process, log, sys.stderr if launch.echo else None, launch.config.node.alarm_url)
 
 
 def _log(launch: Launch, process: str) -> Path:

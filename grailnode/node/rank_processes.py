@@ -43,10 +43,6 @@ _NOTE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.2
 
 
-class OtherTermsError(UserError):
-    """This host would compute something else than host 0."""
-
-
 class Meeting:
     """Where a rank meets the others.
 
@@ -67,14 +63,9 @@ class Meeting:
         self._has_cause = trio.Event()
 
     def join(self, device: str, terms: Mapping[str, str]) -> RankGroup:
-        """Return the group of all ranks, when all of them have called this.
-
-        Args:
-            terms: what must be equal on all hosts, by its name.
-
-        Raises:
-            LostRankError: those of other hosts have not within some minutes, have ended, or have other terms.
-            OtherTermsError: rank 0 has other terms.
+        """Return the group of all ranks, when all of them have called this. The terms, by their names, must be equal on
+        all hosts. LostRankError if ranks of other hosts have not called it within some minutes, have ended, or have
+        other terms; UserError if rank 0 has others than this one.
         """
         seat, backend = self.seat, "gloo" if device == "cpu" else "nccl"
         if not seat.has_other_hosts:
@@ -122,7 +113,7 @@ class Meeting:
             different = [name for name, value in first.items() if others.get(name) != value]
             if different:
                 text = f"trainer.hosts: rank 0 and rank {rank} differ in {' and '.join(different)}"
-                raise OtherTermsError(text) if rank == seat.rank else LostRankError(text)
+                raise UserError(text) if rank == seat.rank else LostRankError(text)
 
     def make_learner(
         self,
@@ -141,10 +132,8 @@ class Meeting:
         return ShardedLearner(compute.model, weights, settings, group, compute.dtype, precision, self.seat.local)
 
     async def run(self, work: Callable[[], Awaitable[None]], telemetry: Telemetry) -> None:
-        """Carry out a rank's work, from its preparation on.
-
-        Raises:
-            LostRankError: a rank of another host has ended, or does not answer.
+        """Carry out a rank's work, from its preparation on; LostRankError if a rank of another host has ended, or does
+        not answer.
         """
         if not self.seat.has_other_hosts:
             return await work()

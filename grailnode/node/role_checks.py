@@ -1,16 +1,22 @@
 """What a node of a role needs before any of its processes starts, as a list of checks in their order.
 
+A node that cannot work says so in one line while its operator watches, and not after hours in which others waited for
+it. time_check.py and disk_check.py have more of the checks.
+
 Each check returns in a line what holds, or raises the failure that says what to change. The start of a node carries out
 all of them up to the first failure; `grailnode doctor` goes on after one.
 """
 
+import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 import trio
@@ -18,11 +24,11 @@ import trio
 from grailnode import UserError
 from grailnode.beacon.relays import RelayBeacon, StoreBeacon
 from grailnode.calibration import proof_file
-from grailnode.config import Config, ConfigError
+from grailnode.config import Config
 from grailnode.engine.compute import exact_refusal
 from grailnode.engine.policy import Policy
 from grailnode.environments import registry
-from grailnode.node import admission_credential, disk_check, start_checks, time_check
+from grailnode.node import admission_credential, disk_check, time_check
 from grailnode.node.bodies import published_files
 from grailnode.node.node_makers import make_canary, make_node, make_spectator, state_directory
 from grailnode.node.run_model import check_run_settings, policy_directory
@@ -30,14 +36,19 @@ from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import key_files, requirements
 from grailnode.track.tracker import check_tracker
+from protocol import paths
 from protocol.errors import AdmissionError
 from protocol.proof import Arithmetic, arithmetic_of
 from protocol.run import RunManifest
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
-from roles.ports import Beacon, Clock, LineReporter
+from roles.ports import Beacon, Clock, LineReporter, NotFoundError, ObjectStore, StoreError
 
 Role = Literal["trainer", "worker", "miner", "validator"]
+
+_PROBE_BYTES: Final = 32
+_ATTEMPTS: Final = 3  # because storage that works may answer wrongly once
+_PAUSE_SECONDS: Final = 1.0
 
 
 class SkippedError(UserError):
@@ -75,6 +86,14 @@ class RoleChecks:
         return state_directory(self.config, self.name)
 
     @property
+    def key_file(self) -> Path:
+        return self.config.at(self.config.node.keys) / f"{self.name}{key_files.SUFFIX}"
+
+    @property
+    def trains(self) -> bool:
+        return self.role in ("trainer", "worker")
+
+    @property
     def takes_part(self) -> bool:
         """Whether it generates or judges: it is a miner, a validator, or a trainer with a canary."""
         return self.role in ("miner", "validator") or self.has_canary
@@ -87,7 +106,7 @@ class RoleChecks:
         """Return the checks in their order: what the machine has, storage, and what the run asks of the role."""
         engine, state = Check("engine", self._check_engine), Check("state", self._check_state)
         run, disk = Check("run", self._check_run), Check("disk", self._check_disk)
-        if self.role in ("trainer", "worker") and self.config.trainer.host:
+        if self.trains and self.config.trainer.host:
             return engine, state, run, disk  # ranks that follow those of another host
         return (
             engine,
@@ -105,24 +124,26 @@ class RoleChecks:
 
     def _check_engine(self) -> str:
         if self.config.store.kind == "https":
-            raise ConfigError(
+            raise UserError(
                 f'store.kind: a {self.role} writes, and "https" only reads; `grailnode init DIR --bucket NAME` shows '
                 "how to set a bucket up"
             )
         check_engine(self.config, self.role)
         engine = self.config.engine
-        trains = self.role in ("trainer", "worker")
-        if trains and self.config.trainer.optimizer == "adamw-8bit" and not find_spec("bitsandbytes"):
-            raise ConfigError(
-                "trainer.optimizer: adamw-8bit is not installed here; pip install 'grailnode[adamw-8bit]'"
-            )
-        return f"{'torch' if trains else engine.kind} on {engine.device}, {engine.dtype}"
+        if self.trains and self.config.trainer.optimizer == "adamw-8bit" and not find_spec("bitsandbytes"):
+            raise UserError("trainer.optimizer: adamw-8bit is not installed here; pip install 'grailnode[adamw-8bit]'")
+        return f"{'torch' if self.trains else engine.kind} on {engine.device}, {engine.dtype}"
 
     def _check_key(self) -> str:
-        path = self.config.at(self.config.node.keys) / f"{self.name}{key_files.SUFFIX}"
-        if not path.exists():
-            _create_key(path, self.role, self.report)
-        return f"{path}: {key_files.read_or_create(path).public.hex()}"
+        is_new = not self.key_file.exists()
+        if is_new and self.role != "miner":
+            raise key_files.KeyFileError(
+                f"{self.key_file}: no such key; use --name for the node whose key is here, or restore its key"
+            )
+        public = key_files.read_or_create(self.key_file).public.hex()
+        if is_new:
+            self.report(f"{self.key_file}: made, a new key: {public}")
+        return f"{self.key_file}: {public}"
 
     def _check_state(self) -> str:
         disk_check.check_disk(self.state, 0)
@@ -130,13 +151,33 @@ class RoleChecks:
 
     def _check_run(self) -> str:
         run = self.node.run
-        _check_run_settings(self.config, self.role, run)
-        _check_arithmetic(self.config, self.role, run)
+        check_run_settings(self.config, run, trains=self.trains)
+        if self.has_canary:
+            check_run_settings(self.config, run, trains=False)  # a canary is a miner with the trainer's engine
+        if self.role == "worker" and (refusal := run.sites_refusal):
+            raise UserError(refusal)
+        self._check_arithmetic(run)
         return f"{run.name}, {self.node.run_id.hex()}, admits how this node computes"
+
+    def _check_arithmetic(self, run: RunManifest) -> None:
+        """Refuse an engine that computes in an arithmetic that the run does not admit; a canary is a miner."""
+        engine = self.config.engine
+        if run.numerics == "exact":
+            refusal = exact_refusal(engine.kind, engine.device, engine.dtype)
+            if refusal and self.role in ("miner", "validator"):
+                raise UserError(refusal)
+            if engine.draft is not None:
+                raise UserError("engine.draft: this run's numerics are exact, and its engines do not draft")
+            return
+        own, miners, validators = arithmetic_of(engine.kind, engine.dtype), run.proof.miners, run.proof.validators
+        if (self.role == "miner" or self.has_canary) and own not in miners:
+            raise UserError(_arithmetic_refusal("miners", own, miners, [(own, name) for name in validators]))
+        if self.role == "validator" and own not in validators:
+            raise UserError(_arithmetic_refusal("validators", own, validators, [(name, own) for name in miners]))
 
     def _check_disk(self) -> str:
         run = self.node.run
-        if self.role in ("trainer", "worker"):
+        if self.trains:
             needed_bytes = disk_check.trainer_bytes(Policy.load(policy_directory(self.config)), run.lora)
         else:
             needed_bytes = disk_check.follower_bytes(run, self.config, None)
@@ -147,18 +188,17 @@ class RoleChecks:
         node = self.node
         await refresh_authority(node)
         storage = Storage(self.config, NodeTelemetry(node.name))
-        await start_checks.check_space(node, storage.space(node.space) if node.space else None)
-        await start_checks.check_meeting_point(node)
+        await check_space(node, storage.space(node.space) if node.space else None)
+        await check_meeting_point(node)
         return "its own space can be written, listed, read by others and deleted, and the meeting point be seen"
 
     def _check_permission(self) -> str:
         authority, key = self.node.authority, self.node.key.public
         keys = {"trainer": authority.trainers, "worker": authority.workers, "validator": authority.validators}
         if self.role in keys and key not in keys[self.role]:
-            path = self.config.at(self.config.node.keys) / f"{self.name}{key_files.SUFFIX}"
             granted = f", or let its founder run `grailnode keys grant {key.hex()} --role worker`"
             raise key_files.KeyFileError(
-                f"{path}: not a {self.role} key of this run; use --name for the node whose key is"
+                f"{self.key_file}: not a {self.role} key of this run; use --name for the node whose key is"
                 + (granted if self.role == "worker" else "")
             )
         return f"the run lets this key be a {self.role}"
@@ -171,7 +211,7 @@ class RoleChecks:
             registry.check_code(spec)
         requirements.files_to_publish(run, *published_files(config))
         if self.node.authority.workers and config.trainer.outer is None and not run.sites_refusal:
-            raise ConfigError(
+            raise UserError(
                 "trainer.outer: missing, and this run has workers, whose rounds its trainer closes "
                 "(docs/guide/many-trainers.md)"
             )
@@ -197,7 +237,7 @@ class RoleChecks:
             telemetry = NodeTelemetry(self.name, log, sys.stderr)
             await time_check.wait_for_time(node, *sources, telemetry)
         elif (problem := await time_check.find_problem(node, *sources)) is not None:
-            raise start_checks.StartError(problem[1])
+            raise UserError(problem[1])
         beacon = "this node runs the beacon" if runs_beacon else "the beacon answers"
         return f"this machine's clock is right, and {beacon}"
 
@@ -205,7 +245,7 @@ class RoleChecks:
         if self.has_canary:
             _check_canary(make_canary(self.config, self.name, NodeTelemetry(self.name)))
         else:
-            trio.run(start_checks.check_admission, self.node)
+            trio.run(check_admission, self.node)
         return f"admitted by {self.node.authority.admission.policy}"
 
 
@@ -215,51 +255,17 @@ def check_start(config: Config, role: Role, name: str, report: LineReporter) -> 
         check.find()
 
 
-def _create_key(path: Path, role: Role, report: LineReporter) -> None:
-    if role != "miner":
-        raise key_files.KeyFileError(
-            f"{path}: no such key; use --name for the node whose key is here, or restore its key"
-        )
-    report(f"{path}: made, a new key: {key_files.read_or_create(path).public.hex()}")
-
-
 def check_engine(config: Config, role: Role) -> None:
     """Refuse an engine that cannot start; vLLM itself is checked when it has started."""
     engine = config.engine
     if engine.kind == "vllm" and role in ("miner", "validator"):
         python = config.vllm_python
         if python is not None and not python.is_file():
-            raise ConfigError(f"engine.python: no interpreter at {python}; `grailnode engine install DIR` makes one")
+            raise UserError(f"engine.python: no interpreter at {python}; `grailnode engine install DIR` makes one")
         return
     _check_device(engine.device)
     if role in ("trainer", "worker") and config.trainer.ranks > 1:
-        start_checks.check_ranks(engine.device, config.trainer.gpus)
-
-
-def _check_run_settings(config: Config, role: Role, run: RunManifest) -> None:
-    """Refuse settings, and a role, that cannot be used in a LoRA run or a quantized run."""
-    check_run_settings(config, run, trains=role in ("trainer", "worker"))
-    if role == "trainer" and config.trainer.canaries:
-        check_run_settings(config, run, trains=False)  # a canary is a miner with the trainer's engine
-    if role == "worker" and (refusal := run.sites_refusal):
-        raise ConfigError(refusal)
-
-
-def _check_arithmetic(config: Config, role: Role, run: RunManifest) -> None:
-    """Refuse an engine that computes in an arithmetic that the run does not admit; a canary is a miner."""
-    engine, is_canary = config.engine, role == "trainer" and bool(config.trainer.canaries)
-    if run.numerics == "exact":
-        refusal = exact_refusal(engine.kind, engine.device, engine.dtype)
-        if refusal and role in ("miner", "validator"):
-            raise ConfigError(refusal)
-        if engine.draft is not None:
-            raise ConfigError("engine.draft: this run's numerics are exact, and its engines do not draft")
-        return
-    own, miners, validators = arithmetic_of(engine.kind, engine.dtype), run.proof.miners, run.proof.validators
-    if (role == "miner" or is_canary) and own not in miners:
-        raise ConfigError(_arithmetic_refusal("miners", own, miners, [(own, name) for name in validators]))
-    if role == "validator" and own not in validators:
-        raise ConfigError(_arithmetic_refusal("validators", own, validators, [(name, own) for name in miners]))
+        check_ranks(engine.device, config.trainer.gpus)
 
 
 def _arithmetic_refusal(
@@ -278,7 +284,7 @@ def _check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without the device
-        raise ConfigError(f"engine.device: torch cannot use {name!r} here ({str(error).splitlines()[0]})") from None
+        raise UserError(f"engine.device: torch cannot use {name!r} here ({str(error).splitlines()[0]})") from None
 
 
 def _check_canary(node: Node) -> None:
@@ -288,7 +294,87 @@ def _check_canary(node: Node) -> None:
         trio.run(admission_credential.check_admitted, node)
     except (AdmissionError, key_files.KeyFileError) as error:
         public = node.key.public.hex()
-        raise ConfigError(
+        raise UserError(
             f"trainer.canaries: this run admits by {node.authority.admission.policy}, and its canary {public} is not "
             f"admitted ({error}); run `grailnode admit {public}`, or set trainer.canaries = 0"
         ) from None
+
+
+async def check_space(node: Node, announced: ObjectStore | None) -> None:
+    """Write, read back and delete an object of the node's own space, which strangers read at `announced`, if any do."""
+    for remaining_attempts in reversed(range(_ATTEMPTS)):
+        try:
+            await _check_space(node, announced)
+        except UserError:
+            if not remaining_attempts:
+                raise
+            await trio.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
+async def _check_space(node: Node, announced: ObjectStore | None) -> None:
+    path, content = paths.probe(node.key.public, secrets.token_hex(8)), secrets.token_bytes(_PROBE_BYTES)
+    try:
+        await _check_probe(node, announced, path, content)
+    except UserError:
+        with suppress(StoreError):
+            await node.store.delete(path)
+        raise
+    try:
+        await node.store.delete(path)
+    except StoreError as error:
+        raise UserError(f"this node cannot delete objects of its own space: {error}") from error
+
+
+async def _check_probe(node: Node, announced: ObjectStore | None, path: str, content: bytes) -> None:
+    try:
+        await node.store.put(path, content)
+        if await node.store.get(path, _PROBE_BYTES) != content:
+            raise UserError(f"{path}: storage shows other bytes than this node wrote there")
+    except StoreError as error:
+        raise UserError(f"this node cannot write to its own space and read it: {error}") from error
+    try:
+        answer = content if announced is None else await announced.get(path, _PROBE_BYTES)
+    except StoreError as error:
+        missing = isinstance(error, NotFoundError)
+        hint = "is it this bucket's public URL?" if missing else "may everybody read the bucket?"
+        raise UserError(
+            f"store.url {node.space}: others cannot read there what this node writes ({error}); {hint}"
+        ) from error
+    if answer != content:
+        raise UserError(f"store.url {node.space}: shows other bytes than this node wrote; is it this bucket's URL?")
+
+
+async def check_meeting_point(node: Node) -> None:
+    """Raise UserError if the place cannot be listed where participants announce themselves."""
+    try:
+        async for _ in node.store.list(paths.participants()):
+            break
+    except StoreError as error:
+        raise UserError(f"this node cannot see the run's participants at the meeting point: {error}") from error
+
+
+async def check_admission(node: Node) -> None:
+    """Raise UserError if validators will not consider this miner, by its invitation or the run's list of miners."""
+    try:
+        await admission_credential.check_admitted(node)
+    except (AdmissionError, key_files.KeyFileError) as error:
+        key = node.key.public.hex()
+        raise UserError(
+            f"this run admits miners by {node.authority.admission.policy}, and does not admit this one ({error}); its "
+            f"founder runs `grailnode admit {key}`"
+        ) from error
+
+
+def check_ranks(device: str, count: int) -> None:
+    """Raise UserError if a trainer's ranks have too few devices, or of a kind that ranks cannot share."""
+    if device not in ("cpu", "cuda"):
+        raise UserError(
+            f'engine.device: with trainer.gpus = {count} it is "cuda" or "cpu", not {device!r}: each process takes a '
+            "GPU of its own"
+        )
+    present = torch.cuda.device_count() if device == "cuda" else len(os.sched_getaffinity(0))
+    if count > present:
+        things = "GPUs" if device == "cuda" else "processor cores"
+        raise UserError(f"trainer.gpus: {count}, but this machine has {present} {things}")

@@ -10,7 +10,8 @@ from typing import Final
 
 import torch
 
-from grailnode.config import Config, ConfigError
+from grailnode import UserError
+from grailnode.config import Config
 from grailnode.engine import models
 from grailnode.engine.lora_model import LoraModel, check_base_digest, read_adapters
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
@@ -33,38 +34,38 @@ def policy_directory(config: Config) -> Path:
 
 
 def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> None:
-    """Raise ConfigError for settings that cannot be used in a LoRA run or a quantized run; the engine of a node that
+    """Raise UserError for settings that cannot be used in a LoRA run or a quantized run; the engine of a node that
     `trains` is torch, whatever it says.
     """
     if run.lora is None and run.precision == "bf16":
         return
     if config.engine.kind == "vllm" and not trains and run.precision != "bf16":
-        raise ConfigError(
+        raise UserError(
             f'engine.kind: "vllm" cannot serve this run, whose weights are quantized ({run.precision}): it would round '
             'weights to codes of its own, which no patch of this run reaches; use "torch"'
         )
     if config.engine.kind == "vllm" and not trains and config.engine.url:
-        raise ConfigError(
+        raise UserError(
             "engine.url: in a run of LoRA adapters a node starts vLLM itself, with the flags that the adapters need; "
             "drop it"
         )
     if trains and run.lora is not None and config.trainer.adapters is None:
-        raise ConfigError(
+        raise UserError(
             "trainer.adapters: missing; this run trains LoRA adapters, and run.toml does not say where those of "
             "version 0 are"
         )
     if trains and config.trainer.outer is not None:
-        raise ConfigError(f"trainer.outer: {run.sites_refusal}")
+        raise UserError(f"trainer.outer: {run.sites_refusal}")
 
 
 def reference_reader(config: Config) -> Callable[[], Weights] | None:
     """Return a function that reads the weights of the loss's reference policy, and refuses those of other shapes; None
-    where that is version 0. ConfigError if the run trains adapters.
+    where that is version 0. UserError if the run trains adapters.
     """
     if config.trainer.reference is None:
         return None
     if config.trainer.adapters is not None:
-        raise ConfigError("trainer.reference: the reference of a run of LoRA adapters is version 0; drop it")
+        raise UserError("trainer.reference: the reference of a run of LoRA adapters is version 0; drop it")
     return partial(_read_reference, config.at(config.trainer.reference), policy_directory(config))
 
 
@@ -73,7 +74,7 @@ def _read_reference(directory: Path, policy: Path) -> Weights:
     try:
         models.check_fit(models.build(Policy.load(policy)), weights)
     except EngineError as error:
-        raise ConfigError(f"trainer.reference: {directory}: {error}") from error
+        raise UserError(f"trainer.reference: {directory}: {error}") from error
     return weights
 
 

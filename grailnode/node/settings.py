@@ -1,19 +1,17 @@
 """The settings of a trainer, a coordinator and a site, from the sections of run.toml and from the run."""
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
-from grailnode.config import Config, ConfigError, OuterMethod, OuterSection
+from grailnode import UserError
+from grailnode.config import Config, OuterMethod, OuterSection
 from grailnode.node.run_model import reference_reader
 from protocol.outer.round_records import RoundRules
 from protocol.pseudogradient import AVERAGING, DILOCO, PULSELOCO_EXACT, PULSELOCO_GRID, SPARSELOCO, Kind, Method
-from protocol.rollout.sampling import SamplingParams
 from protocol.run import RunManifest
-from roles.trainer.collect.collector import CollectorSettings
 from roles.trainer.learn.learner import LearnerSettings
 from roles.trainer.learn.loss.surrogates import surrogate_of
-from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.outer.coordinator import CoordinatorSettings
 from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
@@ -28,58 +26,43 @@ _METHODS: Final[Mapping[OuterMethod, Method]] = {
 }
 
 
-@dataclass(frozen=True)
-class TrainerSettings:
-    """All settings of a trainer that its operator decides."""
-
-    training: TrainingSettings
-    learner: LearnerSettings = field(default_factory=LearnerSettings)
-    replay: ReplaySettings = field(default_factory=ReplaySettings)
-    publisher: PublisherSettings = field(default_factory=PublisherSettings)
-    collector: CollectorSettings = field(default_factory=CollectorSettings)
-    seed: int = 0
-
-
-def trainer_settings(config: Config, sampling: SamplingParams) -> TrainerSettings:
-    """Return a trainer's settings; its learner computes probabilities as the run samples. ConfigError if a loss of
-    one's own cannot be imported, or the run cannot have the reference policy.
+def learner_settings(config: Config, run: RunManifest) -> LearnerSettings:
+    """Return how a learner computes its steps, with probabilities as the run samples. UserError if a loss of one's own
+    cannot be imported, or the run cannot have the reference policy.
     """
     section = config.trainer
     try:
         surrogate_of(section)
     except ValueError as error:
-        raise ConfigError(f"trainer.loss: {error}") from error
-    return TrainerSettings(
-        training=section,
-        learner=LearnerSettings(
-            temperature=sampling.temperature,
-            filters=sampling.filters,
-            max_tokens=sampling.max_tokens,
-            stops=sampling.stops,
-            max_batch_tokens=config.engine.max_batch_tokens,
-            logits_chunk=section.logits_chunk,
-            loss=section,
-            optimizer=section,
-            read_reference=reference_reader(config),
-        ),
-        replay=section.model_copy(update={"dynamic_filtering": section.filters_groups}),
-        publisher=PublisherSettings(
-            anchor_interval=section.anchor_interval,
-            keep_patches=section.keep_patches,
-            keep_anchors=section.keep_anchors,
-            profile=section.patch_profile,
-            threads=config.engine.threads,
-            part_bytes=section.file_bytes // 16,
-        ),
-        collector=CollectorSettings(poll_seconds=section.poll_seconds, canaries=section.canaries),
-        seed=section.seed,
+        raise UserError(f"trainer.loss: {error}") from error
+    return LearnerSettings(
+        sampling=run.sampling.params(),
+        max_batch_tokens=config.engine.max_batch_tokens,
+        logits_chunk=section.logits_chunk,
+        loss=section,
+        optimizer=section,
+        read_reference=reference_reader(config),
+    )
+
+
+def publisher_settings(config: Config, run: RunManifest) -> PublisherSettings:
+    """Return how a trainer publishes; each start draws by how much its heads expire earlier."""
+    section = config.trainer
+    return PublisherSettings(
+        anchor_interval=section.anchor_interval,
+        keep_patches=section.keep_patches,
+        keep_anchors=section.keep_anchors,
+        expiry_offset_ms=secrets.randbelow(max(1, run.head_ttl * 100)),
+        profile=section.patch_profile,
+        threads=config.engine.threads,
+        part_bytes=section.file_bytes // 16,
     )
 
 
 def coordinator_settings(config: Config, run: RunManifest) -> CoordinatorSettings:
     section = config.trainer.outer
     if section is None:
-        raise ConfigError("trainer.outer: missing; without it the trainer trains alone (docs/guide/many-trainers.md)")
+        raise UserError("trainer.outer: missing; without it the trainer trains alone (docs/guide/many-trainers.md)")
     return CoordinatorSettings(
         rules=_round_rules(section),
         beacon_rounds=section.round_windows * run.schedule.rounds,

@@ -61,14 +61,10 @@ _PIECE_BYTES: Final = 1 << 22
 _canary_name: Final = re.compile(r".+-canary-\d+")
 
 
-class BackupError(UserError):
-    """A state cannot be copied; the text says why."""
-
-
 def back_up(config: Config, name: str, directory: Path, say: LineReporter) -> None:
-    """Copy the states of a stopped node into a new directory; BackupError if one is damaged, or it is not empty."""
+    """Copy the states of a stopped node into a new directory; UserError if one is damaged, or it is not empty."""
     if directory.exists() and any(directory.iterdir()):
-        raise BackupError(f"{directory}: is not empty; name a new directory for each backup")
+        raise UserError(f"{directory}: is not empty; name a new directory for each backup")
     with lock_whole_state(state_directory(config, name)):
         for state_name in _state_names(config, name):
             source = state_directory(config, state_name) / _OBJECTS
@@ -76,19 +72,19 @@ def back_up(config: Config, name: str, directory: Path, say: LineReporter) -> No
                 count, size = _copy_state(source, directory / state_name / _OBJECTS, run_id_of(config))
                 say(f"{directory / state_name}: {count} objects, {size} bytes")
             elif state_name == name:
-                raise BackupError(f"{source}: no such state; is --name the name of the node?")
+                raise UserError(f"{source}: no such state; is --name the name of the node?")
 
 
 def restore(config: Config, name: str, directory: Path, say: LineReporter) -> None:
-    """Copy states back from a backup, which is checked first; BackupError if it is not whole, or there is a state."""
+    """Copy states back from a backup, which is checked first; UserError if it is not whole, or there is a state."""
     if not (directory / name / _OBJECTS).is_dir():
-        raise BackupError(f"{directory}: has no state of {name}")
+        raise UserError(f"{directory}: has no state of {name}")
     names = [state_name for state_name in _state_names(config, name) if (directory / state_name).is_dir()]
     with lock_whole_state(state_directory(config, name)):
         for state_name in names:
             target = state_directory(config, state_name) / _OBJECTS
             if target.exists() and next(_files(target), None) is not None:
-                raise BackupError(f"{target}: there is a state already; move it away first")
+                raise UserError(f"{target}: there is a state already; move it away first")
         for state_name in names:
             target = state_directory(config, state_name) / _OBJECTS
             copy = target.with_name(f"{_OBJECTS}.restored")
@@ -118,7 +114,7 @@ def _copy_state(source: Path, target: Path, run_id: bytes) -> tuple[int, int]:
     try:
         names = name_list.parse((source / name_list.NAME).read_bytes(), title)
     except (NameListError, OSError) as error:
-        raise BackupError(f"{source / name_list.NAME}: {_cause(error)}; this is not a whole state") from error
+        raise UserError(f"{source / name_list.NAME}: {_cause(error)}; this is not a whole state") from error
     paths = sorted(names | set(_files(source)))
     make_folder(target)
     size = 0
@@ -127,7 +123,7 @@ def _copy_state(source: Path, target: Path, run_id: bytes) -> tuple[int, int]:
         try:
             size += _copy_object(source / path, target / path, path, run_id)
         except (EnvelopeError, OSError) as error:
-            raise BackupError(f"{source / path}: {_cause(error)}; only a whole state is copied") from error
+            raise UserError(f"{source / path}: {_cause(error)}; only a whole state is copied") from error
     for folder in {(target / path).parent for path in paths}:
         sync_folder(folder)
     name_list.write(target / name_list.NAME, title, paths)

@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from grailnode import UserError
 from grailnode.beacon.public_chains import RELAYS
 from grailnode.beacon.relays import Relay
-from grailnode.config import Config, ConfigError
+from grailnode.config import Config
 from grailnode.node.telemetry import DownloadReport, NodeTelemetry
 from grailnode.run.buckets import parse_bucket
 from grailnode.store.checks import PermanentError
@@ -165,7 +166,7 @@ class Storage:
 
     def relays(self, chain: bytes) -> list[Relay]:
         """Open the relays of a chain by its hash: those of run.toml, or else public_chains.RELAYS; none when the run's
-        own store serves its rounds. ConfigError if an entry of run.toml is not the URL of a relay.
+        own store serves its rounds. UserError if an entry of run.toml is not the URL of a relay.
         """
         relays = []
         for url in self._config.beacon.relays or RELAYS.get(chain, ()):
@@ -173,7 +174,7 @@ class Storage:
                 is_loopback = urlsplit(url).hostname in _LOOPBACK_HOSTS
                 store = HttpsStore(url, self._client(public_only=False), plain_http=is_loopback)
             except ValueError as error:
-                raise ConfigError(f"beacon.relays: {error}") from None
+                raise UserError(f"beacon.relays: {error}") from None
             relays.append(Relay(url, MeteredStore(store, self._meter)))
         return relays
 
@@ -207,7 +208,7 @@ class Storage:
         if credentials is None and not writes and section.url:
             return self._https(section, public_only=False)
         if credentials is None:
-            raise ConfigError(
+            raise UserError(
                 f"{name}: no credentials for bucket {section.bucket}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
                 f"or name a file of mode 0600 in {name}.credentials"
             )

@@ -52,10 +52,6 @@ _PR_SET_NAME: Final = 15
 Result = TypeVar("Result")
 
 
-class ProcessError(UserError):
-    """A process keeps failing, so the node stops."""
-
-
 @dataclass(frozen=True)
 class ProcessSpec:
     """A process to keep running."""
@@ -81,7 +77,7 @@ class Supervisor:
     async def keep(self, specs: Sequence[ProcessSpec]) -> None:
         """Run the processes until cancelled, then stop them all."""
         try:
-            async with first_failure(ProcessError) as tasks:
+            async with first_failure(UserError) as tasks:
                 for spec in specs:
                     tasks.start_soon(self._keep_one, spec)
         finally:
@@ -105,11 +101,11 @@ class Supervisor:
             if spec.name in self._stopped_names:
                 return
             if exit_code == EXIT_PERMANENT:
-                raise ProcessError(f"{spec.name} cannot go on; its last line says why")
+                raise UserError(f"{spec.name} cannot go on; its last line says why")
             now = trio.current_time()
             if exit_code not in _OUTSIDE_CAUSES:
                 if len(faults) == _MAX_RESTARTS and now - faults[0] < _RESTART_SPAN_SECONDS:
-                    raise ProcessError(f"{spec.name} ended {_MAX_RESTARTS + 1} times within a minute; see its log")
+                    raise UserError(f"{spec.name} ended {_MAX_RESTARTS + 1} times within a minute; see its log")
                 faults.append(now)
             delay = next_delay(delay, now - start)
             again = f"starting it again in {delay:.1f} s (start {starts} since {first_start:%Y-%m-%d %H:%M} UTC)"

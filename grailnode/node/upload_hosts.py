@@ -45,10 +45,6 @@ _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolEr
 Message = tuple[Any, bytes]
 
 
-class ReplacedHostError(UserError):
-    """Another upload process that connected later does the work of this one."""
-
-
 async def _send(stream: trio.abc.SendStream, value: Any, data: bytes = b"") -> None:
     packed = pack(value)
     await stream.send_all(_LENGTHS.pack(len(packed), len(data)) + packed)
@@ -89,11 +85,7 @@ def pack_encoded(encoded: EncodedFiles) -> Message:
 
 
 def unpack_encoded(message: Message) -> EncodedFiles:
-    """Return the encoded files of a message.
-
-    Raises:
-        PatchError: its bytes are not those that were packed.
-    """
+    """Return the encoded files of a message; PatchError if its bytes are not those that were packed."""
     (files, encode_seconds, apply_seconds, digests, digest), patch = message
     if blake3(patch).digest() != digest:
         raise PatchError("the answer of another host has changed on its way", "frames")
@@ -203,11 +195,7 @@ async def listen_for_hosts(node: Node, others: Sequence[OtherHost], meeting: str
 
 
 async def follow_host_0(node: Node, number: int, meeting: str, threads: int) -> None:
-    """Do for ever what host 0 asks of this host's upload process.
-
-    Raises:
-        ReplacedHostError: host 0 asks a process that connected later.
-    """
+    """Do for ever what host 0 asks of this host's upload process; UserError if it asks one that connected later."""
     process = secrets.token_bytes(8)
 
     async def keep_connected(lane: int) -> None:
@@ -240,7 +228,7 @@ async def answer_host_0(
         greeting, _ = await _receive(stream)
         if greeting is None:
             text = f"another upload process with the number {number} has connected since"
-            raise ReplacedHostError(f"trainer.hosts: {text}; end it, or give each host a number of its own")
+            raise UserError(f"trainer.hosts: {text}; end it, or give each host a number of its own")
         key, profile = greeting
         accepted()
         files = HostFiles(node, key, profile, threads)

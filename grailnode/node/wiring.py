@@ -8,10 +8,10 @@ from types import MappingProxyType
 import torch
 import trio
 
+from grailnode.config import TrainerSection
 from grailnode.engine.compute import Compute, open_engine
 from grailnode.engine.policy import Policy
 from grailnode.node.mapped_tensors import mapped_tensors
-from grailnode.node.settings import TrainerSettings
 from protocol import environments
 from protocol.digest import Weights
 from protocol.environments import Environment, Sandbox
@@ -20,8 +20,9 @@ from protocol.environments.record import MixtureSpec
 from protocol.environments.strata import Strata
 from protocol.errors import MalformedError, ProtocolError
 from protocol.judging.stratum_counts import SharesOf
+from protocol.quantization import Precision
 from protocol.run import RunManifest
-from roles.authority_updates import run_under_authority
+from roles.authority_updates import under_authority
 from roles.miner.miner import Miner
 from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer, Producer
@@ -29,8 +30,8 @@ from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.policy.follower import Follower
 from roles.ports import Engine
-from roles.trainer.collect.collector import Collector, CollectorSettings
-from roles.trainer.learn.learner import Learner
+from roles.trainer.collect.collector import Collector
+from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
@@ -106,54 +107,40 @@ async def run_miner(
     beside: Callable[[Engine, SharesOf], Awaitable[None]] | None = None,
 ) -> None:
     """Mine until cancelled; `beside` is what else uses the engine and the shares by which groups draw."""
-
-    async def mine() -> None:
+    async with under_authority(node):
         follower = await _open_follower(node, compute, MINER_VERSIONS)
         async with open_engine(compute, node.run_sync, node.telemetry.event) as engine, trio.open_nursery() as tasks:
             if beside is not None:
                 tasks.start_soon(beside, engine, follower.shares)
             await Miner(node, follower, engine, producer(task, engine), settings).run()
 
-    await run_under_authority(node, mine)
-
 
 async def run_validator(node: Node, task: Task, compute: Compute, settings: ValidatorSettings) -> None:
-    async def validate() -> None:
+    async with under_authority(node):
         follower = await _open_follower(node, compute, validator_versions(node.run))
         ledger = await Ledger.open(node.state, node.run)
         await wait_and_check_published(node, ledger)
         async with open_engine(compute, node.run_sync, node.telemetry.event) as engine:
             await Validator(node, follower, engine, task, ledger, settings).run()
 
-    await run_under_authority(node, validate)
 
-
-def _local_learner(node: Node, compute: Compute, settings: TrainerSettings, weights: Callable[[], Weights]) -> Learner:
-    device, precision = torch.device(compute.device), node.run.precision
-    return Learner(compute.model, weights(), settings.learner, device=device, dtype=compute.dtype, precision=precision)
+def make_learner(compute: Compute, settings: LearnerSettings, precision: Precision, weights: Weights) -> Learner:
+    """Return a learner of one process."""
+    return Learner(compute.model, weights, settings, torch.device(compute.device), compute.dtype, precision)
 
 
 async def run_training(
-    node: Node,
-    genesis: Callable[[], Weights],
-    compute: Compute,
-    settings: TrainerSettings,
-    make_learner: Callable[[], Learner] | None = None,
+    node: Node, make_learner: Callable[[], Learner], genesis: Callable[[], Weights], settings: TrainerSection
 ) -> None:
-    """Train until cancelled, with a learner of this process if none is given: the training process of a trainer."""
-    learner: Learner = await node.run_sync(make_learner or partial(_local_learner, node, compute, settings, genesis))
-    buffer = ReplayBuffer(settings.replay, settings.seed)
-    await Training(node, learner, buffer, genesis, settings.training).run()
+    """Train until cancelled: the training process of a trainer."""
+    learner: Learner = await node.run_sync(make_learner)
+    await Training(node, learner, ReplayBuffer(settings, settings.seed), genesis, settings).run()
 
 
 async def run_publisher(node: Node, settings: PublisherSettings, others: Sequence[HostFiles] = ()) -> None:
     """Publish versions until cancelled, with what other hosts encode: the upload process of a trainer."""
-
-    async def publish() -> None:
-        history = await History.open(node.state)
-        await Publisher(node, history, settings, others).run()
-
-    await run_under_authority(node, publish)
+    async with under_authority(node):
+        await Publisher(node, await History.open(node.state), settings, others).run()
 
 
 async def run_coordinator(
@@ -161,51 +148,36 @@ async def run_coordinator(
 ) -> None:
     """Close the rounds of sites that train together, and publish the versions, until cancelled."""
 
-    async def coordinate() -> None:
+    async def first_version() -> tuple[int, Weights]:
+        newest = await newest_weights(node.state)
+        if newest is None:
+            return 0, await node.run_sync(checked_genesis, node.run, genesis)
+        version, shards = newest
+        return version, await read_tensors(node.state, weights_folder(version), shards, node.run_sync)
+
+    async with under_authority(node), trio.open_nursery() as nursery:
         history = await History.open(node.state)
         uploads = Publisher(node, history, publisher)
-
-        async def first_version() -> tuple[int, Weights]:
-            newest = await newest_weights(node.state)
-            if newest is None:
-                return 0, await node.run_sync(checked_genesis, node.run, genesis)
-            version, shards = newest
-            return version, await read_tensors(node.state, weights_folder(version), shards, node.run_sync)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(uploads.run)
-            await uploads.started.wait()  # the rounds are signed in the publisher's epoch
-            link = PublisherLink(uploads.fence.check, lambda: history.epoch, first_version)
-            await Coordinator(node, settings, link).run()
-
-    await run_under_authority(node, coordinate)
+        nursery.start_soon(uploads.run)
+        await uploads.started.wait()  # the rounds are signed in the publisher's epoch
+        link = PublisherLink(uploads.fence.check, lambda: history.epoch, first_version)
+        await Coordinator(node, settings, link).run()
 
 
 async def run_worker(
-    node: Node,
-    genesis: Callable[[], Weights],
-    compute: Compute,
-    trainer: TrainerSettings,
-    settings: SiteSettings,
-    make_learner: Callable[[], LocalLearner] | None = None,
+    node: Node, make_learner: Callable[[], LocalLearner], trainer: TrainerSection, settings: SiteSettings
 ) -> None:
-    """Do all the work of a worker's node until cancelled, with a learner of this process if none is given."""
-
-    def local_learner() -> LocalLearner:
-        weights = checked_genesis(node.run, genesis)
-        return _local_learner(node, compute, trainer, lambda: weights) if make_learner is None else make_learner()
-
-    async def train() -> None:
-        learner: LocalLearner = await node.run_sync(local_learner)
+    """Do all the work of a worker's node until cancelled."""
+    async with under_authority(node):
+        learner: LocalLearner = await node.run_sync(make_learner)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.keep_announced, "worker", 600.0)
-            nursery.start_soon(Collector(node, trainer.collector).run)
+            nursery.start_soon(Collector(node, trainer.poll_seconds, trainer.canaries).run)
             site: Site = await node.run_sync(Site, node, learner, settings)
             await site.run()
 
-    await run_under_authority(node, train)
 
-
-async def run_collector(node: Node, settings: CollectorSettings) -> None:
+async def run_collector(node: Node, settings: TrainerSection) -> None:
     """Collect groups until cancelled: the download process of a trainer."""
-    await run_under_authority(node, Collector(node, settings).run)
+    async with under_authority(node):
+        await Collector(node, settings.poll_seconds, settings.canaries).run()

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import platformdirs
 import trio
 
-from grailnode.config import Config, ConfigError
+from grailnode import UserError
+from grailnode.config import Config
 from grailnode.run import creation
 from grailnode.run.files import write_whole
 from grailnode.run.run_option import is_url, read_config, run_id_of_url
@@ -27,7 +28,7 @@ _PATIENCE: Final = RetryPolicy(attempts=4, deadline=60.0)
 
 def open_config(run: str, overrides: tuple[str, ...] = (), *, trust: LineReporter | None = None) -> Config:
     """Return the configuration of a run; its manifest is a file. One at a URL is fetched once and kept in the node's
-    state. Where no id is given, `trust` accepts the run that the server names, and takes a line about that; ConfigError
+    state. Where no id is given, `trust` accepts the run that the server names, and takes a line about that; UserError
     without.
     """
     config = read_config(run, overrides, trusts=trust is not None)
@@ -77,4 +78,4 @@ async def _fetch(url: str) -> bytes:
     except NotFoundError as error:
         raise NotFoundError(f"{url}: no run is there; its trainer publishes it, or the URL is wrong") from error
     except ValueError as error:
-        raise ConfigError(f"{url}: {error}") from None
+        raise UserError(f"{url}: {error}") from None

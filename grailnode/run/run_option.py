@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from grailnode.config import Config, ConfigError, load, without_file
+from grailnode import UserError
+from grailnode.config import Config, load, without_file
 from grailnode.store.place import URL_RULE, is_space_url
 
 _manifest_url: Final = re.compile(r"(.+)/runs/([0-9a-f]{64})")
 
 
 def read_config(run: str, overrides: tuple[str, ...] = (), *, trusts: bool = False) -> Config:
-    """Return the configuration of a run, whose manifest may be at a URL; ConfigError if it cannot be used, or gives no
+    """Return the configuration of a run, whose manifest may be at a URL; UserError if it cannot be used, or gives no
     id where no server is trusted to say which run it has.
     """
     if not is_url(run):
@@ -30,9 +31,9 @@ def read_config(run: str, overrides: tuple[str, ...] = (), *, trusts: bool = Fal
         config = without_file(values, overrides, Path.cwd())
     url = config.run.manifest
     if is_url(url) and not urlsplit(url).path.strip("/"):
-        raise ConfigError(f"{url}: names a server and no run; a manifest's URL is like {url.rstrip('/')}/runs/ID")
+        raise UserError(f"{url}: names a server and no run; a manifest's URL is like {url.rstrip('/')}/runs/ID")
     if is_url(url) and not trusts and not run_id_of_url(config):
-        raise ConfigError(
+        raise UserError(
             f"{url}: which run? give its id with --set run.id=ID, or take this server's word for it with --trust-run"
         )
     return config
@@ -57,4 +58,4 @@ def run_id_of_url(config: Config) -> str:
 def check_base(base: str, source: str) -> None:
     """Check that objects can be read below the base of a manifest's URL, which the option `source` gave."""
     if not is_space_url(base):
-        raise ConfigError(f"{source}: {URL_RULE}")
+        raise UserError(f"{source}: {URL_RULE}")

@@ -34,10 +34,6 @@ _STEP: Final = {  # field of the event 'step': name of the curve
 }
 
 
-class TrackerError(UserError):
-    """A tracker that cannot be used; the message says what to install."""
-
-
 @dataclass(frozen=True)
 class Sample:
     """One rollout in a table of samples; its place is MINER/WINDOW/GROUP, as `grailnode verify --rollout` takes it."""
@@ -115,11 +111,11 @@ class ExperimentRun:
 
 
 def check_tracker(name: TrackerName) -> ModuleType:
-    """Return the module of a tracker; TrackerError if its package is not installed."""
+    """Return the module of a tracker; UserError if its package is not installed."""
     try:
         return importlib.import_module(_MODULES[name])
     except ImportError as error:
-        raise TrackerError(
+        raise UserError(
             f"trainer.track: {name} is not installed here ({error}); pip install 'grailnode[{name}]', or leave the key "
             "out"
         ) from error

@@ -1,7 +1,7 @@
 """The interface between a model and its users (engines, the trainer, calibration): pure functions of its weights."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -9,8 +9,20 @@ from torch import Tensor
 class Cache(Protocol):
     """Keys and values of the tokens computed so far, one row for each sequence."""
 
-    def select(self, rows: Tensor) -> "Cache":
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has each token in a column of its own, so that `take` and `join` work: not if attention forgets
+        tokens.
+        """
+
+    def select(self, rows: Tensor) -> Self:
         """Return a cache of these rows of this one: int64 [B'], an index may occur more than once."""
+
+    def take(self, columns: Tensor) -> Self:
+        """Return a cache of these columns of each row: int64 [B, P']."""
+
+    def join(self, others: Sequence[Self]) -> Self:
+        """Return a cache of all rows of this one and of others, with pads on the left up to the longest."""
 
 
 class CausalModel(Protocol):

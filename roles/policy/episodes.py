@@ -20,7 +20,7 @@ from protocol.rollout.sketch import SketchKey
 from protocol.run import ChatSpec
 from roles.policy.assignment import PolicyTask, Tokenizer
 from roles.policy.sequences import Tokens
-from roles.ports import Engine, EngineError, Generation, Request
+from roles.ports import Engine, EngineError, Generation, Request, TurnCache
 
 _AT_ONCE: Final = 128  # episodes that are played, each of which may have a process of the sandbox
 
@@ -82,18 +82,19 @@ def replayed_reward(episode: OpenEpisode, tokens: Tokens, turns: Sequence[Turn])
 
 
 class PlayedEpisode:
-    """An episode that an engine plays; without a seed it draws the most likely tokens."""
+    """An episode that an engine plays; with an empty seed it draws the most likely tokens."""
 
     def __init__(self, episode: OpenEpisode, prompt: Tokens, seed: bytes) -> None:
         self.episode = episode
         self._prompt = prompt
         self._seed = seed
+        self._cache = TurnCache()
         self._generations: list[Generation] = []
 
     def request(self, key: SketchKey | None) -> Request:
         """Return the request of the next turn."""
         context = self._prompt + join_turns(self.episode.tokens, self.episode.turns)[0]
-        return Request(context, self._seed, key, len(self.episode.tokens))
+        return Request(context, self._seed, key, len(self.episode.tokens), self._cache)
 
     def take(self, generation: Generation) -> None:
         """Append a turn; what is more than this episode has room for is cut off."""
@@ -107,6 +108,8 @@ class PlayedEpisode:
             )
         self._generations.append(generation)
         self.episode.take(generation.tokens)
+        if not self.episode.room:
+            self._cache.content = None
 
     @property
     def generation(self) -> Generation:
@@ -121,27 +124,17 @@ class PlayedEpisode:
 
 
 async def play(
-    task: PolicyTask,
-    engine: Engine,
-    episodes: Sequence[PlayedEpisode],
-    key: SketchKey | None = None,
-    *,
-    greedy: bool = False,
+    task: PolicyTask, engine: Engine, episodes: Sequence[PlayedEpisode], key: SketchKey | None = None
 ) -> None:
-    """Play episodes to their ends with the policy that the engine serves now, `greedy` by its most likely tokens; those
-    that wait for a turn are one batch. EngineError if the engine broke, or another version came to be served.
+    """Play episodes to their ends with the policy that the engine serves now; those that wait for a turn are one batch.
+    EngineError if the engine broke, or another version came to be served.
     """
     version = engine.version
     for start in range(0, len(episodes), _AT_ONCE):
         while waiting := [item for item in episodes[start : start + _AT_ONCE] if item.episode.room]:
             # Noise depends on the position alone, so a turn that is cut off is the one that less room would have given.
             params = replace(task.run.sampling.params(), max_tokens=max(item.episode.room for item in waiting))
-            requests = [item.request(key) for item in waiting]
-            if greedy:
-                completions = await engine.greedy([request.prompt for request in requests], params)
-                turns = [Generation(tokens, torch.empty(len(tokens), 0), ()) for tokens in completions]
-            else:
-                turns = await engine.generate(requests, params)
+            turns = await engine.generate([item.request(key) for item in waiting], params)
             if engine.version != version:
                 raise EngineError("another version came to be served while episodes were played")
             await task.run_sync(_take_all, waiting, turns)

@@ -67,6 +67,12 @@ class VerifiedGroup(Record):
         return [join_turns(tokens, own) for tokens, own in zip(self.completion_tokens, turns, strict=True)]
 
     @property
+    def turn_rewards(self) -> list[tuple[float, ...]]:
+        """The reward of each turn of each rollout: that of the rollout at its last turn, and 0 before."""
+        counts = [len(own) for own in self.turns] or [1] * len(self.rewards)
+        return [(*(0.0,) * (count - 1), reward) for count, reward in zip(counts, self.rewards, strict=True)]
+
+    @property
     def completion_logprobs(self) -> list[np.ndarray]:
         """The log-probabilities of each completion: float32 [T] each, read-only."""
         return unpack_logprobs(self.logprobs, (len(completion) // 4 for completion in self.completions))

@@ -42,16 +42,13 @@ async def _rewards(
     task: PolicyTask, engine: Engine, version: int, problems: Sequence[Problem], prompts: Sequence[Tokens]
 ) -> tuple[int, ...]:
     """Return the rewards of all completions of all problems, in millionths."""
-    rule, params = task.run.evaluation, task.run.sampling.params()
-    if rule.samples:
-        requests = [
-            Request(prompt, challenge.evaluation_seed(task.run_id, version, index, sample))
-            for index, prompt in enumerate(prompts)
-            for sample in range(rule.samples)
-        ]
-        completions = [generation.tokens for generation in await engine.generate(requests, params)]
-    else:
-        completions = await engine.greedy(prompts, params)
+    rule = task.run.evaluation
+    requests = [
+        Request(prompt, challenge.evaluation_seed(task.run_id, version, index, sample) if rule.samples else b"")
+        for index, prompt in enumerate(prompts)
+        for sample in range(rule.completions)
+    ]
+    completions = [item.tokens for item in await engine.generate(requests, task.run.sampling.params())]
     attempts = [problem for problem in problems for _ in range(rule.completions)]
     return await task.scores(list(zip(attempts, completions, strict=True)))
 
@@ -65,6 +62,6 @@ async def _episode_rewards(
         for sample in range(rule.completions):
             seed = challenge.evaluation_seed(task.run_id, version, index, sample)
             opened = OpenEpisode(task, problem, challenge.episode_seed(seed, 0))
-            episodes.append(PlayedEpisode(opened, prompt, seed))
-    await play(task, engine, episodes, greedy=not rule.samples)
+            episodes.append(PlayedEpisode(opened, prompt, seed if rule.samples else b""))
+    await play(task, engine, episodes)
     return tuple(item.episode.reward for item in episodes)

@@ -12,7 +12,7 @@ from protocol.identity.signing import SigningKey, sign
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.report import canary_key, is_false_group
 from protocol.judging.verdict import Judgement, Reason, Verdict
-from roles.trainer.collect.collector import Collector, CollectorSettings
+from roles.trainer.collect.collector import Collector
 from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, Decision, LogprobRule, decide
 from roles.trainer.spool import OUTCOMES
 from roles.validator.judge import reject_group
@@ -126,7 +126,7 @@ async def test_a_validator_that_accepts_a_false_canary_is_caught(quorum: int, mi
     await testbed.seal_and_reveal(FIRST, testbed.summary(FIRST, lie, *missing))
     await testbed.clock.sleep_until(testbed.run.opening_time(WINDOW))
     with trio.move_on_after(closing_time(testbed) - 1.0 - testbed.clock.now()):
-        await Collector(testbed.node, CollectorSettings(canaries=1)).run()
+        await Collector(testbed.node, canaries=1).run()
     events = testbed.log.named("canary-failure")
     assert [(event["validator"], event["accepted"], event["verdict"]) for event in events] == [
         (FIRST.public.hex(), True, LedgerRow.of(lie).verdict.hex())

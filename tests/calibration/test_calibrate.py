@@ -20,7 +20,6 @@ from grailnode.calibration.copies import quantized, random_adapters
 from grailnode.calibration.pairs import Submission, generate_groups
 from grailnode.calibration.procedure import calibrate
 from grailnode.calibration.proof_file import ProofFileError
-from grailnode.calibration.thresholds import CalibrationError
 from grailnode.calibration.variants import Variant
 from grailnode.cli.actions.calibration_run import Options, make_job
 from grailnode.cli.main import cli
@@ -189,7 +188,7 @@ def test_each_pair_of_arithmetics_gets_a_row_of_its_own(tmp_path: Path) -> None:
 def test_a_file_of_another_format_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "proof.json"
     out.write_text('{"thresholds": {}}')
-    with pytest.raises(CalibrationError, match=r"not an object with a table.*move it away"):
+    with pytest.raises(UserError, match=r"not an object with a table.*move it away"):
         invoke("--rollouts", 160, "--pairs", "same", "--out", out)
     assert out.read_text() == '{"thresholds": {}}'
 
@@ -199,7 +198,7 @@ def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> N
     policy, out = tmp_path / "policy", tmp_path / "proof.json"
     shutil.copytree(PACKAGED_POLICY, policy, ignore=shutil.ignore_patterns("proof.json"))
     save_file(quantized(quantized(load_weights(PACKAGED_POLICY), 4), 4), policy / "model.safetensors")
-    with pytest.raises(CalibrationError) as error_info:
+    with pytest.raises(UserError) as error_info:
         invoke("--rollouts", 64, "--pairs", "same", "--policy", policy, "--out", out)
     line = explain(error_info.value)
     assert line is not None
@@ -254,7 +253,7 @@ def test_an_interpreter_without_vllm_is_refused_before_anything_is_measured(tmp_
 
 def test_a_vllm_that_does_not_start_is_one_line_and_its_log_is_kept(tmp_path: Path) -> None:
     out, python = tmp_path / "proof.json", interpreter(tmp_path / "python", "no kernels", "vllm 0.32.0")
-    with pytest.raises(CalibrationError) as error_info:
+    with pytest.raises(UserError) as error_info:
         invoke("--miner", "vllm-float32", "--python", python, "--rollouts", 64, "--out", out)
     assert explain(error_info.value) == (
         f"vLLM's launcher ended while it imported vLLM; its log is {tmp_path / 'vllm.log'}"
@@ -286,7 +285,7 @@ def test_prompts_are_conversations_with_the_policys_chat_template(tmp_path: Path
 
 
 def test_a_missing_directory_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match="no such directory"):
+    with pytest.raises(UserError, match="no such directory"):
         invoke("--out", tmp_path / "nowhere" / "proof.json")
 
 
@@ -314,7 +313,7 @@ def test_too_few_rollouts_are_refused_before_anything_is_measured() -> None:
     def progress(name: str, rollouts: int, total: int) -> None:
         raise AssertionError(f"{name} is measured")
 
-    with pytest.raises(CalibrationError, match=r"^a pair needs at least 8 groups; ask for more --rollouts$"):
+    with pytest.raises(UserError, match=r"^a pair needs at least 8 groups; ask for more --rollouts$"):
         trio.run(calibrate, make_job(options_with(rollouts=14), Path()), progress, print)
 
 
@@ -335,7 +334,7 @@ def test_too_few_rollouts_are_refused_before_anything_is_measured() -> None:
 def test_the_error_for_a_broken_file_names_the_line(policy: Policy, tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(text)
-    with pytest.raises(CalibrationError) as error_info:
+    with pytest.raises(UserError) as error_info:
         prompts.read_file(path, policy.tokenizer)
     assert str(error_info.value).startswith(f"{path}: ")
     assert message in str(error_info.value)

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import Generator
 
+from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.calibration.procedure import REQUIRED_BITS, check_power, power
 from grailnode.calibration.rates import rate_bounds
-from grailnode.calibration.separation import REQUIRED_BITS, TooWideError, check, power
 from grailnode.calibration.tail import MarginTail
 from grailnode.calibration.thresholds import (
-    CalibrationError,
     Honest,
     ThresholdDemands,
     choose_thresholds,
@@ -158,7 +158,7 @@ def test_nan_is_beyond_all_steps() -> None:
 
 def test_pairs_that_agree_in_nothing_have_no_thresholds() -> None:
     apart = [replace(group, margins=np.full_like(group.margins, np.nan)) for group in groups(20)]
-    with pytest.raises(CalibrationError, match="in most of its trials"):
+    with pytest.raises(UserError, match="in most of its trials"):
         thresholds({"pair": apart})
 
 
@@ -269,15 +269,15 @@ def test_a_distribution_that_hides_the_copy_is_refused_in_one_line() -> None:
     honest = {"quiet": groups(100), "noisy": groups(100, miss=0.5, tip=0.1, seed=2)}
     copy = groups(40, miss=0.5, tip=0.1, seed=3)
     spec = thresholds(honest, [copy])
-    with pytest.raises(TooWideError, match=r"\(pair noisy\), 0.0% are refused") as refusal:
-        check([power(REQUIRED_BITS, "noisy", copy, spec, 4)], 4)
+    with pytest.raises(UserError, match=r"\(pair noisy\), 0.0% are refused") as refusal:
+        check_power([power(REQUIRED_BITS, "noisy", copy, spec, 4)], 4)
     assert "\n" not in str(refusal.value)
 
 
 def test_only_copies_of_the_required_bits_have_to_be_refused() -> None:
     honest = {"pair": groups(100)}
     spec = thresholds(honest)
-    check([power(8, "pair", groups(50), spec, 4), power(REQUIRED_BITS, "pair", COPY, spec, 4)], 4)
+    check_power([power(8, "pair", groups(50), spec, 4), power(REQUIRED_BITS, "pair", COPY, spec, 4)], 4)
 
 
 # Extrapolation of known tails

@@ -7,8 +7,9 @@ from typing import cast
 import click
 import pytest
 
+from grailnode import UserError
 from grailnode.cli.main import cli
-from grailnode.config import ConfigError, without_file
+from grailnode.config import without_file
 
 ParserCall = tuple[str, dict[str, object]]
 
@@ -38,7 +39,7 @@ def parse(arguments: Sequence[str], *, whole: bool = True) -> list[ParserCall]:
         overrides = cast("tuple[str, ...]", values.get("overrides", ()))
         try:
             without_file({}, overrides, Path())
-        except ConfigError as error:
+        except UserError as error:
             # a setting may need another one that run.toml has; unknown keys and invalid values are never right
             assert "needs a" in str(error) or "says where they read" in str(error), str(error)
     return commands

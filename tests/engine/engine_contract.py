@@ -252,7 +252,8 @@ class EngineContract:
 
     async def test_greedy_takes_the_most_likely(self, model: CausalModel, engine: Engine) -> None:
         prompts = [request.prompt for request in requests_of_many_lengths(8)]
-        completions = await engine.greedy(prompts, PARAMS)
+        generations = await engine.generate([Request(prompt, b"") for prompt in prompts], PARAMS)
+        completions = [generation.tokens for generation in generations]
         forwards = await (await engine_of(model, random_weights(model))).forward(prompts, completions)
         for tokens, result in zip(completions, forwards, strict=True):
             best = result.logits.max(dim=-1).values

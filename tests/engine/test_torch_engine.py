@@ -1,6 +1,8 @@
 """The torch engine: its contract, prefill by another engine, versions of codes and scales, and exact logits."""
 
 import random
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +20,9 @@ from protocol.digest import Weights
 from protocol.patch import encode
 from protocol.quantization import SCALE, Precision, dequantize, quantize
 from roles.policy.causal_model import CausalModel
-from roles.ports import EngineError
+from roles.ports import EngineError, Request, TurnCache
 from tests.engine.engine_contract import EngineContract, NewEngine, manifest, serve
+from tests.support.builders.families import write_family
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, inline, random_weights, requests_of_many_lengths
 from tests.support.measuring.wrapped_model import WrappedModel
 
@@ -129,6 +132,33 @@ async def test_a_gpu_on_which_triton_cannot_compile_is_reported(
         async with compute.open_engine(compute.Compute(model, device), inline, report):
             pass
     assert events == [("triton-unusable", "not on cuda:1")]
+
+
+# What a turn of an episode has computed serves the next one
+
+
+@pytest.mark.parametrize("case", ["the next turn", "another version", "another context", "attention that forgets"])
+async def test_a_turn_costs_its_new_tokens_if_the_engine_has_the_others(
+    model: CausalModel, tmp_path: Path, case: str
+) -> None:
+    if case == "attention that forgets":
+        model = write_family(tmp_path, "mistral").model
+    counting = CountingModel(model)
+    engine = await engine_of(counting, random_weights(model))
+    first = Request((5, 6, 7), b"s" * 16, turn_cache=TurnCache())
+    (turn,) = await engine.generate([first], PARAMS)
+    context = (4 if case == "another context" else 5, 6, 7, *turn.tokens, 8, 9)
+    if case == "another version":
+        await serve(engine, random_weights(model, 1))
+    counting.tokens = 0
+    second = replace(first, prompt=context, offset=len(turn.tokens))
+    (generation,) = await engine.generate([second], PARAMS)
+    # The last token of a turn has been no input yet.
+    new = 3 if case == "the next turn" else len(context)
+    assert counting.tokens == new + len(generation.tokens) - 1
+    (expected,) = await engine.generate([replace(second, turn_cache=None)], PARAMS)
+    assert generation.tokens == expected.tokens
+    torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
 
 
 # The torch engine serves versions of codes and scales, and computes what it computes with their BF16 values

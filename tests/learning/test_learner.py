@@ -11,7 +11,7 @@ import torch
 from grailnode.engine.models import build
 from protocol.rollout.batch import pack_tokens
 from protocol.rollout.filters import Filters
-from protocol.rollout.sampling import log_probabilities
+from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import pad
 from roles.trainer.learn.learner import Learner, LearnerSettings
@@ -25,7 +25,9 @@ from tests.support.builders.policies import random_weights, write_policy
 from tests.support.measuring.wrapped_model import WrappedModel
 
 TEMPERATURE = 0.7
-SETTINGS = LearnerSettings(temperature=TEMPERATURE, optimizer=OptimizerSettings(learning_rate=1e-3, warmup_steps=0))
+SAMPLING = SamplingParams(TEMPERATURE, max_tokens=2048, stops=())
+SHORT = dataclasses.replace(SAMPLING, max_tokens=4)
+SETTINGS = LearnerSettings(SAMPLING, optimizer=OptimizerSettings(learning_rate=1e-3, warmup_steps=0))
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,12 @@ def _as_episodes(one: VerifiedGroup, reply: tuple[int, ...]) -> VerifiedGroup:
     return one.model_copy(update={"turns": turns})
 
 
+def test_an_episode_is_rewarded_at_its_last_turn() -> None:
+    one = group("a", completions=((3, 4, 1), (4, 9, 9, 1)), rewards=(1.0, 0.5))
+    assert one.turn_rewards == [(1.0,), (0.5,)]
+    assert _as_episodes(one, (13,)).turn_rewards == [(0.0, 1.0), (0.0, 0.5)]
+
+
 def _gradients(learner: Learner, groups: list[VerifiedGroup]) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in learner.gradients(groups).tensors.items()}
 
@@ -171,7 +179,7 @@ EVERY_LOSS = [LossSettings(), *(_extended(name) for name in RL_LOSSES)]
 def test_the_gradient_of_a_loss_does_not_depend_on_the_size_of_a_pass(model: CausalModel, loss: LossSettings) -> None:
     norms = []
     for max_batch_tokens in (1, 12, 8192):
-        learner = new_learner(model, max_batch_tokens=max_batch_tokens, loss=loss, max_tokens=4)
+        learner = new_learner(model, max_batch_tokens=max_batch_tokens, loss=loss, sampling=SHORT)
         norms.append(learner.step(_groups(model)).grad_norm)
     assert norms == pytest.approx([norms[0]] * 3, rel=1e-4)
 
@@ -194,7 +202,9 @@ def test_chunks_of_logits_give_the_same_step(model: CausalModel, name: LossName,
     loss, groups, results = _extended(name), _groups(model), []
     for chunk in (3, 8192):
         recorder = WidthRecorder(model)
-        learner = new_learner(recorder, loss=loss, max_tokens=4, logits_chunk=chunk, filters=filters)
+        learner = new_learner(
+            recorder, loss=loss, sampling=dataclasses.replace(SHORT, filters=filters), logits_chunk=chunk
+        )
         report = learner.step(groups)
         first_moments = {k: v for k, v in learner.state().items() if k.startswith("exp_avg/")}
         results.append((report, first_moments))
@@ -262,7 +272,8 @@ def test_the_divergence_grows_from_zero_and_is_held_back_by_its_coefficient(mode
 def test_overlong_completions_leave_the_step_and_keep_their_part_in_the_advantages(model: CausalModel) -> None:
     """The third completion has 4 tokens without the end 1, which the second has: the step is that of the other two."""
     one = _fresh(model, group("a", completions=((3, 1), (4, 8, 8, 1), (9, 9, 9, 9)), rewards=(1.0, 0.0, 0.0)))
-    report = new_learner(model, loss=LossSettings(overlong_filtering=True), max_tokens=4, stops=(1,)).step([one])
+    sampling = dataclasses.replace(SHORT, stops=(1,))
+    report = new_learner(model, loss=LossSettings(overlong_filtering=True), sampling=sampling).step([one])
     assert report.overlong == pytest.approx(1 / 3)
     assert report.tokens == 6
     scores = advantages(torch.tensor(one.rewards)).tolist()
@@ -282,7 +293,7 @@ def test_a_rollout_without_tokens_keeps_its_part_in_the_advantages(model: Causal
 def test_the_ratio_is_that_of_the_filtered_distribution(model: CausalModel) -> None:
     """With top_k=1 only the most probable token and the sampled one count, so the ratio differs from 1."""
     groups = _groups(model)
-    report = new_learner(model, filters=Filters(top_k=1)).step(groups)
+    report = new_learner(model, sampling=dataclasses.replace(SAMPLING, filters=Filters(top_k=1))).step(groups)
     unfiltered = new_learner(model).step(groups)
     assert report.clipped > unfiltered.clipped == 0.0
 

@@ -17,7 +17,7 @@ from protocol.judging.report import canary_key
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Commitment, open_group
-from roles.authority_updates import run_under_authority
+from roles.authority_updates import under_authority
 from roles.policy.follower import Follower
 from roles.records import fetch_record
 from roles.rosters import Rosters
@@ -178,15 +178,13 @@ async def test_with_a_spare_a_silent_validator_costs_nothing():
 async def run_liar(network: Network, name: str, greedy: bool = False) -> None:
     node = network.node(name)
 
-    async def validate() -> None:
+    async with under_authority(node):
         ledger, follower = await Ledger.open(node.state, node.run), await Follower(node, keep=16).open()
         engine = make_engine(network.compute, node.run_sync)
         settings = ValidatorSettings(evaluate=False, poll_seconds=0.2)
         liar = LyingValidator(node, follower, engine, network.task(node), ledger, settings)
         liar.greedy = greedy
         await liar.run()
-
-    await run_under_authority(node, validate)
 
 
 async def dealt_to_liar_alone(network: Network, liar: str, windows: range) -> dict[int, int]:

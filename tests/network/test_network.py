@@ -1,6 +1,7 @@
 """Whole networks on a virtual clock: honest work is accepted and trained on, false work is not."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -195,7 +196,7 @@ async def test_sites_publish_one_chain_of_policies() -> None:
         beacon_rounds=network.run.schedule.rounds,
         state_interval=2,
     )
-    trainer = network.trainer_settings()
+    section = network.trainer_settings().section
     async with running(network.run_beacon) as nursery:
         nursery.start_soon(network.run_validator)
         for miner in ("miner-1", "miner-2"):
@@ -204,8 +205,8 @@ async def test_sites_publish_one_chain_of_policies() -> None:
         nursery.start_soon(run_coordinator, network.node("trainer"), lambda: network.weights, publisher, rounds)
         for name in SITES:
             settings = SiteSettings(groups_per_step=1, upload_seconds=0.5, poll_seconds=0.2)
-            node = network.node(name)
-            nursery.start_soon(run_worker, node, lambda: network.weights, network.compute, trainer, settings)
+            learner = partial(network.make_learner, section)
+            nursery.start_soon(run_worker, network.node(name), learner, section, settings)
         observer = Observer(network.node("observer"), 0)
         with trio.fail_after(600):
             while max([0, *(event["version"] for event in network.events("trainer", "published"))]) < 3:

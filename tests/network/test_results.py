@@ -15,7 +15,6 @@ from grailnode.cli.actions.rollout_listing import select
 from grailnode.cli.actions.served_policy import serve_newest
 from grailnode.config import Config
 from grailnode.engine.policy import Policy, load_weights
-from grailnode.node.settings import trainer_settings
 from grailnode.observe.rollout_reader import ReadWindow, find_miners, read_rollouts, read_verified_groups
 from grailnode.run import creation
 from grailnode.run.creation import model_files, publish_files
@@ -126,18 +125,17 @@ def test_verified_groups_are_those_that_the_trainer_learned_from(results: dict[s
 
 def test_offline_training_takes_the_steps_of_a_trainer(results: dict[str, Any]) -> None:
     run, directory = results["run"], results["policy"].directory
-    settings = trainer_settings(Config(), run.sampling.params()).learner
     groups = [group for group in results["verified"] if group.informative][:6]
 
     def reports() -> list[StepReport]:
-        return list(take_steps(make_learner(Config(), run, directory, settings), groups, 2))
+        return list(take_steps(make_learner(Config(), run, directory), groups, 2))
 
     first = reports()
     assert [report.step for report in first] == [1, 2, 3]
     assert all(report.grad_norm > 0 for report in first)
     assert first == reports()
     with pytest.raises(UserError, match="2 groups, and a step needs 3; read more windows"):
-        next(take_steps(make_learner(Config(), run, directory, settings), groups[:2], 3))
+        next(take_steps(make_learner(Config(), run, directory), groups[:2], 3))
 
 
 def test_version_0_is_the_policy_that_the_run_began_with(results: dict[str, Any]) -> None:

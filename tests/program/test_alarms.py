@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import trio
 
+from grailnode import UserError
 from grailnode.config import load
 from grailnode.node import alarm_sender, processes
 from grailnode.node.alarm_sender import ALARMS, THROTTLE_SECONDS, AlarmSender
 from grailnode.node.process_launch import Launch
 from grailnode.node.role_processes import make_spec
-from grailnode.node.supervisor import ProcessError, Supervisor
+from grailnode.node.supervisor import Supervisor
 from grailnode.node.telemetry import NodeTelemetry
 from roles.ports import StoreError
 
@@ -193,7 +194,7 @@ async def test_a_process_that_a_bug_ends_has_sent_an_alarm(run_toml: Path, pager
 async def test_a_process_that_ends_has_sent_its_last_alarm(run_toml: Path, pager: Pager) -> None:
     config = load(run_toml, [f"node.alarm_url={pager.url}"])
     config.at(config.run.manifest).write_bytes(b"torn")
-    with pytest.raises(ProcessError, match="cannot go on"):
+    with pytest.raises(UserError, match="cannot go on"):
         await Supervisor(lambda line: None).keep([make_spec(Launch(config, "miner", "miner-1"))])
     assert [message["kind"] for message in pager.messages] == ["failed"]
     assert "run.manifest" in pager.messages[0]["fields"]["error"]

@@ -9,7 +9,6 @@ import pytest
 from grailnode import UserError
 from grailnode.calibration import proof_file
 from grailnode.calibration.proof_file import ProofFile, ProofFileError
-from grailnode.config import ConfigError
 from grailnode.engine.models import build_exact
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError
 from grailnode.node.role_checks import check_start
@@ -43,7 +42,7 @@ def test_a_node_without_thresholds_is_refused_with_the_command_that_measures_the
     run_toml: Path, role: str, overrides: tuple[str, ...], own: str, command: str
 ) -> None:
     config = open_config(str(run_toml), overrides)
-    with pytest.raises(ConfigError) as error_info:
+    with pytest.raises(UserError) as error_info:
         check_start(config, role, "miner-1" if role == "miner" else role, print)  # type: ignore[arg-type]
     line = str(error_info.value)
     assert "\n" not in line
@@ -98,7 +97,7 @@ def test_init_makes_a_run_that_tolerates_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("role", ["miner", "validator"])
 def test_another_engine_is_refused_at_the_start_in_one_line(tmp_path: Path, role: str, overrides: tuple[str]) -> None:
     config = open_config(str(workspace.create(tmp_path, demo_recipe(numerics="exact")).config), overrides)
-    with pytest.raises(ConfigError, match=r'numerics are exact.*engine\.dtype = "float32"') as error_info:
+    with pytest.raises(UserError, match=r'numerics are exact.*engine\.dtype = "float32"') as error_info:
         check_start(config, role, "validator" if role == "validator" else "miner-1", print)  # type: ignore[arg-type]
     line = str(error_info.value)
     assert "\n" not in line
@@ -109,7 +108,7 @@ def test_an_exact_run_refuses_drafts_in_one_line(tmp_path: Path) -> None:
     config = open_config(
         str(workspace.create(tmp_path, demo_recipe(numerics="exact")).config), ("engine.draft='int8'",)
     )
-    with pytest.raises(ConfigError, match=r"^engine\.draft: .*exact, and its engines do not draft$"):
+    with pytest.raises(UserError, match=r"^engine\.draft: .*exact, and its engines do not draft$"):
         check_start(config, "miner", "miner-1", print)
 
 

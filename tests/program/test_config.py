@@ -8,20 +8,18 @@ from typing import Any
 import pytest
 
 from grailnode import UserError
-from grailnode.config import ConfigError, EngineSection, TrainerSection, load
+from grailnode.config import EngineSection, TrainerSection, load
 from grailnode.demo import smollm2
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
-from grailnode.node.settings import TrainerSettings, trainer_settings
+from grailnode.node.settings import learner_settings
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.run_toml import read_recipe
-from protocol.rollout.sampling import SamplingParams
 from roles.miner.miner_settings import MinerSettings
+from roles.trainer.learn.learner import LearnerSettings
 from tests.support.builders.policies import write_policy
 from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import run_command, succeed
-
-SAMPLING = SamplingParams(1.0, 8, (1,))
 
 
 def test_the_file_of_init_is_complete_and_true(run_toml: Path):
@@ -37,7 +35,7 @@ def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
     overrides = ["miner.groups=3", "trainer.learning_rate=2e-6", "store.path=elsewhere", "engine.device=cuda"]
     config = load(run_toml, overrides)
     assert config.miner.groups == 3
-    assert trainer_settings(config, SAMPLING).learner.optimizer.learning_rate == 2e-6
+    assert config.trainer.learning_rate == 2e-6
     assert config.at(config.store.path) == run_toml.parent / "elsewhere"
     assert config.engine.device == "cuda"
 
@@ -79,7 +77,7 @@ def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
 def test_a_wrong_file_is_reported_in_one_line_that_names_the_key(tmp_path: Path, text: str, message: str):
     file = tmp_path / "run.toml"
     file.write_text(text)
-    with pytest.raises(ConfigError) as error_info:
+    with pytest.raises(UserError) as error_info:
         load(file)
     line = str(error_info.value)
     assert message in line
@@ -96,14 +94,14 @@ def test_other_flags_of_vllm_are_taken_as_they_are(run_toml: Path, flags: tuple[
 
 @pytest.mark.parametrize("override", ["miner", "miner.groups", "=3", "miner.=3", "groups=3"])
 def test_a_wrong_override_says_how_to_write_one(run_toml: Path, override: str):
-    with pytest.raises(ConfigError, match=r"write --set section\.key=value"):
+    with pytest.raises(UserError, match=r"write --set section\.key=value"):
         load(run_toml, [override])
 
 
 def test_a_missing_file_says_how_to_get_one(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"no such file; `grailnode init DIR` writes one"):
+    with pytest.raises(UserError, match=r"no such file; `grailnode init DIR` writes one"):
         load(tmp_path / "run.toml")
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         read_recipe(tmp_path / "recipe.toml")
 
 
@@ -198,16 +196,14 @@ def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
     assert (run.sampling.top_k, run.sampling.top_p, run.sampling.min_p) == (0, 0.9, 0.05)
     config = load(tmp_path / "run")
     assert config.miner.groups == 3
-    settings = trainer_settings(config, run.sampling.params())
-    loss, optimizer = settings.learner.loss, settings.learner.optimizer
+    settings = learner_settings(config, run)
+    loss, optimizer = settings.loss, settings.optimizer
     assert (loss.loss, loss.clip_low, loss.clip_high, loss.truncation) == ("gspo", 3e-4, 4e-4, math.inf)
     assert (loss.kl_coefficient, loss.advantage) == (0.1, "centered")
     assert (optimizer.beta2, optimizer.weight_decay) == (0.99, 0.01)
     assert [optimizer.share(step) for step in (5, 50)] == pytest.approx([1.0, 0.1])
-    assert settings.training.training_steps == 50
-    assert settings.learner.filters.top_p == 0.9
-    assert settings.learner.max_tokens == run.sampling.max_tokens
-    assert settings.learner.stops == run.sampling.stops
+    assert config.trainer.training_steps == 50
+    assert settings.sampling == run.sampling.params()
 
 
 @pytest.mark.parametrize(
@@ -229,7 +225,7 @@ def test_init_signs_the_rules_and_writes_the_other_sections(tmp_path: Path):
 )
 def test_a_recipe_that_cannot_be_used_is_refused_with_the_key(tmp_path: Path, text: str, message: str):
     path = _write(tmp_path / "recipe.toml", text)
-    with pytest.raises(ConfigError, match=r"recipe\.toml") as raises:
+    with pytest.raises(UserError, match=r"recipe\.toml") as raises:
         read_recipe(path)
     assert message in str(raises.value)
 
@@ -237,9 +233,9 @@ def test_a_recipe_that_cannot_be_used_is_refused_with_the_key(tmp_path: Path, te
 def test_an_option_replaces_a_rule_and_is_checked_with_the_others():
     rules = read_recipe(PAPER, {"group_size": 4, "lora_targets": "q_proj,v_proj", "lora_rank": 8}).rules
     assert (rules.group_size, rules.top_p, rules.lora_targets) == (4, 1.0, ("q_proj", "v_proj"))
-    with pytest.raises(ConfigError, match="init: group_size: input should be greater than or equal to 2"):
+    with pytest.raises(UserError, match="init: group_size: input should be greater than or equal to 2"):
         read_recipe(PAPER, {"group_size": 1})
-    with pytest.raises(ConfigError, match="init: pass_at = 2 needs evaluation_samples of at least as many"):
+    with pytest.raises(UserError, match="init: pass_at = 2 needs evaluation_samples of at least as many"):
         read_recipe(PAPER, {"pass_at": 2})
 
 
@@ -261,21 +257,19 @@ def test_a_loss_that_cannot_be_computed_is_refused_with_its_key(tmp_path: Path) 
     workspace.create(tmp_path / "run", demo_recipe())
     run = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
 
-    def settings(trainer: dict[str, Any]) -> TrainerSettings:
+    def settings(trainer: dict[str, Any]) -> LearnerSettings:
         config = load(tmp_path / "run")
         section = TrainerSection.model_validate(config.trainer.model_dump(exclude_unset=True) | trainer)
-        return trainer_settings(config.model_copy(update={"trainer": section}), run.sampling.params())
+        return learner_settings(config.model_copy(update={"trainer": section}), run)
 
-    with pytest.raises(ConfigError, match=r"^trainer\.loss: no_module:loss cannot be imported"):
+    with pytest.raises(UserError, match=r"^trainer\.loss: no_module:loss cannot be imported"):
         settings({"loss": "no_module:loss"})
-    read = settings({"kl_coefficient": 0.1, "reference": PACKAGED_POLICY}).learner.read_reference
+    read = settings({"kl_coefficient": 0.1, "reference": PACKAGED_POLICY}).read_reference
     assert read is not None
     assert read().keys() == load_weights(PACKAGED_POLICY).keys()
-    other = settings(
-        {"kl_coefficient": 0.1, "reference": write_policy(tmp_path / "other").directory}
-    ).learner.read_reference
+    other = settings({"kl_coefficient": 0.1, "reference": write_policy(tmp_path / "other").directory}).read_reference
     assert other is not None
-    with pytest.raises(ConfigError, match=r"^trainer\.reference: "):
+    with pytest.raises(UserError, match=r"^trainer\.reference: "):
         other()
-    with pytest.raises(ConfigError, match=r"^trainer\.reference: the reference of a run of LoRA adapters"):
+    with pytest.raises(UserError, match=r"^trainer\.reference: the reference of a run of LoRA adapters"):
         settings({"reference": PACKAGED_POLICY, "adapters": tmp_path})

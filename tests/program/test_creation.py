@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.config import ConfigError, TrainerSection, load
+from grailnode import UserError
+from grailnode.config import TrainerSection, load
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.node.settings import coordinator_settings, site_settings
 from grailnode.node.stores import Storage
@@ -149,7 +150,7 @@ class TestSites:
         run_command("init", str(tmp_path))
         assert rules(tmp_path).authority.workers == ()
         assert "outer" not in (tmp_path / "run.toml").read_text()
-        with pytest.raises(ConfigError, match=r"trainer\.outer: missing"):
+        with pytest.raises(UserError, match=r"trainer\.outer: missing"):
             coordinator_settings(load(tmp_path), rules(tmp_path))
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode.config import ConfigError, EngineSection, load
+from grailnode import UserError
+from grailnode.config import EngineSection, load
 from grailnode.demo.demo_network import DemoSettings
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.engine.vllm import installation
@@ -156,7 +157,7 @@ def test_a_node_with_vllm_finds_it(run: Path, user_data: Path) -> None:
     (directory / "lib" / "python3.11" / "site-packages" / "vllm" / "__init__.py").unlink()
     with pytest.raises(InstallationError, match=r"no vLLM in .* that has vLLM by --engine-python"):
         find_python("--engine-python")  # an installation that was interrupted
-    with pytest.raises(ConfigError, match=r'kind "vllm" takes python, the interpreter of its environment, or url'):
+    with pytest.raises(UserError, match=r'kind "vllm" takes python, the interpreter of its environment, or url'):
         load(run, ["engine.kind=vllm", "engine.python=python", "engine.url='http://127.0.0.1:1'"])
 
 

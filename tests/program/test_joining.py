@@ -8,8 +8,9 @@ from typing import NamedTuple
 import pytest
 import trio
 
+from grailnode import UserError
 from grailnode.cli.actions import node_start
-from grailnode.config import Config, ConfigError
+from grailnode.config import Config
 from grailnode.node.node_makers import make_auditor, make_spectator
 from grailnode.run import workspace
 from grailnode.run.joining import open_config, open_config_to_read
@@ -117,7 +118,7 @@ def test_a_server_that_shows_another_run_is_refused(run: workspace.Workspace, ho
 def test_a_url_without_an_id_needs_one_or_trust(run: workspace.Workspace, host: Host):
     lines: list[str] = []
     url = f"{host.url}/latest"
-    with pytest.raises(ConfigError, match=r"which run\? give its id with --set run\.id=ID, or .* --trust-run"):
+    with pytest.raises(UserError, match=r"which run\? give its id with --set run\.id=ID, or .* --trust-run"):
         open_config(url)
     pinned = open_config(url, (f"run.id={run.run_id.hex()}",))
     assert pinned.run.id == run.run_id.hex()
@@ -159,5 +160,5 @@ def test_a_missing_manifest_is_an_error(host: Host, run: workspace.Workspace):
     host.files.objects[f"/run/{paths.run(b'y' * 32)}"] = b"a page"
     with pytest.raises(ProtocolError, match=f"^{host.url}/run/runs/7979"):
         open_config(f"{host.url}/run/{paths.run(b'y' * 32)}")
-    with pytest.raises(ConfigError, match="not a base URL"):
+    with pytest.raises(UserError, match="not a base URL"):
         open_config("http://example.org/latest", trust=print)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from grailnode import UserError
 from grailnode.calibration import proof_file
 from grailnode.calibration.copies import ADAPTER_SHARE
 from grailnode.calibration.proof_file import MeasuredAdapters
-from grailnode.config import Config, ConfigError, load
+from grailnode.config import Config, load
 from grailnode.engine.lora_model import LoraModel, read_adapters
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError, load_weights
 from grailnode.node.disk_check import follower_bytes, trainer_bytes
@@ -115,7 +116,7 @@ def test_settings_that_do_not_go_with_adapters_or_quantized_weights_are_refused(
 ) -> None:
     config, manifest = request.getfixturevalue(kind)
     changed = with_settings(config, section, changes)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         check_run_settings(changed, manifest, trains=trains)
     check_run_settings(changed, manifest.model_copy(update={"lora": None, "precision": "bf16"}), trains=trains)
     check_run_settings(config, manifest, trains=trains)
@@ -134,14 +135,14 @@ def local_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def test_a_canary_that_vllm_would_serve_is_refused_at_the_trainers_start(local_run: Path) -> None:
     settings = ("trainer.canaries=1", "engine.kind='vllm'", "engine.url='http://127.0.0.1:1'")
-    with pytest.raises(ConfigError, match=r'"vllm" cannot serve this run|engine\.url: in a run of LoRA adapters'):
+    with pytest.raises(UserError, match=r'"vllm" cannot serve this run|engine\.url: in a run of LoRA adapters'):
         check_start(open_config(str(local_run), settings), "trainer", "trainer", print)
 
 
 def test_a_site_is_refused_by_name_and_its_key_gets_no_role(local_run: Path) -> None:
     message = "sites train (all|BF16) weights"
     key_files.create(local_run.parent / "keys" / "worker-1.key")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         check_start(open_config(str(local_run)), "worker", "worker-1", print)
     key = SigningKey(bytes([77]) * 32).public.hex()
     assert re.search(message, fail("keys", "grant", key, "--role", "worker", "--run", str(local_run)))
@@ -150,16 +151,16 @@ def test_a_site_is_refused_by_name_and_its_key_gets_no_role(local_run: Path) -> 
 @pytest.mark.parametrize(
     ("rules", "error", "message"),
     [
-        ({"lora_targets": ("q_proj",), "trainers": 2}, ConfigError, "of several sites trains all weights"),
+        ({"lora_targets": ("q_proj",), "trainers": 2}, UserError, "of several sites trains all weights"),
         ({"lora_targets": ("q proj",)}, PolicyError, "--lora-targets: String should match"),
-        ({"lora_targets": ()}, ConfigError, "lora_rank and lora_targets go together"),
-        ({"lora_targets": ("q_proj",), "lora_rank": 2000}, ConfigError, "lora_rank: input should be less"),
+        ({"lora_targets": ()}, UserError, "lora_rank and lora_targets go together"),
+        ({"lora_targets": ("q_proj",), "lora_rank": 2000}, UserError, "lora_rank: input should be less"),
         ({"lora_targets": ("v_proj",), "lora_rank": 65}, PolicyError, "rank 65 is more than model.layers.0"),
         ({"lora_targets": ("lm_head",)}, PolicyError, "'lm_head' is no linear module"),
-        ({"lora_rank": 0, "precision": "fp8", "trainers": 2}, ConfigError, "several sites trains BF16 weights"),
+        ({"lora_rank": 0, "precision": "fp8", "trainers": 2}, UserError, "several sites trains BF16 weights"),
         (
             {"lora_targets": ("q_proj",), "precision": "fp8"},
-            ConfigError,
+            UserError,
             "for runs that train all weights: drop lora_rank",
         ),
     ],

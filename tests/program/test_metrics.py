@@ -15,7 +15,7 @@ import trio
 import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
-from grailnode.config import ConfigError
+from grailnode import UserError
 from grailnode.node.alarm_sender import ALARMS
 from grailnode.node.http_server import Answer, Request, serve_http
 from grailnode.node.metrics import serve_metrics
@@ -112,7 +112,7 @@ async def test_broken_requests_delay_no_other_client():
 
 async def test_a_port_in_use_is_reported_in_one_line():
     async with serving(NodeTelemetry("a")) as port:
-        with pytest.raises(ConfigError, match=f"metrics_port: {port} cannot be used"):
+        with pytest.raises(UserError, match=f"metrics_port: {port} cannot be used"):
             await serve_metrics(port, NodeTelemetry("b").metrics.exposition)
 
 

@@ -10,6 +10,7 @@ import trio
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from grailnode import UserError
 from grailnode.calibration import proof_file
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.demo import smollm2
@@ -18,6 +19,7 @@ from grailnode.engine.policy import Policy, load_weights
 from protocol.digest import digest_weights
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.assignment import encode_prompt
+from roles.ports import Request
 from tests.support.builders.policies import engine_of
 from tests.support.processes.command_line import fail
 
@@ -58,7 +60,8 @@ def test_the_checkpoint_is_a_policy_that_computes_and_answers_as_transformers_do
 
     async def greedy() -> list[tuple[int, ...]]:
         engine = await engine_of(model, weights)
-        return await engine.greedy([prompt], SamplingParams(1.0, 24, policy.stops))
+        params = SamplingParams(1.0, 24, policy.stops)
+        return [item.tokens for item in await engine.generate([Request(prompt, b"")], params)]
 
     assert trio.run(greedy) == [tuple(answer)]
 
@@ -73,7 +76,7 @@ def test_the_packaged_thresholds_are_those_of_the_checkpoint(policy: Policy) -> 
 
 def test_a_missing_package_is_one_line_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
-    with pytest.raises(smollm2.SmolLM2Error) as error:
+    with pytest.raises(UserError) as error:
         smollm2.checkpoint(print, tmp_path)
     assert smollm2.INSTALLATION in str(error.value)
     assert "\n" not in str(error.value)

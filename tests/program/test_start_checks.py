@@ -1,4 +1,4 @@
-"""A node that cannot work says so at its start, and pledges nothing (grailnode/node/start_checks.py)."""
+"""A node that cannot work says so at its start, and pledges nothing (grailnode/node/role_checks.py)."""
 
 import errno
 import os
@@ -14,16 +14,16 @@ from typing import Any, Literal
 import pytest
 import trio
 
+from grailnode import UserError
 from grailnode.beacon.relays import StoreBeacon
 from grailnode.cli.actions.key_changes import admit
-from grailnode.config import Config, ConfigError, EngineSection, load
+from grailnode.config import Config, EngineSection, load
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.node.admission_credential import make_credential_source
-from grailnode.node.disk_check import DiskError, check_disk, follower_bytes, trainer_bytes
+from grailnode.node.disk_check import check_disk, follower_bytes, trainer_bytes
 from grailnode.node.node_makers import make_canary
 from grailnode.node.node_makers import make_node as make_configured_node
-from grailnode.node.role_checks import check_start
-from grailnode.node.start_checks import StartError, check_admission, check_meeting_point, check_space
+from grailnode.node.role_checks import check_admission, check_meeting_point, check_space, check_start
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.time_check import ClockError, clock_urls, date_reader, wait_for_time
 from grailnode.run import workspace
@@ -104,7 +104,7 @@ HIDDEN = f"store.url {URL}: others cannot read there .*"
 async def test_a_space_that_this_node_or_others_cannot_use_is_refused(
     store: Any, others_see: Any, message: str
 ) -> None:
-    with pytest.raises(StartError, match=message):
+    with pytest.raises(UserError, match=message):
         await check_space(miner(store), others_see)
     assert others_see is None or [info async for info in store.list("")] == []
 
@@ -113,7 +113,7 @@ async def test_a_space_that_this_node_or_others_cannot_use_is_refused(
 async def test_a_meeting_point_that_cannot_be_listed_is_refused():
     await check_meeting_point(miner(MemoryStore()))
     message = r"cannot see the run's participants at the meeting point: .*connection refused"
-    with pytest.raises(StartError, match=message):
+    with pytest.raises(UserError, match=message):
         await check_meeting_point(miner(refusing("list")))
 
 
@@ -122,7 +122,7 @@ async def test_a_miner_that_the_run_does_not_admit_is_refused():
     await check_admission(miner(MemoryStore(), policy="allowlist", allowed=(MINER.public,)))
     node = miner(MemoryStore(), policy="allowlist", allowed=(SigningKey(bytes([7]) * 32).public,))
     message = f"by allowlist, and does not admit this one .*grailnode admit {MINER.public.hex()}"
-    with pytest.raises(StartError, match=message):
+    with pytest.raises(UserError, match=message):
         await check_admission(node)
 
 
@@ -130,10 +130,10 @@ async def test_a_miner_that_the_run_does_not_admit_is_refused():
 async def test_a_miner_without_its_own_invitation_is_refused(tmp_path: Path) -> None:
     source = make_credential_source(tmp_path / "miner-1.invite")
     node = replace(miner(MemoryStore(), policy="invite"), credential=source)
-    with pytest.raises(StartError, match=r"by invite, .*no invitation"):
+    with pytest.raises(UserError, match=r"by invite, .*no invitation"):
         await check_admission(node)
     (tmp_path / "miner-1.invite").write_text("00" * 90)
-    with pytest.raises(StartError, match="by invite, and does not admit this one"):
+    with pytest.raises(UserError, match="by invite, and does not admit this one"):
         await check_admission(node)
 
 
@@ -159,7 +159,7 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 40, 1 << 40, 5 << 20))
     (directory / "checkpoint").write_bytes(bytes(3 << 20))
     check_disk(directory, 8 << 20)  # what the node has already is a part of what it needs
-    with pytest.raises(DiskError, match=r"state: 5 MiB are free and 3 MiB are this node's, .* up to 9 MiB"):
+    with pytest.raises(UserError, match=r"state: 5 MiB are free and 3 MiB are this node's, .* up to 9 MiB"):
         check_disk(directory, (8 << 20) + 1)
 
 
@@ -169,7 +169,7 @@ def test_a_disk_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: p
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    with pytest.raises(DiskError, match=rf"state: .*cannot be written there \({os.strerror(number).lower()}\)"):
+    with pytest.raises(UserError, match=rf"state: .*cannot be written there \({os.strerror(number).lower()}\)"):
         check_disk(tmp_path / "state", 0)
 
 
@@ -193,7 +193,7 @@ def test_a_canary_is_refused_at_the_start_until_it_is_admitted(
     run, config = trainer(tmp_path, policy)
     canary = make_canary(config, "trainer", NodeTelemetry("test"))
     public = canary.key.public.hex()
-    with pytest.raises(ConfigError, match=f"admits by {policy}.*`grailnode admit {public}`") as error_info:
+    with pytest.raises(UserError, match=f"admits by {policy}.*`grailnode admit {public}`") as error_info:
         check_start(config, "trainer", "trainer", print)
     assert "\n" not in str(error_info.value)
     admit(public, run, days=30, inviter=None)
@@ -216,7 +216,7 @@ def test_a_canary_with_the_invitation_of_another_key_is_refused(tmp_path: Path, 
     run, config = trainer(tmp_path, "invite")
     admit("ab" * 32, run, days=30, inviter=None)
     (config.at(config.node.keys) / "trainer-canary-0.invite").write_text(capsys.readouterr().out)
-    with pytest.raises(ConfigError, match="an invitation for another key or run"):
+    with pytest.raises(UserError, match="an invitation for another key or run"):
         check_start(config, "trainer", "trainer", print)
 
 

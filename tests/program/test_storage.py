@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode.config import Config, ConfigError, load
+from grailnode import UserError
+from grailnode.config import Config, load
 from grailnode.node.node_makers import make_node, make_spectator
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.store.checks import PermanentError
-from grailnode.store.s3.s3_session import CredentialsError, read_credentials
+from grailnode.store.s3.s3_session import read_credentials
 from protocol import paths
 from roles.node.identity import Node
 from tests.support.builders.chains import PunctualBeacon
@@ -50,7 +51,7 @@ def test_credentials_of_the_environment():
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o777, 0o620])
 def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int):
-    with pytest.raises(CredentialsError, match="run `chmod 600"):
+    with pytest.raises(UserError, match="run `chmod 600"):
         read_credentials(secret_file(tmp_path, mode=mode))
 
 
@@ -66,22 +67,22 @@ def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: i
     ],
 )
 def test_a_file_without_credentials_is_refused(tmp_path: Path, text: str):
-    with pytest.raises(CredentialsError) as error_info:
+    with pytest.raises(UserError) as error_info:
         read_credentials(secret_file(tmp_path, text))
     assert "\n" not in str(error_info.value)
     assert "secret%word" not in str(error_info.value)
 
 
 def test_incomplete_credentials_are_refused(tmp_path: Path):
-    with pytest.raises(CredentialsError, match="AWS_SECRET_ACCESS_KEY is not set"):
+    with pytest.raises(UserError, match="AWS_SECRET_ACCESS_KEY is not set"):
         read_credentials(None, {"AWS_ACCESS_KEY_ID": "a"})
-    with pytest.raises(CredentialsError, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         read_credentials(tmp_path / "nowhere")
 
 
 def test_a_bucket_without_credentials_says_where_to_put_them(run_toml: Path):
     config = load(run_toml, ["store.kind=s3", "store.bucket=b"])
-    with pytest.raises(ConfigError, match="set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(UserError, match="set AWS_ACCESS_KEY_ID"):
         make_node(config, "trainer", NodeTelemetry("x"))
 
 
@@ -105,7 +106,7 @@ def test_a_spectator_without_credentials_reads_by_url(run_toml: Path):
     ],
 )
 def test_a_section_that_describes_no_store_is_refused(run_toml: Path, overrides: list[str], message: str):
-    with pytest.raises(ConfigError, match=r"^\S") as error_info:
+    with pytest.raises(UserError, match=r"^\S") as error_info:
         load(run_toml, overrides)
     assert message in str(error_info.value)
     assert "\n" not in str(error_info.value)
@@ -115,7 +116,7 @@ def test_relays_are_urls(run_toml: Path):
     config = load(run_toml, ['beacon.relays=["https://api.drand.sh", "http://127.0.0.1:9"]'])
     assert [relay.name for relay in Storage(config, NodeTelemetry("x")).relays(bytes(32))] == list(config.beacon.relays)
     for wrong in ("http://api.drand.sh", "api.drand.sh"):
-        with pytest.raises(ConfigError, match=r"beacon\.relays"):
+        with pytest.raises(UserError, match=r"beacon\.relays"):
             Storage(load(run_toml, [f'beacon.relays=["{wrong}"]']), NodeTelemetry("x")).relays(bytes(32))
 
 

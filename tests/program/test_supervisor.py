@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import trio
 
+from grailnode import UserError
 from grailnode.config import load
 from grailnode.engine import models
 from grailnode.engine.policy import Policy
 from grailnode.node.bodies import fetch_task
-from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, ProcessError, ProcessSpec, Supervisor, next_delay
+from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, ProcessSpec, Supervisor, next_delay
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, is_transient
 from grailnode.node.wiring import make_task
@@ -32,7 +33,7 @@ from tests.support.simulation.network_runs import RULES
 async def keep(counter: Path, codes: list[int]) -> list[str]:
     """Keep a process that ends with these codes, and return what the supervisor reports until it gives up."""
     lines: list[str] = []
-    with pytest.raises(ProcessError, match=r"^worker "):
+    with pytest.raises(UserError, match=r"^worker "):
         await Supervisor(lines.append).keep([ProcessSpec("worker", exit_with, (counter, codes))])
     return lines
 
@@ -79,15 +80,11 @@ def os_error(code: int) -> OSError:
 @pytest.mark.parametrize(
     "name",
     [
+        "grailnode.UserError",
         "grailnode.calibration.proof_file.ProofFileError",
-        "grailnode.calibration.thresholds.CalibrationError",
-        "grailnode.config.ConfigError",
-        "grailnode.convert.conversion.ConversionError",
         "grailnode.engine.policy.PolicyError",
-        "grailnode.node.supervisor.ProcessError",
         "grailnode.node.user_errors.StateInUseError",
         "grailnode.run.key_files.KeyFileError",
-        "grailnode.store.s3.s3_session.CredentialsError",
         "protocol.environments.base.SandboxError",
         "protocol.errors.ProtocolError",
         "roles.ports.BeaconError",
@@ -151,7 +148,7 @@ async def test_policy_model_and_task_are_loaded_in_other_threads(
     monkeypatch.setattr(Policy, "load", watched("policy", Policy.load))
     monkeypatch.setattr(models, "build", watched("model", models.build))
     monkeypatch.setattr("grailnode.node.wiring.make_task", watched("task", make_task))
-    task, _ = await fetch_task(node, load(run_toml), tmp_path / "state", None, versions=1)
+    task, _ = await fetch_task(node, load(run_toml), tmp_path / "state")
     assert task.run == node.run
     assert threads.keys() == {"policy", "model", "task"}
     assert threading.get_ident() not in threads.values()

@@ -1,36 +1,44 @@
 """Playing episodes with an engine: turns in batches, room, replies as tokens, and evaluations."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from grailnode.engine.models import build
+from grailnode.engine.draft_engine import DraftEngine
+from grailnode.engine.hf import TransformersModel
+from grailnode.engine.models import build, build_exact
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from protocol import limits
+from protocol.digest import Weights
 from protocol.rollout import challenge
 from protocol.rollout.sampling import SamplingParams
 from protocol.run import ChatSpec, EpisodeSpec, EvaluationSpec, SamplingSpec
 from roles.policy.assignment import Task
+from roles.policy.causal_model import CausalModel
 from roles.policy.episodes import OpenEpisode, PlayedEpisode, encode_reply, play
 from roles.ports import EngineError, Generation, Request
 from roles.validator.evaluation import evaluate
 from tests.support.builders import samples
 from tests.support.builders.dice import Dice
-from tests.support.builders.policies import inline, run_without_waiting
+from tests.support.builders.policies import NOISE, inline, run_without_waiting
+from tests.support.measuring.wrapped_model import WrappedModel
 
 POLICY = Policy.load(PACKAGED_POLICY)
 MODEL = build(POLICY)
 TOKENIZER = POLICY.tokenizer
 
 
-def new_task(*, samples_of_problem: int = 0, **episode: int) -> Task:
+def new_task(*, samples_of_problem: int = 0, max_tokens: int = 10, **episode: int) -> Task:
     fields = {"turns": 6, "turn_tokens": 3, "reply_tokens": 8, "tokens": 60, **episode}
     run = samples.run_manifest(
         environment=samples.task(name="dice"),
-        sampling=SamplingSpec(temperature=5.0, max_tokens=10, stops=POLICY.stops),
+        sampling=SamplingSpec(temperature=5.0, max_tokens=max_tokens, stops=POLICY.stops),
         episode=EpisodeSpec(**fields),
         evaluation=EvaluationSpec(problems=4, samples=samples_of_problem, pass_at=1),
     )
@@ -38,21 +46,28 @@ def new_task(*, samples_of_problem: int = 0, **episode: int) -> Task:
 
 
 class CountingEngine(TorchEngine):
-    """A torch engine that records how many requests each call has."""
+    """A torch engine that records how many requests each call has, and of how many the tokens are kept behind it."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.calls: list[int] = []
+        self.kept: list[list[Request]] = []
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
         self.calls.append(len(requests))
-        return await super().generate(requests, params)
+        generations = await super().generate(requests, params)
+        self.kept.append([item for item in requests if item.turn_cache and item.turn_cache.content])
+        return generations
+
+
+def served(engine: TorchEngine) -> Any:
+    run_without_waiting(engine.stage(0, load_weights(PACKAGED_POLICY)))
+    run_without_waiting(engine.commit())
+    return engine
 
 
 def new_engine() -> CountingEngine:
-    engine = CountingEngine(MODEL, run_sync=inline)
-    run_without_waiting(engine.stage(0, load_weights(PACKAGED_POLICY)))
-    run_without_waiting(engine.commit())
+    engine: CountingEngine = served(CountingEngine(MODEL, run_sync=inline))
     return engine
 
 
@@ -79,6 +94,61 @@ def test_episodes_are_played_together_as_each_alone() -> None:
         assert len(generation.tokens) == len(generation.hidden) == len(generation.logprobs)
     # 10 policy tokens leave a single one for a fourth turn, which is cut off there.
     assert any(len(item.episode.tokens) == 10 and item.episode.turns[-1][0] < 3 for item in together)
+
+
+class CountingModel(WrappedModel):
+    """A model that counts the tokens that it computes, without pads."""
+
+    tokens = 0
+
+    def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
+        self.tokens += int(mask[:, -ids.shape[1] :].sum())
+        return super().hidden(weights, ids, mask, cache)
+
+
+class ForgetfulEngine(TorchEngine):
+    """An engine that keeps nothing of a turn."""
+
+    async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
+        return await super().generate([replace(request, turn_cache=None) for request in requests], params)
+
+
+@pytest.mark.parametrize("make_model", [build, build_exact, lambda policy: TransformersModel(policy.directory)])
+def test_each_token_is_computed_once_and_gives_what_a_whole_prefill_gives(
+    make_model: Callable[[Policy], CausalModel],
+) -> None:
+    task, model = new_task(max_tokens=18), CountingModel(make_model(POLICY))
+    kept, whole = new_episodes(task), new_episodes(task)
+    run_without_waiting(play(task, served(TorchEngine(model, run_sync=inline)), kept))
+    # Nothing is computed from the last token of an episode.
+    sequences = [item.request(None).prompt for item in kept]
+    assert model.tokens == sum(len(sequence) - 1 for sequence in sequences)
+    run_without_waiting(play(task, served(ForgetfulEngine(model, run_sync=inline)), whole))
+    for one, other in zip(kept, whole, strict=True):
+        assert (one.episode.tokens, one.episode.turns) == (other.episode.tokens, other.episode.turns)
+        atol = 0.0 if model.exact else NOISE
+        torch.testing.assert_close(one.generation.hidden, other.generation.hidden, rtol=0, atol=atol)
+
+
+def test_drafts_go_on_behind_what_a_turn_has_computed() -> None:
+    task = new_task()
+    drafted, plain = new_episodes(task), new_episodes(task)
+    run_without_waiting(play(task, served(DraftEngine(MODEL, run_sync=inline)), drafted))
+    run_without_waiting(play(task, served(ForgetfulEngine(MODEL, run_sync=inline)), plain))
+    for one, other in zip(drafted, plain, strict=True):
+        assert (one.episode.tokens, one.episode.turns) == (other.episode.tokens, other.episode.turns)
+        torch.testing.assert_close(one.generation.hidden, other.generation.hidden, rtol=0, atol=NOISE)
+
+
+def test_the_tokens_that_are_kept_are_no_more_than_a_batch() -> None:
+    task, engine = new_task(), served(CountingEngine(MODEL, run_sync=inline, max_batch_tokens=100))
+    for _ in range(2):  # what was kept for a play that ended leaves its room to the next one
+        engine.calls, engine.kept = [], []
+        run_without_waiting(play(task, engine, episodes := new_episodes(task)))
+        assert all(0 < sum(len(request.prompt) for request in kept) <= 100 for kept in engine.kept)
+        assert len(engine.kept[1]) < engine.calls[1]
+        caches = [item.request(None).turn_cache for item in episodes]
+        assert not any(cache.content for cache in caches if cache is not None)
 
 
 def test_an_episode_ends_where_its_reply_leaves_no_room() -> None:

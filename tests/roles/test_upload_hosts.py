@@ -10,15 +10,9 @@ import torch
 import trio
 from trio.testing import memory_stream_pair
 
+from grailnode import UserError
 from grailnode.node.state_care import repair_state
-from grailnode.node.upload_hosts import (
-    OtherHost,
-    ReplacedHostError,
-    accept_host,
-    answer_host_0,
-    pack_encoded,
-    unpack_encoded,
-)
+from grailnode.node.upload_hosts import OtherHost, accept_host, answer_host_0, pack_encoded, unpack_encoded
 from grailnode.store.memory import MemoryStore
 from grailnode.store.state.draft import StateDraft
 from grailnode.store.state.state_store import StateStore
@@ -494,7 +488,7 @@ async def test_of_two_upload_processes_with_one_number_the_one_that_connected_la
                 nursery.start_soon(accept_host, node, [other], here)
                 try:
                     await answer_host_0(there, hosts.other(), 1, lane, 1, process, lambda: accepted.append(name))
-                except ReplacedHostError as error:
+                except UserError as error:
                     refusals[name] = str(error)
                     return
                 except trio.BrokenResourceError:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import trio
 
+from grailnode import UserError
 from grailnode.config import Config, load
 from grailnode.node import tracking
 from grailnode.node.role_processes import process_kinds
 from grailnode.observe.node_logs import LogFollower
 from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.run import workspace
-from grailnode.track.tracker import Sample, TrackerError, check_tracker, curves, open_tracker
+from grailnode.track.tracker import Sample, check_tracker, curves, open_tracker
 from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import running
@@ -128,7 +129,7 @@ def test_a_trainer_with_a_tracker_has_a_process_for_it(config: Config, tmp_path:
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, name: Any) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
-    with pytest.raises(TrackerError, match=rf"^trainer\.track: {name} is not installed here .*'grailnode\[{name}\]'"):
+    with pytest.raises(UserError, match=rf"^trainer\.track: {name} is not installed here .*'grailnode\[{name}\]'"):
         check_tracker(name)
 
 

@@ -12,13 +12,14 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from grailnode import UserError
 from grailnode.calibration import prompts, proof_file
 from grailnode.calibration.copies import ADAPTER_SHARE
 from grailnode.calibration.pairs import CalibrationTask
 from grailnode.calibration.procedure import CalibrationJob
 from grailnode.calibration.procedure import calibrate as run_calibration
 from grailnode.calibration.proof_file import PairRow, ProofFile, ProofFileError
-from grailnode.calibration.thresholds import CalibrationError, ThresholdDemands
+from grailnode.calibration.thresholds import ThresholdDemands
 from grailnode.calibration.variants import AnyVariant, Variant, VllmVariant, select
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.cli.actions.policy_evaluation import PolicyRules
@@ -34,7 +35,6 @@ from grailnode.run.rules import Rules
 from grailnode.ui.terminal.verb_tables import pairs_table, threshold_lines
 from protocol.environments import Environment
 from protocol.environments.record import MixtureSpec
-from protocol.lora import LoraSpec
 from protocol.proof import Arithmetic
 from protocol.rollout.sketch import SketchKind
 from protocol.run import ChatSpec, SamplingSpec
@@ -74,7 +74,7 @@ def calibrate(**parameters: Any) -> None:
     torch.set_num_threads(1)
     out = options.out or (options.policy or Path()) / proof_file.NAME
     if not out.absolute().parent.is_dir():
-        raise CalibrationError(f"{out}: no such directory to write it to")
+        raise UserError(f"{out}: no such directory to write it to")
     with tempfile.TemporaryDirectory(prefix="grailnode-calibrate-") as directory, _Progress() as progress:
         job = make_job(options, Path(directory))
         _earlier_file(out, job.work.policy.directory)  # an error is reported before anything is measured
@@ -82,7 +82,7 @@ def calibrate(**parameters: Any) -> None:
             proof = trio.run(run_calibration, job, progress.show_rollouts, progress.show_pairs)
         except EngineError as error:
             reason = str(error).splitlines()[0].rstrip(":")
-            raise CalibrationError(f"{reason}{_copy_logs(Path(directory), out)}") from error
+            raise UserError(f"{reason}{_copy_logs(Path(directory), out)}") from error
     for line in threshold_lines(proof.table[0]):
         click.echo(line)
     earlier = _earlier_file(out, job.work.policy.directory)  # another calibration may have written it meanwhile
@@ -101,7 +101,7 @@ def _earlier_file(out: Path, policy: Path) -> ProofFile | None:
     try:
         return proof_file.read(paths[0]) if paths else None
     except ProofFileError as error:
-        raise CalibrationError(f"{error}; move it away, or name another file with --out") from error
+        raise UserError(f"{error}; move it away, or name another file with --out") from error
 
 
 def _copy_logs(directory: Path, out: Path) -> str:
@@ -149,6 +149,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     prompt, chat, environment, members = _prompts(options, policy)
     tokens = requirements.completion_tokens(rules)
     sampling = SamplingSpec(temperature=rules.temperature, max_tokens=tokens, stops=policy.stops)
+    lora = start_lora(policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
     task, turns = None, requirements.episode(rules)
     if environment is not None:
         policy_rules = PolicyRules(sampling, chat, None if turns is None else turns.rule(sampling))
@@ -161,12 +162,12 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
         kind=options.sketch,
         seed=options.seed,
         chat=chat,
-        lora=_lora(options, policy),
+        lora=None if lora is None else lora.spec,
         task=task,
     )
     _check_device(options.device)
     if options.python is not None and not options.uses_vllm:
-        raise CalibrationError("--python belongs to vLLM: give --miner or --validator vllm-bfloat16 or vllm-float32")
+        raise UserError("--python belongs to vLLM: give --miner or --validator vllm-bfloat16 or vllm-float32")
     generating, checking = (_variant(name, options, directory) for name in (options.miner, options.validator))
     audited_groups = -(-rules.groups * rules.audit_floor_ppm // 1_000_000)
     return CalibrationJob(
@@ -196,18 +197,11 @@ def _prompts(
     return lambda seed: task.problem(seed).prompt, task.chat, task.environment, task.members
 
 
-def _lora(options: Options, policy: Policy) -> LoraSpec | None:
-    """Return the adapters that the rules describe; None for a run that trains all weights."""
-    rules = options.rules
-    start = start_lora(policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
-    return None if start is None else start.spec
-
-
 def _check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without the device
-        raise CalibrationError(f"--device {name}: torch cannot use it ({str(error).splitlines()[0]})") from error
+        raise UserError(f"--device {name}: torch cannot use it ({str(error).splitlines()[0]})") from error
 
 
 def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVariant:
@@ -218,7 +212,7 @@ def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVa
     try:
         python = options.python or find_python("--python")
     except InstallationError as error:
-        raise CalibrationError(f"{arithmetic}: {error}") from error
+        raise UserError(f"{arithmetic}: {error}") from error
     if not python.is_file():
-        raise CalibrationError(f"--python {python}: no such file")
+        raise UserError(f"--python {python}: no such file")
     return VllmVariant(python, directory, installed_version(python), dtype, options.device)

@@ -80,10 +80,7 @@ async def _answer(
 ) -> str:
     """Return the policy's answer to a text, without characters that act on a terminal."""
     prompt = encode_prompt(served.policy.tokenizer, template, text.encode(errors="replace").decode())
-    if greedy:
-        (tokens,) = await served.engine.greedy([prompt], params)
-    else:
-        (generation,) = await served.engine.generate([Request(prompt, secrets.token_bytes(SEED_BYTES))], params)
-        tokens = generation.tokens
-    answer = served.policy.tokenizer.decode(params.without_stop(tokens))
+    seed = b"" if greedy else secrets.token_bytes(SEED_BYTES)
+    (generation,) = await served.engine.generate([Request(prompt, seed)], params)
+    answer = served.policy.tokenizer.decode(params.without_stop(generation.tokens))
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in answer)

@@ -21,7 +21,7 @@ from grailnode.node.supervisor import run_until_interrupted
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import with_repair_command
 from grailnode.run.joining import open_config, open_config_to_read
-from roles.authority_updates import run_under_authority
+from roles.authority_updates import under_authority
 from roles.node.retries import WAIT_REPORT_SECONDS
 from roles.policy.mirroring import Mirror
 from roles.ports import NotFoundError, StateError
@@ -64,7 +64,8 @@ async def _mirror(config: Config, to: str, region: str) -> None:
     telemetry = NodeTelemetry("mirror", terminal=sys.stderr)
     node = await trio.to_thread.run_sync(partial(make_auditor, config, telemetry))
     copy = Mirror(node, Storage(config, telemetry).copy_target(to, region))
-    await run_under_authority(node, partial(copy.keep, _MIRROR_POLL_SECONDS))
+    async with under_authority(node):
+        await copy.keep(_MIRROR_POLL_SECONDS)
 
 
 def backup(directory: Path, name: str | None, **run_options: Unpack[RunOptions]) -> None:

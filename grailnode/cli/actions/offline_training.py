@@ -15,14 +15,14 @@ from grailnode.cli.options import RunOptions
 from grailnode.config import Config
 from grailnode.node.node_makers import make_spectator
 from grailnode.node.run_model import genesis_reader, policy_directory, trainer_model
-from grailnode.node.settings import trainer_settings
+from grailnode.node.settings import learner_settings
 from grailnode.observe.observer import RECENT_WINDOWS, newest_summarized
 from grailnode.observe.rollout_reader import read_verified_groups
 from grailnode.run.joining import open_config_to_read
 from protocol.run import RunManifest
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
-from roles.trainer.learn.learner import Learner, LearnerSettings, StepReport
+from roles.trainer.learn.learner import Learner, StepReport
 from roles.trainer.verified_batch import VerifiedGroup
 
 
@@ -41,11 +41,10 @@ def train(
     torch.set_num_threads(config.engine.threads)
     node = make_spectator(config)
     groups = trio.run(_read, node, first_window, last_window)
-    settings = trainer_settings(config, node.run.sampling.params())
     usable = [group for group in groups if group.informative or not config.trainer.filters_groups]
     click.echo(f"{len(groups)} verified groups, {len(usable)} to learn from", err=True)
-    learner = make_learner(config, node.run, policy or policy_directory(config), settings.learner)
-    reports = take_steps(learner, usable, settings.training.groups_per_step)
+    learner = make_learner(config, node.run, policy or policy_directory(config))
+    reports = take_steps(learner, usable, config.trainer.groups_per_step)
     for report in reports:
         click.echo(json.dumps(asdict(report)) if as_json else _text(report))
         if report.step == steps:
@@ -61,8 +60,9 @@ async def _read(node: Node, first: int | None, last: int | None) -> list[Verifie
     return [group for window in range(first, last + 1) for group in await read_verified_groups(node, window)]
 
 
-def make_learner(config: Config, run: RunManifest, directory: Path, settings: LearnerSettings) -> Learner:
+def make_learner(config: Config, run: RunManifest, directory: Path) -> Learner:
     """Return the learner that a trainer with this configuration has, with the weights of a policy directory."""
+    settings = learner_settings(config, run)
     device, dtype = torch.device(config.engine.device), getattr(torch, config.engine.dtype)
     model, genesis = trainer_model(config, run, directory), genesis_reader(config, run, directory)
     return Learner(model, genesis(), settings, device=device, dtype=dtype, precision=run.precision)

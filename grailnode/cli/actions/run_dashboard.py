@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 import click
 import trio
 
+from grailnode import UserError
 from grailnode.cli.options import RunOptions
-from grailnode.config import Config, ConfigError
+from grailnode.config import Config
 from grailnode.engine.policy import Policy, PolicyError
 from grailnode.node.dashboard_server import Dashboard, View
 from grailnode.node.http_server import Answer, Request, serve_http
@@ -83,7 +84,7 @@ async def _serve(config: Config | None, node: Node, host: str, port: int) -> Non
             try:
                 await nursery.start(serve, host, port, _for_host(host, page.respond))
             except OSError as error:
-                raise ConfigError(f"--host {host} --port {port}: cannot be used ({error.strerror or error})") from error
+                raise UserError(f"--host {host} --port {port}: cannot be used ({error.strerror or error})") from error
             click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
             nursery.start_soon(reader.keep_rollouts, page.show)
             await page.keep_new()

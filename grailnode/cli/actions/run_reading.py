@@ -19,13 +19,11 @@ from grailnode.convert import conversion
 from grailnode.convert.inspect_patch import inspect_patch
 from grailnode.node.bodies import fetch_task
 from grailnode.node.node_makers import make_auditor
-from grailnode.node.wiring import MINER_VERSIONS
 from grailnode.observe.bottleneck import with_local_knowledge
 from grailnode.observe.chain_check import verify_chain
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import newest_summarized, observe_newest
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
-from grailnode.run import requirements
 from grailnode.run.joining import open_config_to_read
 from grailnode.ui.terminal.pages import render_status
 from grailnode.ui.terminal.verb_tables import patch_table, recheck_table
@@ -109,9 +107,8 @@ def _verify_rollout(config: Config, text: str) -> None:
 
 async def _recheck(config: Config, reference: GroupReference) -> RecheckedGroup:
     node = make_auditor(config)
-    sandbox = await node.run_sync(requirements.open_sandbox, node.run)
     with tempfile.TemporaryDirectory(prefix="grailnode-verify-") as directory:
-        task, compute = await fetch_task(node, config, Path(directory), sandbox, MINER_VERSIONS)
+        task, compute = await fetch_task(node, config, Path(directory))
         return await recheck(node, task, compute, reference)
 
 

@@ -18,9 +18,7 @@ from grailnode.engine.compute import open_engine
 from grailnode.engine.policy import Policy, load_weights
 from grailnode.node.bodies import fetch_task, make_compute
 from grailnode.node.node_makers import make_spectator
-from grailnode.node.wiring import MINER_VERSIONS
 from grailnode.observe.chain_check import fetch_first_head
-from grailnode.run import requirements
 from grailnode.run.joining import open_config_to_read
 from grailnode.ui.formatting import clean
 from roles.authority_updates import refresh_authority
@@ -98,8 +96,7 @@ async def serve_newest(node: Node, config: Config, files: Path) -> AsyncIterator
     torch.set_num_threads(config.engine.threads)
     await refresh_authority(node)
     await fetch_first_head(node)
-    sandbox = await node.run_sync(requirements.open_sandbox, node.run)
-    task, compute = await fetch_task(node, config, files, sandbox, MINER_VERSIONS)
+    task, compute = await fetch_task(node, config, files)
     follower = await Follower(node, allow_expired=True).open()
     async with open_engine(compute, node.run_sync, _no_report) as engine:
         served = ServedPolicy(node.run.name, Policy.load(files / "model"), engine, node, task, follower)

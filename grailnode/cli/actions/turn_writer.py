@@ -12,6 +12,7 @@ from grailnode.engine.torch_engine import TorchEngine
 from protocol import limits
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.episodes import encode_reply
+from roles.ports import Request
 
 
 async def _compute_here(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -31,9 +32,9 @@ class TurnWriter:
         self._context = policy.tokenizer.encode(prompt)
 
     def turn(self) -> str:
-        (tokens,) = trio.run(self._engine.greedy, [self._context], self._params)
-        self._context += tokens
-        return self._tokenizer.decode(self._params.without_stop(tokens))
+        (turn,) = trio.run(self._engine.generate, [Request(self._context, b"")], self._params)
+        self._context += turn.tokens
+        return self._tokenizer.decode(self._params.without_stop(turn.tokens))
 
     def read(self, reply: str) -> None:
         """Append a reply to what the policy continues."""

@@ -44,10 +44,14 @@ class GenerationCall:
     request: str
     item: Request
     params: SamplingParams
-    has_noise: bool = True  # False for the most likely tokens, whose states are not recorded
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether it is sampled. The states of the most likely tokens are not recorded."""
+        return bool(self.item.seed)
 
     def body(self) -> Values:
-        item, params, seed = self.item, self.params, self.item.seed if self.has_noise else None
+        item, params, seed = self.item, self.params, self.item.seed or None
         distribution = params.temperature, params.filters
         arguments = RequestArguments(self.request, seed, *distribution, self.has_noise, item.sketch, offset=item.offset)
         return _body(item.prompt, arguments, max_tokens=params.max_tokens, stop_token_ids=list(params.stops))

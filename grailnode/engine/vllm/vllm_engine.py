@@ -23,7 +23,7 @@ from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams
 from roles.first_failure import first_failure
 from roles.policy.causal_model import CausalModel
-from roles.policy.sequences import Tokens, check_ids
+from roles.policy.sequences import check_ids
 from roles.ports import CheckRequest, EngineError, Generation, Request
 
 _ATTEMPTS: Final = 3
@@ -47,12 +47,6 @@ class VllmEngine(EngineWeights):
         """Implements Engine.generate; vLLM batches the requests as they come. ValueError if one is invalid."""
         _check(requests, self._model.vocabulary)
         return await self._answered([GenerationCall(self._id(), item, params) for item in requests])
-
-    async def greedy(self, prompts: Sequence[Tokens], params: SamplingParams) -> list[Tokens]:
-        requests = [Request(prompt, bytes(sampling.SEED_BYTES)) for prompt in prompts]
-        _check(requests, self._model.vocabulary)
-        calls = [GenerationCall(self._id(), item, params, has_noise=False) for item in requests]
-        return [generation.tokens for generation in await self._answered(calls)]
 
     async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
         _check(requests, self._model.vocabulary)
@@ -128,7 +122,8 @@ def _checked(record: Mapping[str, Any] | None, version: int) -> Mapping[str, Any
 
 
 def _check(requests: Sequence[Request | CheckRequest], vocabulary: int) -> None:
-    if any(len(request.seed) != sampling.SEED_BYTES for request in requests):
+    seeds = [request.seed for request in requests if request.seed or isinstance(request, CheckRequest)]
+    if any(len(seed) != sampling.SEED_BYTES for seed in seeds):
         raise ValueError(f"a seed has {sampling.SEED_BYTES} bytes")
     if not all(request.prompt for request in requests):
         raise ValueError("a prompt has at least one token")

@@ -43,10 +43,6 @@ _FRESH: Final = 0.5  # of a head's life; a trainer renews it after a third
 _BAN: Final = Pause(first=30.0, longest=3600.0)
 
 
-class _MirrorError(StoreError):
-    """What a mirror shows is not the object, or an old one."""
-
-
 class MirroredStore:
     """Decorates the store of a node that follows a run.
 
@@ -152,7 +148,7 @@ class MirroredStore:
         finally:
             self._note_cost(url, is_large, (trio.current_time() - start) / max(len(data), _LARGE_BYTES))
         if scope.cancelled_caught:
-            raise _MirrorError(f"no answer within {_SMALL_SECONDS:g} s")
+            raise StoreError(f"no answer within {_SMALL_SECONDS:g} s")
         if url != _ORIGIN:
             await self._check(path, kind, data)
             self._bans.pop(url, None)
@@ -170,14 +166,14 @@ class MirroredStore:
         if kind == "manifests":
             signed = await self._computed(data, open_signed, data, Manifest, self._revisions.current.trainers)
             if signed.digest.hex() != path[-64:]:
-                raise _MirrorError("another manifest")
+                raise StoreError("another manifest")
         elif kind == "head":
             self._check_head(path, data)
         elif kind == "revisions":
             with suppress(ForkError):  # its reader raises the alarm
                 self._revisions.check(int(path.rpartition("/")[2]), data)
         elif await self._computed(data, content_digest, data) != paths.content_digest_in(path):
-            raise _MirrorError("other bytes than those of the digest")
+            raise StoreError("other bytes than those of the digest")
 
     async def _computed(self, data: bytes, function: Callable[..., Any], *args: object) -> Any:
         """Return what a function of some bytes returns, which runs on another thread if they are many."""
@@ -187,11 +183,11 @@ class MirroredStore:
         """Refuse a head that the trainer would have replaced by now, or that is older than one that was seen."""
         head = open_signed(data, Head, self._revisions.current.trainers).record
         if head.run != self._revisions.run_id or is_taken_back(head, self._revisions):
-            raise _MirrorError("a head of another run, or one that was taken back")
+            raise StoreError("a head of another run, or one that was taken back")
         if (head.epoch, head.version, head.expires_ms) < self._heads.get(path, (0, 0, 0)):
-            raise _MirrorError("an older head than one that was seen")
+            raise StoreError("an older head than one that was seen")
         if head.expires_ms / 1000 - self._clock.now() < _FRESH * self._head_ttl:
-            raise _MirrorError("a head that its trainer would have renewed")
+            raise StoreError("a head that its trainer would have renewed")
         if path in self._heads:
             self._note_head(path, data)
 

@@ -27,17 +27,7 @@ from roles.trainer.collect.validator_monitor import Absences, ValidatorMonitor
 from roles.trainer.collect.verdict_reader import VerdictReader
 from roles.trainer.spool import DIFFICULTY
 
-
-@dataclass(frozen=True)
-class CollectorSettings:
-    """What a trainer's operator sets."""
-
-    poll_seconds: float = 0.25  # between two looks for verdicts
-    outcome_windows: int = 1000  # how many windows the outcome log keeps
-    # how many canary miners this node has run to test the validators; their groups are not trained on
-    canaries: int = 0
-
-
+_OUTCOME_WINDOWS = 1000  # that the outcome log keeps
 _FINAL_ATTEMPTS = 3  # reads after a window's deadline, because storage may show something wrong at one of them
 _MAX_CONCURRENT = 64  # miners' windows at once, and as many again of miners whose storage failed the last time
 _PAUSE = Pause(first=0.5, longest=30.0)  # before a window whose storage did not answer is read again
@@ -90,16 +80,20 @@ class TableWriter:
 
 
 class Collector:
-    """Collects the verified groups of one run for one trainer."""
+    """Collects the verified groups of one run for one trainer.
 
-    def __init__(self, node: Node, settings: CollectorSettings) -> None:
+    Args:
+        poll_seconds: between two looks for verdicts.
+        canaries: how many canary miners this node has run to test the validators; their groups are not trained on.
+    """
+
+    def __init__(self, node: Node, poll_seconds: float = 0.25, canaries: int = 0) -> None:
         self._node = node
-        self._settings = settings
-        self._pause = node.pace(settings.poll_seconds)
+        self._pause = node.pace(poll_seconds)
         self._readers: dict[int, VerdictReader] = {}
         self._rosters = Rosters(node)
         self._absences = Absences(node.telemetry)
-        self._monitor = ValidatorMonitor(node, settings.canaries)
+        self._monitor = ValidatorMonitor(node, canaries)
         self._table_writer = TableWriter(node)
         self._start_time = 0.0
         self._outcome_log = OutcomeLog(node.state)
@@ -121,7 +115,7 @@ class Collector:
         # after a long absence it goes on with the window where it stopped: the verdicts of that time are still there
         now, oldest_logged = node.run.window_at(self._start_time), self._outcome_log.oldest_window
         oldest = now - self._open_window_count() if oldest_logged is None else oldest_logged
-        oldest = max(0, oldest, now - self._settings.outcome_windows)
+        oldest = max(0, oldest, now - _OUTCOME_WINDOWS)
         await self._outcome_log.advance(oldest)
         async with trio.open_nursery() as tasks:
             await self._collect_all(oldest, tasks)
@@ -181,7 +175,7 @@ class Collector:
         self._outcome_log.release(window)
         await self._outcome_log.advance(window + 1)
         proven_window = node.run.schedule.window_at(node.time.newest_round)
-        await self._outcome_log.delete_before(proven_window - self._settings.outcome_windows)
+        await self._outcome_log.delete_before(proven_window - _OUTCOME_WINDOWS)
 
     def _reader(self, window: int) -> VerdictReader:
         if window not in self._readers:

@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from protocol.digest import dtypes
 from protocol.outer.dithering import dither
 from protocol.quantization import Precision, is_matrix, published_outline, published_tensors, row_scales
-from protocol.rollout.filters import EVERY_TOKEN, Filters
-from protocol.rollout.sampling import log_probabilities
+from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
 from roles.policy.sequences import PaddedBatch, pad, split
@@ -34,17 +33,16 @@ from roles.trainer.learn.state_rows import Peers, SavedRows, Share, StateRows
 from roles.trainer.tensor_shards import RunSync, TensorSource, WrittenWeights, put_weights
 from roles.trainer.verified_batch import VerifiedGroup
 
+_PLAIN_SAMPLING = SamplingParams(temperature=1.0, max_tokens=2048, stops=())
+
 
 @dataclass(frozen=True)
 class LearnerSettings:
     """The constants of a training step."""
 
-    temperature: float = 1.0
+    sampling: SamplingParams = _PLAIN_SAMPLING  # of the rollouts
     max_batch_tokens: int = 8192  # padded tokens in one forward and backward pass; gradients add up over passes
     logits_chunk: int = 1024  # tokens whose logits are in memory at once; a pass with more computes the logits twice
-    filters: Filters = EVERY_TOKEN
-    max_tokens: int = 2048
-    stops: tuple[int, ...] = ()  # token ids that end a completion
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     read_reference: Callable[[], Mapping[str, Tensor]] | None = None  # the weights of the reference; None: version 0
@@ -159,7 +157,9 @@ class Learner:
         if tokens == 0:
             raise ValueError("no tokens to learn from")
         lengths = [sample.length for sample in samples]
-        weight_of_tokens = AGGREGATIONS[self._settings.loss.aggregation_name](lengths, self._settings.max_tokens)
+        weight_of_tokens = AGGREGATIONS[self._settings.loss.aggregation_name](
+            lengths, self._settings.sampling.max_tokens
+        )
         weights, leaves = self._weights()
         passes = [
             ([samples[i] for i in batch], [weight_of_tokens[i] for i in batch])
@@ -222,7 +222,8 @@ class Learner:
 
     def _is_cut_off(self, sample: _Sample) -> bool:
         """Return whether a completion has the longest length and no end."""
-        return sample.length >= self._settings.max_tokens and sample.sequence[-1] not in self._settings.stops
+        sampling = self._settings.sampling
+        return sample.length >= sampling.max_tokens and sample.sequence[-1] not in sampling.stops
 
     def _backward(
         self,
@@ -281,8 +282,9 @@ class Learner:
     ) -> tuple[Tensor, Tensor]:
         logits = self._model.logits(weights, states)
         of_entropy = logits if self._settings.loss.entropy_coefficient else logits.detach()
-        log_probs = log_probabilities(logits, targets, self._settings.temperature, self._settings.filters)
-        return log_probs, entropy(of_entropy, self._settings.temperature)
+        sampling = self._settings.sampling
+        log_probs = log_probabilities(logits, targets, sampling.temperature, sampling.filters)
+        return log_probs, entropy(of_entropy, sampling.temperature)
 
     def view(self) -> dict[str, Tensor]:
         """Return the tensors to publish: contiguous, on the CPU; they belong to the caller."""

@@ -14,16 +14,11 @@ OptimizerName = Literal["adamw", "adamw-8bit", "muon"]
 ScheduleName = Literal["constant", "cosine", "linear"]
 
 
-class TrainingLength(Settings):
-    """How long training lasts."""
+class OptimizerSettings(Settings):
+    """The constants of an optimizer. AdamW changes a weight by at most about 1.4 times the learning rate in a step."""
 
     training_steps: int = Field(default=0, ge=0)
     """Optimizer steps after which training ends; 0 for no end."""
-
-
-class OptimizerSettings(TrainingLength):
-    """The constants of an optimizer. AdamW changes a weight by at most about 1.4 times the learning rate in a step."""
-
     optimizer: OptimizerName = "adamw"
     """AdamW of torch; adamw-8bit: that of bitsandbytes, with moments of a byte; muon: Muon of torch for the matrices of
     layers, whose updates are scaled to the size of AdamW's, and AdamW for other tensors.

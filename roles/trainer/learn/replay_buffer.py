@@ -70,7 +70,7 @@ class ReplayBuffer:
             return False
         self._entries[group.digest] = _Entry(group)
         self.size += group.size
-        is_flat = self._settings.dynamic_filtering and not group.informative
+        is_flat = self._settings.filters_groups and not group.informative
         if is_flat or self._too_stale(group.version):
             self._remove(group.digest)
             return False

@@ -3,11 +3,11 @@
 from pydantic import Field
 
 from roles.settings_base import Settings
-from roles.trainer.learn.optimizer_settings import TrainingLength
+from roles.trainer.learn.optimizer_settings import OptimizerSettings
 
 
-class TrainingSettings(TrainingLength):
-    """When the training loop takes a step, publishes a version, and writes a checkpoint."""
+class TrainingSettings(OptimizerSettings):
+    """The optimizer, and when the training loop takes a step, publishes a version, and writes a checkpoint."""
 
     groups_per_step: int = Field(default=16, ge=1)
     """Groups of one optimizer step; the loop waits until there are as many."""
@@ -38,3 +38,8 @@ class ReplaySettings(Settings):
     """Bytes of memory of all groups together."""
     dynamic_filtering: bool = True
     """Refuse groups whose rewards do not differ (DAPO): they have no advantage, and only take places in a step."""
+
+    @property
+    def filters_groups(self) -> bool:
+        """Whether groups whose rewards do not differ are left out."""
+        return self.dynamic_filtering

@@ -92,6 +92,8 @@ class BatchedEngine:
         return getattr(self._engine, name)
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
+        if not all(request.seed for request in requests):
+            return await self._engine.generate(requests, params)  # a batch has seeds, or none
         return await self._batch(params, list(requests))
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:

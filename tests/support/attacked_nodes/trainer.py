@@ -14,7 +14,7 @@ from protocol.judging.ledger import SHARE, LedgerRow, Seal, Summary, Witness
 from protocol.judging.verdict import Judgement, Verdict
 from protocol.rollout.batch import Group, assemble, pack_tokens
 from roles.ports import NotFoundError, ObjectStore
-from roles.trainer.collect.collector import Collector, CollectorSettings
+from roles.trainer.collect.collector import Collector
 from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, OUTCOMES
 from roles.trainer.verified_batch import CollectorProgress, VerifiedBatch, WindowOutcomes
 from tests.support.builders import samples
@@ -117,7 +117,7 @@ class AttackedTrainer:
     async def open_collector(self, canaries: int = 0) -> Collector:
         """Return a collector that starts when the window opens."""
         await self.clock.sleep_until(self.run.opening_time(WINDOW))
-        return Collector(self.node, CollectorSettings(canaries=canaries))
+        return Collector(self.node, canaries=canaries)
 
     async def collect(self, until: float | None = None) -> None:
         """Let the trainer collect until a time, by default until the window has closed."""

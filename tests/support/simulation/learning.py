@@ -138,9 +138,8 @@ class Simulation:
             warmup_steps=setup.warmup,
             dither=bool(setup.dither),
         )
-        self._learner = Learner(
-            model, start, LearnerSettings(setup.temperature, optimizer=optimizer), precision=setup.precision
-        )
+        settings = LearnerSettings(self._params, optimizer=optimizer)
+        self._learner = Learner(model, start, settings, precision=setup.precision)
         bounds = ReplaySettings(decay=setup.decay, max_staleness=setup.max_staleness, max_uses=setup.max_uses)
         self.replay = ReplayBuffer(bounds, setup.seed)
         self._versions: list[dict[str, Tensor]] = [quantize(start, setup.precision)]
@@ -247,14 +246,12 @@ class Simulation:
             groups.append(make_group(seed, version, requests[place * size].prompt, tokens, logprobs, rewards, turns))
         return groups
 
-    def _episodes(
-        self, problems: Sequence[Problem], requests: Sequence[Request], *, greedy: bool = False
-    ) -> list[PlayedEpisode]:
+    def _episodes(self, problems: Sequence[Problem], requests: Sequence[Request]) -> list[PlayedEpisode]:
         episodes = [
-            PlayedEpisode(OpenEpisode(self._task, problem, 2 * request.seed), request.prompt, request.seed)
+            PlayedEpisode(OpenEpisode(self._task, problem, 2 * request.seed or bytes(32)), request.prompt, request.seed)
             for problem, request in zip(problems, requests, strict=True)
         ]
-        run_without_waiting(play(self._task, self._engine, episodes, greedy=greedy))
+        run_without_waiting(play(self._task, self._engine, episodes))
         return episodes
 
     def pass_at_1(self) -> float:
@@ -265,13 +262,13 @@ class Simulation:
         """Return the rewards of held-out problems that the served policy solves greedily, by their kind."""
         problems = [self._environment.held_out_problem(index) for index in range(self.setup.held_out)]
         prompts = [encode_prompt(self._policy.tokenizer, self._chat, problem.prompt) for problem in problems]
+        requests = [Request(prompt, b"") for prompt in prompts]
         if self._task.run.episode_rule:
-            requests = [Request(prompt, bytes(16)) for prompt in prompts]
             with self.costs.of("evaluation"):
-                episodes = self._episodes(problems, requests, greedy=True)
+                episodes = self._episodes(problems, requests)
             return {"": [item.episode.reward / REWARD_UNIT for item in episodes]}
         with self.costs.of("evaluation"):
-            answers = run_without_waiting(self._engine.greedy(prompts, self._params))
+            answers = [item.tokens for item in run_without_waiting(self._engine.generate(requests, self._params))]
         rewards: dict[str, list[float]] = {}
         for problem, tokens in zip(problems, answers, strict=True):
             rewards.setdefault(problem.stratum, []).append(self._reward(problem, tokens))

@@ -15,13 +15,13 @@ import trio
 
 from grailnode.beacon.relays import StoreBeacon, publish_rounds
 from grailnode.chat.chat_template import ChatTemplate
+from grailnode.config import TrainerSection
 from grailnode.demo.cheater import run_cheater
 from grailnode.engine import models
 from grailnode.engine.compute import Compute
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.node import wiring
 from grailnode.node.canary import CanaryAudit, CanaryProducer
-from grailnode.node.settings import TrainerSettings
-from grailnode.node.wiring import make_task, run_collector, run_miner, run_publisher, run_training, run_validator
 from grailnode.run import creation
 from grailnode.run.rules import Rules
 from grailnode.store.memory import MemoryStore
@@ -38,10 +38,7 @@ from roles.miner.produce import HonestProducer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.ports import Engine, ObjectStore
-from roles.trainer.collect.collector import CollectorSettings
-from roles.trainer.learn.learner import LearnerSettings
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
-from roles.trainer.learn.training_settings import TrainingSettings
+from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.validator.validator_settings import ValidatorSettings
 from tests.support.simulation import small_policy
@@ -108,6 +105,14 @@ def miner_settings(groups: int, chunk: int = 2) -> MinerSettings:
     return MinerSettings(groups=groups, chunk=chunk, share=0.7, poll_seconds=0.2)
 
 
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How a simulated trainer learns, and how it publishes."""
+
+    section: TrainerSection
+    publisher: PublisherSettings
+
+
 class Network:
     """A run, its store, and its nodes."""
 
@@ -168,7 +173,7 @@ class Network:
         )
 
     def task(self, node: Node) -> Task:
-        return make_task(node, self.policy, self.data, self.sandbox)
+        return wiring.make_task(node, self.policy, self.data, self.sandbox)
 
     async def run_beacon(self) -> None:
         await publish_rounds(BEACON_KEY, self.run.beacon, self.store, self.clock, keep=200)
@@ -178,24 +183,31 @@ class Network:
         self.signed = creation.sign_manifest(self.run.model_copy(update=changes), key("root"))
 
     def trainer_settings(self, groups_per_step: int = 4, canaries: int = 0, **publisher: Any) -> TrainerSettings:
-        return TrainerSettings(
-            training=TrainingSettings(
-                groups_per_step=groups_per_step, steps_per_version=1, checkpoint_versions=self.checkpoint_versions
-            ),
-            learner=LearnerSettings(optimizer=OptimizerSettings(learning_rate=self.learning_rate, warmup_steps=0)),
-            publisher=PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}),
-            collector=CollectorSettings(canaries=canaries),
+        section = TrainerSection(
+            groups_per_step=groups_per_step,
+            checkpoint_versions=self.checkpoint_versions,
+            learning_rate=self.learning_rate,
+            warmup_steps=0,
+            poll_seconds=0.25,
+            canaries=canaries,
         )
+        return TrainerSettings(section, PublisherSettings(**{"anchor_interval": 4, "part_bytes": 4096, **publisher}))
+
+    def make_learner(self, section: TrainerSection) -> Learner:
+        """Return the learner of a trainer or a site of this network."""
+        settings = LearnerSettings(loss=section, optimizer=section)
+        return wiring.make_learner(self.training_compute, settings, self.run.precision, self.weights)
 
     def trainer_processes(
         self, settings: TrainerSettings, name: str = "trainer"
     ) -> dict[str, Callable[[], Awaitable[None]]]:
         """Return the trainer's three processes by name; each call starts one."""
-        compute = self.training_compute
+        node, section = partial(self.node, name), settings.section
+        learner = partial(self.make_learner, section)
         return {
-            "/training": lambda: run_training(self.node(name, "/training"), lambda: self.weights, compute, settings),
-            "/upload": lambda: run_publisher(self.node(name, "/upload"), settings.publisher),
-            "/download": lambda: run_collector(self.node(name, "/download"), settings.collector),
+            "/training": lambda: wiring.run_training(node("/training"), learner, lambda: self.weights, section),
+            "/upload": lambda: wiring.run_publisher(node("/upload"), settings.publisher),
+            "/download": lambda: wiring.run_collector(node("/download"), section),
         }
 
     async def run_trainer(self, name: str = "trainer", canaries: int = 0, **publisher: Any) -> None:
@@ -207,7 +219,7 @@ class Network:
 
     async def run_miner(self, name: str, groups: int = 4, producer: Any = HonestProducer) -> None:
         settings, node = miner_settings(groups), self.node(name)
-        await run_miner(node, self.task(node), self.computes.get(name, self.compute), settings, producer)
+        await wiring.run_miner(node, self.task(node), self.computes.get(name, self.compute), settings, producer)
 
     async def run_cheat(self, name: str = "cheat") -> None:
         node = self.node(name)
@@ -224,12 +236,12 @@ class Network:
         async def audit(engine: Engine, shares_of: SharesOf) -> None:
             await CanaryAudit(node, task, engine, key("trainer"), state, shares_of).run()
 
-        await run_miner(node, task, self.compute, settings, producer, audit)
+        await wiring.run_miner(node, task, self.compute, settings, producer, audit)
 
     async def run_validator(self, name: str = "validator-0", poll_seconds: float = 0.2) -> None:
         node = self.node(name)
         settings = ValidatorSettings(evaluate=True, poll_seconds=poll_seconds)
-        await run_validator(node, self.task(node), self.computes.get(name, self.compute), settings)
+        await wiring.run_validator(node, self.task(node), self.computes.get(name, self.compute), settings)
 
     def start(self, nursery: trio.Nursery, *, miners: int = 2, canaries: int = 0) -> None:
         """Start the beacon, a trainer, the validators and honest miners."""

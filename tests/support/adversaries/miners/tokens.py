@@ -10,6 +10,7 @@ from protocol.rollout import sampling
 from protocol.rollout.batch import Group, Rollout, pack_tokens
 from roles.gather import gather
 from roles.policy.assignment import Assignment
+from roles.ports import Request
 from tests.support.adversaries.decisive_tokens import LuckyEngine, TieEngine, stop_taker
 from tests.support.adversaries.harness import alter
 from tests.support.adversaries.miners.registry import (
@@ -54,10 +55,10 @@ async def greedy(attempt: Attempt) -> list[Group]:
     """Deliver the most likely completion in every rollout of a group."""
     assignments, engine = attempt.assignments, await attempt.harness.serving_engine()
     params = attempt.harness.task.run.sampling.params()
-    likely = await engine.greedy([assignment.prompt for assignment in assignments], params)
+    likely = await engine.generate([Request(assignment.prompt, b"") for assignment in assignments], params)
     return [
-        await attempt.complete(assignment, [tokens] * len(assignment.seeds))
-        for assignment, tokens in zip(assignments, likely, strict=True)
+        await attempt.complete(assignment, [item.tokens] * len(assignment.seeds))
+        for assignment, item in zip(assignments, likely, strict=True)
     ]
 
 
