@@ -51,6 +51,10 @@ class StateError(Exception):
         return f"{self.place}: {self.what}; run `grailnode repair` (docs/guide/operate.md)"
 
 
+class FencedError(Exception):
+    """Another trainer or validator works with this node's key, so this node must stop."""
+
+
 class RepairError(Exception):
     """What a node's state has lost cannot be rebuilt; the text says why, and what the operator can do."""
 

@@ -216,6 +216,7 @@ def test_signed_records_come_in_through_one_door() -> None:
 
 MAY_COMPARE_DIGESTS = {  # beside `roles.records.fetch_object`, the one door for objects, and why
     "roles.node.participant_memory",  # whether an announcement has the bytes whose signature was checked
+    "roles.policy.mirroring",  # whether the anchor that a mirror computed is the one that the manifest names
     "roles.validator.ledger_repair",  # the links between the entries of a ledger
     "grailnode.observe.ledger_check",  # likewise
     "grailnode.store.decorators.caching",  # what storage and an earlier process left on this machine's disk

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import click
 
 from grailnode import UserError
-from grailnode.cli.options import EXIT_INTERRUPTED, run_action, trust_option
+from grailnode.cli.options import EXIT_INTERRUPTED, refuse_empty_texts, run_action, trust_option
 
 EXIT_FAILED: Final = 1
 
@@ -61,6 +61,7 @@ def cli(context: click.Context, /, role: str | None, run: str | None, **paramete
         if role is not None:
             raise click.UsageError("give either --role or a command")
         return
+    refuse_empty_texts(context)
     if role is None:
         click.echo(context.get_help())
         return

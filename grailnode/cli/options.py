@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypedDict
 
 import click
+from click.core import ParameterSource
 
 EXIT_INTERRUPTED: Final = 130
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
@@ -48,6 +49,20 @@ def run_action(module: str, verb: str, parameters: Mapping[str, Any]) -> None:
     action(**parameters)
 
 
+def refuse_empty_texts(context: click.Context) -> None:
+    """Raise BadParameter where the command line gives an empty text, as an unset variable of a script does: it would
+    mean that nothing was given, such as no filter. The texts of options that may be repeated are left to their verbs.
+    """
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        value = context.params.get(name)
+        texts: tuple[Any, ...] = (value,)
+        if isinstance(parameter, click.Argument) and parameter.nargs < 0:
+            texts = tuple(value or ())
+        if "" in texts and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.BadParameter("an empty text", context, parameter)
+
+
 def verb(action: str, group: click.Group | None = None) -> Callable[[Callable[[], None]], click.Command]:
     """Return a decorator that makes a command with a function's name, docstring and options, or a subcommand of a
     group. It runs an action, 'MODULE.FUNCTION' as for `run_action`.
@@ -57,6 +72,7 @@ def verb(action: str, group: click.Group | None = None) -> Callable[[Callable[[]
     def declare(function: Callable[[], None]) -> click.Command:
         @wraps(function)
         def run(**parameters: Any) -> None:
+            refuse_empty_texts(click.get_current_context())
             run_action(module, name, parameters)
 
         return (click.command if group is None else group.command)(name.rstrip("_"))(run)

@@ -8,8 +8,7 @@ from grailnode.config import Config
 from grailnode.node.process_launch import LostRankError
 from protocol.environments.base import SandboxError
 from protocol.errors import ProtocolError
-from roles.ports import BeaconError, RepairError, StateError, StoreError
-from roles.trainer.publish.fencing import FencedError
+from roles.ports import BeaconError, FencedError, RepairError, StateError, StoreError
 
 
 class StateInUseError(UserError):

@@ -43,7 +43,7 @@ from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import checked_genesis, newest_weights, weights_folder
 from roles.trainer.tensor_shards import read_tensors
 from roles.validator.ledger_state import Ledger
-from roles.validator.published_ledger import wait_and_check_published
+from roles.validator.published_ledger import check_published, wait_and_check
 from roles.validator.validator import Validator
 from roles.validator.validator_settings import ValidatorSettings
 
@@ -119,7 +119,7 @@ async def run_validator(node: Node, task: Task, compute: Compute, settings: Vali
     async with under_authority(node):
         follower = await _open_follower(node, compute, validator_versions(node.run))
         ledger = await Ledger.open(node.state, node.run)
-        await wait_and_check_published(node, ledger)
+        await wait_and_check(node, partial(check_published, node, ledger))
         async with open_engine(compute, node.run_sync, node.telemetry.event) as engine:
             await Validator(node, follower, engine, task, ledger, settings).run()
 

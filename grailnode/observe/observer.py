@@ -10,10 +10,11 @@ from typing import Final
 from grailnode.observe.round_history import RoundHistory
 from grailnode.observe.state import STORAGE_ALARM, HeadRow, MinerKind, NetworkState, NodeRow, StageRow, VersionRow
 from grailnode.observe.window_history import MOST_WINDOWS, WindowHistory
-from protocol import limits, paths
+from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
 from protocol.errors import ExpiredError, ProtocolError
+from protocol.identity.participant import Announcement
 from protocol.judging.ledger import LedgerRow, Summary
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Verdict
@@ -94,7 +95,8 @@ class Observer:
         self._history = WindowHistory(node.run.evaluation.pass_at)
         self._last_report: dict[bytes, str] = {}
         self._names: dict[bytes, str] = {}
-        self._names_window: int | None = None  # in which they were read
+        self._names_window: int | None = None  # in which they were read,
+        self._named: set[bytes] = set()  # of these keys
         self._silent: list[str] = []
         self._rounds = RoundHistory(node)
         self._alarms: deque[str] = deque(maxlen=_MOST_ALARMS)
@@ -109,7 +111,6 @@ class Observer:
         """
         self._storage_alarm = ""
         await self._try_read(self._read_chain)
-        await self._try_read(self._read_names)
         await self._try_read(self._find_silent)
         now = self._node.window() if self.last_window is None else min(self._node.window(), self.last_window)
         for validator in self._node.authority.validators:
@@ -117,6 +118,7 @@ class Observer:
             await self._try_read(partial(answer_of, read, _VALIDATOR_SECONDS))
         for trainer in self._node.authority.trainers:
             await self._try_read(partial(self._read_reports, trainer))
+        await self._try_read(self._read_names)
         if self._node.authority.workers:
             await self._try_read(self._rounds.refresh)
         open_for = -(-self._node.run.schedule.verdict_rounds // self._node.run.schedule.rounds)
@@ -170,16 +172,25 @@ class Observer:
             alarms.append(line)
 
     async def _read_names(self) -> None:
-        """Read the announcements once in a window, as there may be many thousands."""
+        """Read once in a window what the miners and sites that are shown call themselves, also in a run that has ended.
+        A name is only a claim that its key has signed.
+        """
         window = self._node.window()
-        if window == self._names_window:
-            return
-        if len(self._names) > 2 * limits.MAX_PARTICIPANTS:
-            self._names.clear()  # of miners that left long ago, as of the others
-        for role in ("miner", "worker") if self._node.authority.workers else ("miner",):
-            for announcement in await find_participants(self._node, role):
-                self._names[announcement.key] = announcement.name
-        self._names_window = window
+        if window != self._names_window:
+            self._names_window, self._named = window, set()
+        keys = self._history.miners().union(self._node.authority.workers) - self._named
+        for key, name in zip(keys, await gather(self._read_name, [*keys]), strict=True):
+            if name is not None:
+                self._names[key] = name
+        self._named |= keys
+        self._names = {key: name for key, name in self._names.items() if key in self._named}
+
+    async def _read_name(self, key: bytes) -> str | None:
+        """Return the name that a key announced, for however long; None if there is no announcement that it signed."""
+        try:
+            return (await fetch_record(self._node, Announcement, paths.participant(key))).record.name
+        except FOREIGN:
+            return None
 
     async def _find_silent(self) -> None:
         node, authority = self._node, self._node.authority

@@ -99,6 +99,10 @@ class WindowHistory:
         """Return the validators whose summary of an open window was added."""
         return [validator for number, validator in self._summaries if number == window]
 
+    def miners(self) -> set[bytes]:
+        """Return the miners of which a verdict was added."""
+        return {*self._miners, *(miner for _, miner in self._verdicts)}
+
     def window_rows(self) -> tuple[WindowRow, ...]:
         """Return the windows of which a summary was added, in order."""
         rows = self._rows | {row.window: row for row in self._open_rows()}

@@ -159,8 +159,8 @@ class StreamingApply:
     """The application of a patch while it arrives. With one thread, only one frame is in memory at a time. More threads
     go on decoding while the next bytes arrive, of up to `_WAITING_FRAMES` frames a thread.
 
-    `new_tensors` is called once, and says where all new weights lie, none of which is one of `weights`. Without it they
-    lie in memory of the process, where unchanged tensors are shared with `weights`.
+    `new_tensors` is called once, and says where all new weights lie: in the tensors of `weights`, or in others alone.
+    Without it they lie in memory of the process, where unchanged tensors are shared with `weights`.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ _ANNOUNCEMENT_CHECKS = 8  # whether storage still shows an announcement, before 
 _RETRY_SECONDS = 0.25
 _CLOCK_POLL_SECONDS = 1.0  # between two looks at a clock that an operator may set
 LOOKS = 40
-"""Looks at storage in a window: at windows of 60 s, what is new is seen 0.75 s later on average."""
+"""Looks at storage in a window, evenly spaced."""
 _LOOKS_BEFORE_EXPIRY = 8
 _MAX_PUTS = 8  # of one object that the store acknowledges and does not show
 _READ_BACKS = 3  # tries to get an answer

@@ -4,6 +4,7 @@ A state that was restored from an old backup, or that has lost windows, must not
 not follow the published one, and a window could be sealed twice.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
@@ -23,12 +24,12 @@ _RETRY_SECONDS: Final = 1.0
 _MAX_FOREIGN: Final = 16  # records of other runs that are read, where a key is used in several
 
 
-async def wait_and_check_published(node: Node, ledger: Ledger) -> None:
-    """Compare a ledger with what this validator has published, as soon as its own storage answers."""
+async def wait_and_check(node: Node, check: Callable[[], Awaitable[None]]) -> None:
+    """Check what this validator has published, as soon as its own storage answers."""
     with WaitReporter(node.telemetry, "own-space-unread") as reporter:
         while True:
             try:
-                return await check_published(node, ledger)
+                return await check()
             except StoreError as error:
                 reporter.waiting("storage", error, "this node's own storage answers")
                 await trio.sleep(_RETRY_SECONDS)

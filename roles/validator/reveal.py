@@ -2,10 +2,14 @@
 
 Verdicts lie in this node's own state before the ledger entry that names them, and stay there until storage has them.
 So a validator that dies at any moment has either sealed nothing, or reveals after the restart what it has sealed.
+
+Of two validators that work with one key, the one that comes to a window's seal later stops before it seals. If both
+seal it at the same moment, storage keeps one of the seals, and the other validator stops before it reveals anything.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import trio
 
@@ -18,14 +22,16 @@ from protocol.judging.verdict import Verdict
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.node.retries import ChangeReporter
-from roles.ports import NotFoundError, StoreError
+from roles.ports import FencedError, NotFoundError, StoreError, TooLargeError
 from roles.seals import find_seal
 from roles.validator.ledger_state import Ledger
+from roles.validator.published_ledger import wait_and_check
 
 SEALED_VERDICTS = "sealed/"
 PENDING = "pending/"
 WITNESS = "witness/"
 _POLL_SECONDS = 0.2
+_SETTLE_SECONDS = 2.0  # or a round, in which another validator that saw no seal either has put its own
 _AT_ONCE = 64  # verdicts that are being stored or published
 
 
@@ -69,8 +75,14 @@ class Revealer:
     async def _seal_and_reveal(self, summary: Summary) -> None:
         node, own_key, window = self._node, self._node.key.public, summary.window
         seal = Seal(run=node.run_id, window=window, validator=own_key, summary=content_digest(summary.to_bytes()))
+        check_seal = partial(self._check_seal, seal)
+        await wait_and_check(node, check_seal)
         await node.publish(paths.seal(own_key, window), sign(seal, node.key))
-        await node.publish(paths.witness(own_key, window), await self._make_witness(window))
+        settled = trio.current_time() + min(_SETTLE_SECONDS, node.run.beacon.period_ms / 1000)
+        witness = await self._make_witness(window)
+        await trio.sleep_until(settled)
+        await wait_and_check(node, check_seal)
+        await node.publish(paths.witness(own_key, window), witness)
 
         async def publish(path: str) -> None:
             verdict = await node.state.get(path, limits.MAX_VERDICT_BYTES + limits.MAX_ENVELOPE_BYTES)
@@ -81,6 +93,18 @@ class Revealer:
         await node.publish(paths.summary(own_key, window), sign(summary, node.key))
         node.telemetry.event("revealed", window=window, miners=len(summary.rows))
         await self._forget(window)
+
+    async def _check_seal(self, seal: Seal) -> None:
+        """Raise FencedError if storage shows another seal of this window that this validator's key signed."""
+        try:
+            shown = await find_seal(self._node, seal.window, seal.validator)
+        except (ProtocolError, TooLargeError):
+            return  # another's bytes in this validator's space: they are written over
+        if shown is not None and shown.record != seal:
+            raise FencedError(
+                f"another validator with this key has sealed window {seal.window}: only one may run, end the other; "
+                "start this one again from the other's state, or after `grailnode repair`"
+            )
 
     async def _make_witness(self, window: int) -> bytes:
         """Return this validator's signed witness, which is stored: after a restart the same, else of the seals that it

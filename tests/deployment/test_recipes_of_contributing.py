@@ -14,6 +14,13 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 KINDS = ("environment", "store", "engine", "adversary")
 COPIED = ("protocol", "roles", "grailnode", "tests", "pyproject.toml")
+UNFINISHED = shutil.ignore_patterns("*.pyc.*", "*.tmp.*")
+"""Files in caches that other processes may be writing now, as Python and numba name them."""
+LONG_TESTS = (
+    "tests/engine/test_my_model.py::TestMyModel::test_a_check_agrees_with_the_torch_engine",
+    "tests/environments/test_registry.py::test_the_reward_of_any_text_is_between_zero_and_one",
+)
+"""Tests of a recipe that take half of its time, and show nothing else of the recipe; the originals pass them, too."""
 
 
 def recipe(kind: str) -> str:
@@ -24,23 +31,22 @@ def recipe(kind: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """Return a copy of what a recipe changes and runs."""
+    """Return a copy of what a recipe changes and runs, with compiled kernels, whose times of change are the files'."""
     for name in COPIED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=UNFINISHED)
         else:
-            shutil.copy(ROOT / name, tmp_path / name)
+            shutil.copy2(ROOT / name, tmp_path / name)
     return tmp_path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_commands_of_a_recipe_add_a_copy_that_passes_its_contract(kind: str, repository: Path) -> None:
     (commands,) = re.findall(r"^```\n(.*?)^```$", recipe(kind), re.MULTILINE | re.DOTALL)
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(repository),
-        "PYTEST_ADDOPTS": "-n 0 -p no:cacheprovider",
+        "PYTEST_ADDOPTS": " ".join(["-n 0 -p no:cacheprovider", *(f"--deselect {test}" for test in LONG_TESTS)]),
     }
     script = ["bash", "-euo", "pipefail", "-c", commands]
     result = subprocess.run(script, cwd=repository, env=environment, capture_output=True, text=True, check=False)

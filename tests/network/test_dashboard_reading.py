@@ -341,6 +341,7 @@ async def test_a_reader_follows_a_run_and_outlives_its_store(tmp_path: Path) -> 
     assert any("has expired" in alarm for alarm in ended.state.alarms)
     assert ended.state.stages == ()
     assert ended.state.silent[0] == "trainer"
+    assert {miner.key: miner.name for miner in ended.state.miners} == by_name
     assert ended.state.windows[-1].window >= state.windows[-1].window
     assert ended.rollouts
 

@@ -1,5 +1,6 @@
 """Validators and miners that cheat or do too little, in whole networks: it costs them, and nobody else."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from grailnode.node.wiring import run_miner, run_validator
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.recheck import GroupReference, ValidatorResult, recheck
+from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
@@ -28,15 +30,18 @@ from protocol.rollout.batch import Group
 from protocol.rollout.checking import Check, CheckRules
 from roles.miner.miner import Miner
 from roles.miner.produce import HonestProducer, MiningWindow
+from roles.node.identity import Node
 from roles.policy.follower import Follower
-from roles.ports import CheckRequest, Engine, EngineError, NotFoundError
+from roles.ports import CheckRequest, Engine, EngineError, FencedError, NotFoundError
 from roles.records import fetch_record
 from roles.validator.validator_settings import ValidatorSettings
 from tests.support.builders.proofs import LENIENT, proof_of, with_thresholds
 from tests.support.builders.samples import thresholds
 from tests.support.faults.decorated_store import DecoratedStore
-from tests.support.simulation.network import Network, key, miner_settings
+from tests.support.measuring.store_listing import copy_objects
+from tests.support.simulation.network import Log, Network, key, miner_settings
 from tests.support.simulation.network_runs import RULES, FalseSketches, run_nodes, summaries, verdicts, with_sketches
+from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.virtual_clock import running
 
 
@@ -352,3 +357,43 @@ async def test_anybody_can_recheck_a_group_and_the_ledger():
 def test_an_invalid_group_reference_is_refused(text: str):
     with pytest.raises(ValueError, match="MINER/WINDOW/GROUP"):
         GroupReference.parse(text)
+
+
+# Two validators with one key: one stops
+
+
+class HidingStore(DecoratedStore):
+    """A store that does not show a miner's commitments."""
+
+    async def before(self, operation: str, path: str) -> None:
+        if path.startswith(paths.kind_prefix(key("miner-1").public, "commitments")):
+            raise NotFoundError(path)
+
+
+@pytest.mark.parametrize("later", [0, 3], ids=["at once", "later, from a copy of the state"])
+async def test_of_two_validators_with_one_key_one_stops_before_it_reveals_other_verdicts(later: int) -> None:
+    network, fenced, state = Network(RULES), list[BaseException](), MemoryStore()
+    network.store = store = RecordingStore()
+
+    async def validate(node: Node) -> None:
+        try:
+            settings = ValidatorSettings(evaluate=True, poll_seconds=0.2)
+            await run_validator(node, network.task(node), network.compute, settings)
+        except* FencedError as group:
+            fenced.append(group)
+
+    async with running(network.run_beacon) as nursery:
+        nursery.start_soon(network.run_trainer)
+        nursery.start_soon(network.run_miner, "miner-1")
+        nursery.start_soon(validate, network.node("validator-0"))
+        await network.until_window(later)
+        await copy_objects(network.states["validator-0"], state)
+        node = network.node("validator-0", store=HidingStore(store))
+        nursery.start_soon(validate, replace(node, state=state, telemetry=Log("twin")))
+        await network.until_window(later + 4)
+    assert len(fenced) == 1
+    revealed = defaultdict[str, set[bytes]](set)
+    for put in store.under(paths.writer_prefix(key("validator-0").public)):
+        if "/verdicts/" in put.path or "/summaries/" in put.path:
+            revealed[put.path].add(put.data)
+    assert {len(contents) for contents in revealed.values()} == {1}

@@ -209,6 +209,9 @@ async def test_a_copy_leads_to_the_trainers_weights_also_after_a_restart_of_the_
             await follower.refresh()
             digests.append((await follower.rebuild(copied[-1]["version"])).digest)
     assert digests[0] == digests[1]
+    fetched = [event["fetched"] for event in network.events("mirror", "anchor-mirrored")]
+    assert fetched == [1] + [0] * (len(fetched) - 1)  # the copy computes later anchors from patches
+    assert len(fetched) > 1
     assert copied[0]["version"] < copied[1]["version"] < copied[-1]["version"]
     assert 0 < copied[1]["copied"] < copied[1]["objects"]  # what the copy had already was not fetched again
     names = {info.path async for info in copy.list(paths.writer_prefix(TRAINER))}

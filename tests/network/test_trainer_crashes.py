@@ -10,8 +10,7 @@ import trio
 from grailnode.observe.chain_check import verify_chain
 from grailnode.store.memory import MemoryStore
 from protocol import paths
-from roles.ports import ObjectStore
-from roles.trainer.publish.fencing import FencedError
+from roles.ports import FencedError, ObjectStore
 from tests.support.builders.snapshots import snapshot_views
 from tests.support.builders.verified_batches import GROUPS, put_batch
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -35,6 +36,12 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("demo --windows 0", 2, "0 is not in the range"),
         ("demo --wnidows 3", 2, "No such option"),
         ("frobnicate", 2, "No such command"),
+        ("rollouts --run x --miner ''", 2, "Invalid value for '--miner': an empty text"),
+        ("verify --run x --rollout ''", 2, "Invalid value for '--rollout': an empty text"),
+        ("admit --run x ''", 2, "Invalid value for 'KEY': an empty text"),
+        ("keys mirrors --run x https://a.test ''", 2, "Invalid value for '[URL]...': an empty text"),
+        ("--role miner --run x --name ''", 2, "Invalid value for '--name': an empty text"),
+        ("status --run ''", 2, "Invalid value for '--run': an empty text"),
         ("verify --run /nowhere/run.toml", 1, "no such file; `grailnode init DIR` writes one"),
         ("init /proc/grailnode", 1, "/proc/grailnode"),
         ("verify --trust-run --run http://127.0.0.1:9", 1, "names a server and no run"),
@@ -220,13 +227,15 @@ def test_what_needs_no_model_imports_no_torch(command: str, code: int, text: str
     assert "torch" not in modules
 
 
+OFFERS = {
+    "grailnode e": "engine environments evaluate export",
+    "grailnode evaluate --env": "--environment --environment-config",
+    "grailnode keys ro": "rotate",
+}
+
+
 @pytest.mark.slow
 def test_bash_completes_commands_and_options(tmp_path: Path):
-    offers = {
-        "grailnode e": "engine environments evaluate export",
-        "grailnode evaluate --env": "--environment --environment-config",
-        "grailnode keys ro": "rotate",
-    }
     program = tmp_path / "grailnode"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m grailnode "$@"\n')
     program.chmod(0o755)
@@ -236,9 +245,36 @@ def test_bash_completes_commands_and_options(tmp_path: Path):
             _grailnode_completion grailnode; echo "${COMPREPLY[@]}"
         done"""
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = ["bash", "-c", script, "bash", *offers]
+    command = ["bash", "-c", script, "bash", *OFFERS]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines() == [*offers.values()]
+    assert result.stdout.splitlines() == [*OFFERS.values()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shell", "registration", "offer"),
+    [
+        ("zsh", "compdef _grailnode_completion grailnode", r"plain\n(\S+)\n.+\n"),
+        ("fish", 'complete --no-files --command grailnode --arguments "(_grailnode_completion)"', r"plain,(\S+)\t.+\n"),
+    ],
+)
+def test_what_zsh_and_fish_ask_for_completions_is_answered(shell: str, registration: str, offer: str):
+    """The shells themselves are not run; their scripts ask the program as this test does."""
+
+    def ask(**variables: str) -> str:
+        command = [sys.executable, "-c", "from grailnode.cli.main import main; main()"]
+        environment = os.environ | variables
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    script = ask(_GRAILNODE_COMPLETE=f"{shell}_source")
+    assert registration in script
+    assert f"_GRAILNODE_COMPLETE={shell}_complete" in script
+    for line, offers in OFFERS.items():
+        words = line.split()
+        place = {"zsh": str(len(words) - 1), "fish": words[-1]}[shell]
+        answer = ask(_GRAILNODE_COMPLETE=f"{shell}_complete", COMP_WORDS=line, COMP_CWORD=place)
+        assert re.findall(offer, answer) == offers.split()
+        assert re.fullmatch(f"({offer})+", answer)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"run": "run.toml"}])

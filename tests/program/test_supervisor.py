@@ -88,8 +88,8 @@ def os_error(code: int) -> OSError:
         "protocol.environments.base.SandboxError",
         "protocol.errors.ProtocolError",
         "roles.ports.BeaconError",
+        "roles.ports.FencedError",
         "roles.ports.StoreError",
-        "roles.trainer.publish.fencing.FencedError",
     ],
 )
 def test_an_error_that_the_operator_can_repair_is_one_line(name: str) -> None:

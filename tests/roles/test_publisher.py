@@ -17,8 +17,7 @@ from protocol.digest import digest_weights, tensor_digest
 from protocol.errors import ChainError, PatchError, ProtocolError
 from protocol.patch import applying, codec
 from roles.authority_updates import refresh_authority
-from roles.ports import NotFoundError
-from roles.trainer.publish.fencing import FencedError
+from roles.ports import FencedError, NotFoundError
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.version_build import VersionBuild

@@ -134,6 +134,14 @@ async def test_a_mirror_that_lies_or_lacks_an_object_is_left_alone_for_a_while()
 
 
 @simulated
+async def test_an_anchor_that_mirrors_still_compute_comes_from_the_origin() -> None:
+    setting, path = Setting(), paths.anchor(TRAINER.public, content_digest(DATA))
+    await setting.origin.put(path, DATA)
+    assert await setting.store.get(path, len(DATA)) == DATA
+    assert setting.log.events == []
+
+
+@simulated
 async def test_a_mirror_that_hangs_costs_three_seconds() -> None:
     setting = Setting(mirrors={url: SlowStore(1e6) for url in URLS})
     data = setting.head(3, 55)

@@ -13,6 +13,7 @@ from grailnode import UserError
 from grailnode.cli.options import RunOptions, check_name, report_line, usual_name
 from grailnode.config import Config
 from grailnode.node import state_care
+from grailnode.node.mapped_tensors import mapped_tensors
 from grailnode.node.node_makers import make_auditor
 from grailnode.node.role_checks import Role, check_start
 from grailnode.node.role_processes import run_role
@@ -27,7 +28,7 @@ from roles.policy.mirroring import Mirror
 from roles.ports import NotFoundError, StateError
 
 _POLL_SECONDS: Final = 5.0
-_MIRROR_POLL_SECONDS: Final = 0.5
+_MIRROR_POLL_SECONDS: Final = 0.2
 _TRIES_PER_REPORT: Final = round(WAIT_REPORT_SECONDS / _POLL_SECONDS)
 
 
@@ -63,7 +64,8 @@ def mirror(to: str, region: str, **run_options: Unpack[RunOptions]) -> None:
 async def _mirror(config: Config, to: str, region: str) -> None:
     telemetry = NodeTelemetry("mirror", terminal=sys.stderr)
     node = await trio.to_thread.run_sync(partial(make_auditor, config, telemetry))
-    copy = Mirror(node, Storage(config, telemetry).copy_target(to, region))
+    new_tensors = partial(mapped_tensors, config.at(config.node.cache) / "mirror")
+    copy = Mirror(node, Storage(config, telemetry).copy_target(to, region), new_tensors)
     async with under_authority(node):
         await copy.keep(_MIRROR_POLL_SECONDS)
 

@@ -9,7 +9,8 @@ then another is tried (epsilon-greedy). The origin is measured, too, and asked b
 is asked for the first head of a trainer, with which those of mirrors are compared, and seldom for later ones, so that
 many followers do not load it. A mirror may hide a trainer's copy of a revision: each look asks a mirror by chance,
 however fast it is, and the first look and one in ten minutes the origin. The meeting point and the validators' copies
-are read from their origins, as are ranges and objects of other writers.
+are read from their origins, as are ranges and objects of other writers. An anchor that a mirror lacks is one that
+it still computes.
 """
 
 import random
@@ -96,7 +97,7 @@ class MirroredStore:
                     failure = error
                     if is_missing:
                         break
-                elif not (is_missing and kind == "head"):  # a trainer that stands by has none
+                elif not (is_missing and kind in ("head", "anchors")):  # a trainer that stands by has no head
                     self._ban(url, path, error)
         raise failure
 

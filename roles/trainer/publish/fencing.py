@@ -14,14 +14,10 @@ from protocol.errors import ChainError, ProtocolError
 from protocol.identity.authority import Revisions
 from protocol.identity.signing import Signed, open_signed
 from roles.node.identity import Node
-from roles.ports import NotFoundError, StateError, TooLargeError
+from roles.ports import FencedError, NotFoundError, StateError, TooLargeError
 from roles.records import fetch_envelope
 from roles.trainer.publish.history import History
 from roles.trainer.spool import CHAIN
-
-
-class FencedError(Exception):
-    """Another trainer publishes under this key, so this one must stop."""
 
 
 class Fence:
