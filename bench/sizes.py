@@ -1,42 +1,51 @@
 """Memory, disk and time of a trainer's processes and of a follower, by the size of the model.
 
     python -m bench.sizes 0.7M 75M
-    python -m bench.sizes 0.5B --versions 2 --completions 4 --directory DIR --stage training
-    python -m bench.sizes 0.5B --versions 2 --completions 4 --directory DIR --stage upload
+    python -m bench.sizes 0.5B --versions 2 --completions 4 --directory DIR --stage training upload
     python -m bench.sizes 75M --hosts
+    python -m bench.sizes 75M --family qwen2 llama qwen3_moe --versions 2
 
 Each row is a process of its own, which works on the files that the rows before it left: training takes some steps and
 makes versions of them, upload publishes these, training starts again from its checkpoint, and a follower with a
-bfloat16 engine goes from the anchor to the newest version. Weights are random, in the shapes of a Qwen3; those of 0.5B
-are the shapes of Qwen2.5-0.5B. Memory is the largest resident memory of the process, without what the same process
-needed for the model of 0.7M before; `B/param` divides it by the number of weights. Seconds are those of the clock.
-`loop` is the longest step on the event loop, in milliseconds of the processor. `state` is what the trainer's state has
-on the disk when the process ends. A step has two passes, and the logits of 64 tokens are in memory at once.
+bfloat16 engine goes from the anchor to the newest version. A miner does that too, and generates all the while; a
+validator checks. Weights are random, in a checkpoint of a family (a `model_type` of transformers; Qwen3 is computed by
+this program itself) that is loaded as an operator's; those of 0.5B are the shapes of Qwen2.5-0.5B. Memory is the
+largest resident memory of the process, without what the same process needed for the model of 0.7M before; `B/param`
+divides it by the number of weights. Seconds are those of the clock. `loop` is the longest step on the event loop, in
+milliseconds of the processor. `state` is what the trainer's state has on the disk when the process ends. A step has two
+passes, and the logits of 64 tokens are in memory at once.
 
 With `--hosts`, training is shared by two hosts, which are two processes on this machine: a row for each.
 
-0.5B needs 11 GB of memory and 20 GB of disk; with `--stage`, each process is a command.
+0.5B needs 11 GB of memory and 20 GB of disk; with `--stage` and `--directory`, a command for some of the processes.
 """
 
 import argparse
 import ctypes
 import gc
+import importlib
+import itertools
+import json
+import multiprocessing
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import trio
+from safetensors.torch import save_file
 
-from grailnode.engine.qwen3 import Qwen3, Qwen3Config
+from grailnode.engine import models
+from grailnode.engine.policy import Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.node.process_launch import Seat, prepare_rank
 from grailnode.node.processes import FOLLOWER_BLOCK, TRAINER_BLOCK, return_large_blocks
@@ -45,11 +54,15 @@ from grailnode.node.telemetry import LoopWatch
 from grailnode.ranks.sharded_learner import ShardedLearner
 from grailnode.store.local import LocalStore
 from grailnode.store.state.state_store import StateStore
-from protocol.digest import Weights, digest_weights
+from protocol.digest import digest_weights
+from protocol.rollout.checking import CheckRules
+from protocol.rollout.sampling import SamplingParams
+from protocol.rollout.sketch import SketchKey
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.policy.serving import serve
+from roles.ports import CheckRequest, Request
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
@@ -58,6 +71,7 @@ from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettin
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import next_version
+from tests.support.builders import genesis
 from tests.support.builders.chains import MINER, TRAINER, PunctualBeacon, make_node, small_run
 from tests.support.builders.verified_batches import make_group
 from tests.support.measuring.patch_kernels import compile_patch_kernels
@@ -70,12 +84,16 @@ SHAPES: Final = {
     "75M": (32_000, 640, 1_920, 12, 10, 2, 64),
     "0.5B": (151_936, 896, 4_864, 24, 14, 2, 64),
 }
-STAGES: Final = ("training", "upload", "resume", "follower")
+ENGINES: Final = ("miner bfloat16", "miner float32", "validator bfloat16", "validator float32")
+STAGES: Final = ("training", "upload", "resume", "follower", *ENGINES)
+FAMILIES: Final = ("qwen3", "qwen2", "llama", "qwen3_moe")
 HOSTS: Final = ("host_0", "host_1")
 _CHECKPOINT_VERSIONS: Final = 2
 _LENGTH: Final = 32  # tokens of a completion
 _PROMPT: Final = 16
+_EXPERTS: Final = 2  # of matrices of more than FOLLOWER_BLOCK at 75M, as those of real models are
 _MB: Final = 1e6
+_context = multiprocessing.get_context("fork")
 
 
 @dataclass
@@ -104,32 +122,29 @@ class Site:
         completions: int,
         begin: float = 1_750_000_000.0,
         meeting: str = "",
+        family: str = "qwen3",
     ) -> None:
-        vocabulary, width, inner, layers, heads, key_heads, head = SHAPES[size]
         self.directory = directory
+        policy = directory / "policy"
+        if not policy.exists():
+            write_checkpoint(policy, size, family)
+        self.weights = partial(load_weights, policy)
         self.meeting = meeting  # of two hosts
         self.begin = begin  # what the clocks of its nodes show when they are made
         self.versions = versions
         self.completions = completions
-        self.model = Qwen3(
-            Qwen3Config(vocabulary, width, inner, layers, heads, key_heads, head, 1e-6, 10_000.0, True), recompute=True
-        )
-        self.vocabulary = vocabulary
+        self.policy = Policy.load(policy)
+        self.model = models.build(self.policy, recompute=True)
+        self.vocabulary = self.model.vocabulary
         self.parameters = sum(torch.Size(shape).numel() for shape in self.model.shapes.values())
         self.events = Events("node")
-        self.learner: Learner | None = None  # is kept, since to free it takes long on the event loop
+        # these are kept, since to free them takes long on the event loop
+        self.learner: Learner | None = None
+        self.followers: list[tuple[Follower, TorchEngine]] = []
         digest_file = directory / "genesis"
         if not digest_file.exists():
             digest_file.write_bytes(digest_weights(self.weights()))
         self.run_id, self.run = small_run(digest_file.read_bytes())
-
-    def weights(self) -> Weights:
-        """Return random BF16 weights, the same at each call."""
-        torch.manual_seed(0)
-        return {
-            name: torch.empty(shape, dtype=torch.bfloat16).normal_(1.0 if len(shape) == 1 else 0.0, 0.02)
-            for name, shape in self.model.shapes.items()
-        }
 
     def node(self, name: str) -> Node:
         """Return a node whose state and store are on the disk."""
@@ -230,12 +245,52 @@ class Site:
             f"{changed:.2%} changed"
         )
 
-    async def follower_with_engine(self, name: str) -> tuple[Node, Follower, TorchEngine]:
+    async def follower_with_engine(
+        self, name: str, dtype: torch.dtype = torch.bfloat16
+    ) -> tuple[Node, Follower, TorchEngine]:
         """Return a follower, its node, and an engine without weights."""
         node = self.node(name)
         await refresh_authority(node)
-        engine = TorchEngine(self.model, dtype=torch.bfloat16, run_sync=trio.to_thread.run_sync)
-        return node, await Follower(node).open(), engine
+        engine = TorchEngine(models.build(self.policy), dtype=dtype, run_sync=trio.to_thread.run_sync)
+        follower = await Follower(node).open()
+        self.followers.append((follower, engine))
+        return node, follower, engine
+
+    async def carry_out(self, stage: str) -> str:
+        """Run a stage, and return what it says of times."""
+        text: str = await (self.swap_beside_work(stage) if stage in ENGINES else getattr(self, stage)())
+        return text
+
+    async def swap_beside_work(self, stage: str) -> str:
+        """Follow as a miner, which generates all the while, or as a validator, which checks, with an engine in a dtype:
+        8 completions at a time.
+        """
+        role, dtype = stage.split()
+        node, follower, engine = await self.follower_with_engine(role, getattr(torch, dtype))
+        await follower.refresh()
+        await serve(node, engine, await follower.rebuild(0))
+        assert follower.chain.head is not None
+        newest, counts = follower.chain.head.version, [0] * (follower.chain.head.version + 1)
+        params = SamplingParams(temperature=1.0, max_tokens=_LENGTH, stops=self.policy.stops)
+        prompt, completion = tuple(range(2, 2 + _PROMPT)), tuple(range(2, 2 + _LENGTH))
+        seeds = [bytes([number]) * 16 for number in range(8)]
+
+        async def work() -> None:
+            while not counts[newest]:
+                version = engine.version or 0
+                if role == "miner":
+                    await engine.generate([Request(prompt, seed) for seed in seeds], params)
+                else:
+                    key = SketchKey("projection", bytes(32))
+                    checks = [CheckRequest(prompt, completion, seed, key) for seed in seeds]
+                    await engine.check(checks, CheckRules(params))
+                counts[version] += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            for version in range(1, newest + 1):
+                await serve(node, engine, await follower.rebuild(version))
+        return f"{sum(counts)} batches beside {newest} swaps"
 
     async def follower(self) -> str:
         """Follow from the anchor to the newest version, and serve both."""
@@ -250,6 +305,37 @@ class Site:
             await serve(node, engine, await follower.rebuild(version))
         seconds = (time.monotonic() - anchored) / newest
         return f"anchor {anchored - began:.1f} s, a version {seconds:.1f} s"
+
+
+def write_checkpoint(directory: Path, size: str, family: str) -> None:
+    """Write a checkpoint of a family with random BF16 weights, the same at each call."""
+    vocabulary, width, inner, layers, heads, key_heads, head = SHAPES[size]
+    config = {
+        "model_type": family,
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": head,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": 1,
+        "num_experts": _EXPERTS,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": inner // _EXPERTS,
+    }
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer.json").write_text(genesis.tokenizer())
+    torch.manual_seed(0)
+    weights = {
+        name: torch.empty(shape, dtype=torch.bfloat16).normal_(1.0 if len(shape) == 1 else 0.0, 0.02)
+        for name, shape in models.build(Policy.load(directory)).shapes.items()
+    }
+    save_file(weights, directory / "model.safetensors")
 
 
 async def _until(work: Callable[[], Awaitable[None]], is_done: Callable[[], Awaitable[bool]]) -> None:
@@ -271,14 +357,15 @@ def _disk(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def measure(stage: str, size: str, directory: Path, versions: int, completions: int, meeting: str) -> None:
+def measure(stage: str, size: str, directory: Path, counts: tuple[int, int], new_site: Callable[..., Site]) -> None:
     """Run one stage in this process, and print its row."""
     torch.set_num_threads(1)
-    return_large_blocks(FOLLOWER_BLOCK if stage == "follower" else TRAINER_BLOCK)
+    return_large_blocks(FOLLOWER_BLOCK if stage in ("follower", *ENGINES) else TRAINER_BLOCK)
+    before = ("training",) if stage in HOSTS else STAGES[: min(STAGES.index(stage), 2)]
     with tempfile.TemporaryDirectory() as folder:
-        for earlier in STAGES[: STAGES.index(stage) + 1] if stage in STAGES else STAGES[:1]:
-            trio.run(getattr(Site(Path(folder), "0.7M", 1, 2), earlier))
-    site = Site(directory, size, versions, completions, meeting=meeting)
+        for earlier in (*before, *((stage,) if stage in STAGES else ())):
+            trio.run(new_site(Path(folder), "0.7M", 1, 2, meeting="").carry_out, earlier)
+    site = new_site(directory, size, *counts)
     longest = (0.0, "")
 
     def report(task: str, seconds: float) -> None:
@@ -290,18 +377,21 @@ def measure(stage: str, size: str, directory: Path, versions: int, completions: 
     gc.freeze()  # as the processes of a node do
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    before = _status("VmRSS")
+    idle = _status("VmRSS")
     watch = LoopWatch(report, 0.0)
-    text = trio.run(getattr(site, stage), instruments=[watch])
-    memory = _status("VmHWM") - before
+    text = trio.run(site.carry_out, stage, instruments=[watch])
+    memory = _status("VmHWM") - idle
     gc.unfreeze()
     state = _disk(directory / "trainer")
     print(f"longest step: {longest[1]}", file=sys.stderr)
+    name = f"{site.policy.config['model_type']} {size}"
     print(
-        f"| {size} | {stage} | {memory / _MB:.0f} | {memory / site.parameters:.1f} | {longest[0] * 1000:.0f} | "
+        f"| {name} | {stage} | {memory / _MB:.0f} | {memory / site.parameters:.1f} | {longest[0] * 1000:.0f} | "
         f"{state / site.parameters:.1f} | {text} |",
         flush=True,
     )
+    if site.meeting:
+        os._exit(0)  # threads of gloo can abort in Python's finalization
 
 
 def main() -> None:
@@ -310,43 +400,41 @@ def main() -> None:
     parser.add_argument("sizes", nargs="*", choices=list(SHAPES), help="all of them unless some are given")
     parser.add_argument("--versions", type=int, default=4)
     parser.add_argument("--completions", type=int, default=8, help="of 32 tokens, in each step")
-    parser.add_argument("--stage", choices=STAGES + HOSTS, help="run this one in this process")
+    parser.add_argument("--family", nargs="*", choices=FAMILIES, default=FAMILIES[:1])
+    parser.add_argument("--stage", nargs="*", choices=STAGES, default=STAGES, help="all of them unless some are given")
     parser.add_argument("--hosts", action="store_true", help="training on two hosts alone")
-    parser.add_argument("--meeting", default="", help="the address:port where two hosts meet")
-    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--directory", type=Path, help="for one size and family; its files are kept")
     arguments = parser.parse_args()
-    if arguments.stage is not None:
-        arguments.directory.mkdir(parents=True, exist_ok=True)
-        size, versions, completions = arguments.sizes[0], arguments.versions, arguments.completions
-        measure(arguments.stage, size, arguments.directory, versions, completions, arguments.meeting)
-        if arguments.meeting:
-            os._exit(0)  # threads of gloo can abort in Python's finalization
-        return
+    importlib.import_module("grailnode.engine.hf")  # once for all processes, which are forks of this one
     print(
         "| model | process | MB | B/param | loop, ms | state, B/param | times |\n|---|---|---|---|---|---|---|",
         flush=True,
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        meeting = f"127.0.0.1:{listener.getsockname()[1]}"
-    for size in arguments.sizes or SHAPES:
-        directory = Path(tempfile.mkdtemp())
-        counts = ["--versions", str(arguments.versions), "--completions", str(arguments.completions)]
+        meeting = f"127.0.0.1:{listener.getsockname()[1]}" if arguments.hosts else ""
+    for family, size in itertools.product(arguments.family, arguments.sizes or SHAPES):
+        directory = arguments.directory or Path(tempfile.mkdtemp())
 
-        def start(
-            stage: str, *options: str, size: str = size, counts: Sequence[str] = counts
-        ) -> subprocess.Popen[bytes]:
-            return subprocess.Popen([sys.executable, "-m", "bench.sizes", size, "--stage", stage, *options, *counts])
+        def start(stage: str, directory: Path, new_site: Callable[..., Site], size: str = size) -> BaseProcess:
+            directory.mkdir(exist_ok=True)
+            counts = arguments.versions, arguments.completions
+            process = _context.Process(target=measure, args=(stage, size, directory, counts, new_site))
+            process.start()
+            return process
 
+        new_site = partial(Site, meeting=meeting, family=family)
         try:
-            if arguments.hosts:
-                hosts = [start(host, "--directory", str(directory / host), "--meeting", meeting) for host in HOSTS]
-                for host in hosts:
-                    host.wait()
-            for stage in () if arguments.hosts else STAGES:
-                if start(stage, "--directory", str(directory)).wait():
+            hosts = [start(host, directory / host, new_site) for host in HOSTS if arguments.hosts]
+            for host in hosts:
+                host.join()
+            for stage in () if hosts else arguments.stage:
+                process = start(stage, directory, new_site)
+                process.join()
+                if process.exitcode:
                     sys.exit(1)
         finally:
-            shutil.rmtree(directory)
+            if arguments.directory is None:
+                shutil.rmtree(directory)
 
 
 if __name__ == "__main__":

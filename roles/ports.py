@@ -181,8 +181,8 @@ class Engine(Protocol):
     @property
     def takes_patches(self) -> bool:
         """Whether patches lead from the version that is served to newer ones. An engine that takes none computes with
-        the very tensors that it stages, so that whole weights cost it nothing, or does not have them any more, or has
-        taken so many patches that whole weights make its next restart shorter.
+        the very tensors that it stages, or converts them, for less than a patch costs it, or does not have them any
+        more, or has taken so many patches that whole weights make its next restart shorter.
         """
 
     @property

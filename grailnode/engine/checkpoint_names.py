@@ -52,14 +52,21 @@ class CheckpointNames:
     def module_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the modules' tensors from the files' tensors; gradients flow to these.
 
-        Fused experts are copies. Without gradients, the copies of the last weights are kept for the next call.
+        Fused experts are copies. Without gradients, the copies of the last weights are kept for the next call. An
+        engine's weights, a dict in inference mode, become views of them, so that experts are in memory once.
         """
         if self._experts is None and self._head is None:
             return weights
         # The same weights as in the last call are known by identity: comparing them would cost more than fusing.
         if self._last is not None and self._last[0] is weights:
             return self._last[1]
-        result = self.module_part(weights, self._parts)
+        self._last = None  # before the next copies are made, so that not both are in memory
+        result: dict[str, Tensor] = {}
+        for name, files in self._parts.items():
+            result |= self.module_part(weights, [name])
+            if len(files) > 1 and isinstance(weights, dict) and torch.is_inference_mode_enabled():
+                matrices = result[name].chunk(len(files) // len(result[name]), dim=1)
+                weights.update(zip(files, (expert for matrix in matrices for expert in matrix), strict=True))
         # With gradients the copies would keep the graph of a step alive.
         self._last = None if torch.is_grad_enabled() else (weights, result)
         return result

@@ -102,8 +102,9 @@ class TorchEngine:
     @property
     def takes_patches(self) -> bool:
         is_quantized = self._serving is not None and self._serving.is_quantized
-        # On a CPU, BF16 weights are served as they are: there a whole version costs no copy, and a patch saves nothing.
-        return not is_quantized and (self._device.type != "cpu" or self._dtype != torch.bfloat16)
+        # On a CPU, BF16 weights are served as they are, and converting all of them to float32 takes less memory and
+        # time than a patch, for which they are converted to BF16 and digested once more.
+        return not is_quantized and self._device.type != "cpu"
 
     async def stage(self, version: int, weights: Weights) -> None:
         # The scales of codes are no tensors of the model; `dequantize` takes them together with their codes.

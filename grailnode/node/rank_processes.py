@@ -3,8 +3,11 @@
 The ranks of one host meet through a file, and talk over the loopback interface alone: torch.distributed knows no
 passwords. Ranks on several hosts meet at an address of rank 0's host, and need a network that nobody else is on. Only
 rank 0 has the key and the run's state, so that a rank that is lost, or joins twice, can publish nothing. When one is
-lost, the ranks of all hosts end, meet again, and go on from the checkpoint. One that ends by a fault of its own, also
-before it has joined, notes the cause where they meet, and the others name it.
+lost, the ranks of all hosts end, meet again, and go on from the checkpoint.
+
+Where they meet is a store in rank 0's process. From its arrival there, each rank counts beats in it. One that ends by a
+fault of its own notes the cause; of one that falls silent, before all have met or later, rank 0 notes that. The others
+read the cause with each beat, name it and end; if the store falls silent, they name rank 0.
 """
 
 import json
@@ -35,7 +38,6 @@ from roles.trainer.learn.learner import LearnerSettings
 _JOIN: Final = timedelta(minutes=5)
 _BEAT_SECONDS: Final = 2.0
 _SILENCE_SECONDS: Final = 30.0
-"""After which a rank of another host counts as lost: a link that is cut closes no connection."""
 _NOTE_SECONDS: Final = 5.0
 """In which a rank that ends notes the cause and others read it, and one that goes on counts two beats."""
 _POLL_SECONDS: Final = 0.2
@@ -46,15 +48,19 @@ class Meeting:
 
     Args:
         patience: how long a rank waits until all others have come.
+        silence: seconds without a beat after which a rank counts as lost: a link that is cut closes no connection.
     """
 
-    def __init__(self, seat: Seat, patience: timedelta = _JOIN) -> None:
+    def __init__(self, seat: Seat, patience: timedelta = _JOIN, silence: float = _SILENCE_SECONDS) -> None:
         self.seat = seat
         self._patience = patience
+        self._silence = silence
         self._store: Any = None  # a TCPStore, once rank 0 has been reached
         self._is_seated = False  # as the only one of its rank
-        self._has_met = False
-        self._cause = ""  # which rank has ended first, and why, if it could say so
+        self._has_ended = False  # what this rank does
+        self._has_broken = False  # a connection between ranks, so that a short silence tells which rank has ended
+        self._cause = ""  # which rank has ended first, and why
+        self._has_cause = trio.Event()
 
     def join(self, device: str, terms: Mapping[str, str]) -> RankGroup:
         """Return the group of all ranks, when all of them have called this. The terms, by their names, must be equal on
@@ -67,15 +73,14 @@ class Meeting:
             return RankGroup.of(torch.device(device))
         try:
             self._open(self._patience)
-            self._compare(terms)
-            dist.init_process_group(backend, store=self._store, rank=seat.rank, world_size=seat.count)
-            group = RankGroup.of(torch.device(device))
-        except RuntimeError as error:  # torch has no narrower one
+        except dist.DistError as error:
             reason = str(error).partition("\n")[0]
             text = f"trainer.hosts: the {seat.count} ranks have not met at {seat.meeting}: {reason}"
             raise LostRankError(text) from error
-        self._has_met = True
-        return group
+        self._compare(terms)
+        # A client of the store that waits is locked: with another one, this rank goes on to beat.
+        dist.init_process_group(backend, store=self._store.clone(), rank=seat.rank, world_size=seat.count)
+        return RankGroup.of(torch.device(device))
 
     def _open(self, timeout: timedelta) -> None:
         """Open the store, which is in rank 0's process."""
@@ -90,6 +95,7 @@ class Meeting:
         seat, store = self.seat, self._store
         if store.add(f"seat/{seat.rank}", 1) > 1:
             raise LostRankError(f"trainer.hosts: rank {seat.rank} has joined at {seat.meeting} already")
+        store.add(f"beat/{seat.rank}", 1)
         self._is_seated = True
         store.set(f"terms/{seat.rank}", json.dumps(dict(terms)))
         end = time.monotonic() + self._patience.total_seconds()
@@ -133,104 +139,94 @@ class Meeting:
             return await work()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, telemetry)
-            cause: BaseException | None = None
+            broken: BaseException | None = None
             try:
                 await work()
             except Exception as error:
-                cause, faults = ExceptionGroup("", [error]).split(_is_of_ranks)
+                self._has_ended = True
+                broken, faults = ExceptionGroup("", [error]).split(_is_of_ranks)
                 if faults is not None:
                     line = explain(faults)
                     await self._note(repr(fault_in(faults)) if line is None else line)
                     await self._wait_for_readers()
                     raise
+            self._has_ended = self._has_broken = True
             await self._note("")
-            ended = await self._ended_rank()
+            with trio.move_on_after(self._silence):
+                await self._has_cause.wait()
             await self._wait_for_readers()
-            raise LostRankError(f"trainer.hosts: {ended}") from cause
+            line = str(fault_in(broken)).partition("\n")[0] if broken else "it is closed"
+            cause = self._cause or f"{self._title(self.seat.rank)} has lost a connection: {line}"
+            raise LostRankError(f"trainer.hosts: {cause}") from broken
 
     async def _note(self, cause: str) -> None:
         """Note that this rank ends, and the cause; none if another one has ended."""
         title = self._title(self.seat.rank)
-        text = f"{title} has ended: {cause.removeprefix('trainer.hosts: ')}" if cause and not self._cause else ""
 
         def write() -> None:
             self._open(timedelta(seconds=_NOTE_SECONDS))
-            if self._is_seated or not self._store.add(f"seat/{self.seat.rank}", 0):  # else another process is this rank
-                self._store.set(f"end/{self.seat.rank}", "")
-                if text:
-                    self._store.compare_set("cause", "", text)  # sets it if no rank has
-                self._read_cause()
+            if not self._is_seated and self._store.add(f"seat/{self.seat.rank}", 0):
+                return  # another process is this rank
+            if cause:
+                self._blame(f"{title} has ended: {cause.removeprefix('trainer.hosts: ')}")
+            else:
+                self._store.set("broken", "")
 
         with trio.move_on_after(_NOTE_SECONDS), suppress(RuntimeError):  # of a store that is gone
             await trio.to_thread.run_sync(write, abandon_on_cancel=True)
 
     async def _wait_for_readers(self) -> None:
-        """Wait until all ranks have read the cause, on the host of rank 0, with which the store ends."""
-        readers = [f"read/{rank}" for rank in range(self.seat.count)]
-        with trio.move_on_after(_NOTE_SECONDS), suppress(RuntimeError):
-            while self._cause and self.seat.rank < self.seat.local:
-                if await trio.to_thread.run_sync(self._store.check, readers, abandon_on_cancel=True):
-                    return
-                await trio.sleep(_POLL_SECONDS)
+        """Wait until the others have read the cause, on the host of rank 0, with which the store ends."""
+        if self._cause and self.seat.rank < self.seat.local:
+            await trio.sleep(_NOTE_SECONDS)
+
+    def _blame(self, cause: str) -> None:
+        """Note which rank has ended first and why, unless this has been noted."""
+        self._store.compare_set("cause", "", cause)  # sets it if no rank has
+        self._read_cause()
 
     def _read_cause(self) -> str:
-        """Return which rank has ended first and why, and note that this one has read it; empty if none has said it."""
+        """Return which rank has ended first and why; empty if this has not been noted."""
         if not self._cause and self._store.check(["cause"]):
             self._cause = self._store.get("cause").decode()
-            self._store.set(f"read/{self.seat.rank}", "")
         return self._cause
-
-    async def _ended_rank(self) -> str:
-        """Say which rank has ended first, and by which cause: what it has noted, or that it has not and is silent."""
-        absent, first, began = [0], list[int](), trio.current_time()  # without a store, rank 0 has ended
-        with trio.move_on_after(_NOTE_SECONDS), suppress(RuntimeError):
-            while not self._cause:
-                ended, beats = await trio.to_thread.run_sync(self._ends, abandon_on_cancel=True)
-                first = first or beats
-                pairs = enumerate(zip(first, beats, strict=True))
-                silent = [rank for rank, (old, new) in pairs if old == new and rank not in ended]
-                # A rank that goes on has counted a beat by then. If the store ends sooner, rank 0 has ended.
-                absent = silent if trio.current_time() > began + 2 * _BEAT_SECONDS else [0] if 0 not in ended else []
-                await trio.sleep(_POLL_SECONDS)
-        ended_ranks = ", ".join(map(self._title, absent)) or "a rank"
-        silence = "its process or its host was killed, or its link is cut; its host's log may say more"
-        return self._cause or f"{ended_ranks} has ended: {silence}"
-
-    def _ends(self) -> tuple[set[int], list[int]]:
-        """Read the cause; return which ranks have noted their end, and how many beats each has counted."""
-        store, ranks = self._store, range(self.seat.count)
-        ended = {rank for rank in ranks if store.check([f"end/{rank}"])}
-        self._read_cause()
-        return ended, [store.add(f"beat/{rank}", 0) for rank in ranks]
 
     def _title(self, rank: int) -> str:
         return f"rank {rank} on host {rank // self.seat.local}"
 
     async def _watch(self, telemetry: Telemetry) -> None:
-        """Count this rank's beats in the store of rank 0, which also compares those of the others, and read there why
-        a rank has ended. End this process when one stops: its threads may wait for the other rank for ever.
+        """Count this rank's beats until the store, or its silence, says which rank is lost. Rank 0, whose store it is,
+        compares the beats of all. End this process if its work goes on: its threads may wait for a rank for ever.
         """
-        while not self._has_met:
-            await trio.sleep(_BEAT_SECONDS)
+        while not self._is_seated:
+            await trio.sleep(_POLL_SECONDS)
         watched = 1 if self.seat.rank else self.seat.count
         beats, heard = [0] * watched, [trio.current_time()] * watched
-        while True:
-            with trio.move_on_after(_SILENCE_SECONDS), suppress(RuntimeError):  # of a store that is gone
-                before, beats = beats, await trio.to_thread.run_sync(self._beat, abandon_on_cancel=True)
-                changed = [new != old for old, new in zip(before, beats, strict=True)]
-                heard = [trio.current_time() if new else then for new, then in zip(changed, heard, strict=True)]
-            silent = [rank for rank, moment in enumerate(heard) if moment < trio.current_time() - _SILENCE_SECONDS]
-            if silent:
-                title = self._title(silent[0])
-                error = f"no answer from another host for {_SILENCE_SECONDS:.0f} s (of {title}, or to it)"
-                telemetry.event("failed", error=self._cause or error)
-                os._exit(EXIT_TRANSIENT)
+        while not self._cause:
             await trio.sleep(_BEAT_SECONDS)
+            with trio.move_on_after(_NOTE_SECONDS), suppress(RuntimeError):  # of a store that is gone
+                before, beats = beats, await trio.to_thread.run_sync(self._beat, abandon_on_cancel=True)
+                is_silent = [new == old > 0 for old, new in zip(before, beats, strict=True)]  # 0: it has not come
+                now = trio.current_time()
+                heard = [then if silent else now for silent, then in zip(is_silent, heard, strict=True)]
+            limit = _NOTE_SECONDS if self._has_broken else self._silence
+            if min(heard) < trio.current_time() - limit:
+                cause = "its process or its host was killed, or its link is cut; its host's log may say more"
+                cause = f"{self._title(heard.index(min(heard)))} has been silent for {limit:.0f} s: {cause}"
+                if self.seat.rank == 0:
+                    await trio.to_thread.run_sync(self._blame, cause)
+                self._cause = self._cause or cause
+        self._has_cause.set()
+        await trio.sleep(_NOTE_SECONDS)  # in which work that has broken ends, and others read the cause
+        if not self._has_ended:
+            telemetry.event("failed", error=f"trainer.hosts: {self._cause}")
+            os._exit(EXIT_TRANSIENT)
 
     def _beat(self) -> list[int]:
-        """Count a beat; return the counts of the ranks that this one watches."""
+        """Count a beat, and read the cause; return the counts of the ranks that this one watches."""
         store, seat = self._store, self.seat
         own = store.add(f"beat/{seat.rank}", 1)
+        self._has_broken = self._has_broken or store.check(["broken"])
         self._read_cause()
         return [own] if seat.rank else [store.add(f"beat/{rank}", 0) for rank in range(seat.count)]
 
@@ -239,6 +235,8 @@ def _is_of_ranks(error: BaseException) -> bool:
     """Return whether an error comes from the connections of ranks. gloo has no errors of its own: what tells them from
     mistakes of this process is the module that was left with them.
     """
+    if isinstance(error, dist.DistError):
+        return True
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_of_torch = bool(modules) and modules[-1].startswith("torch.distributed")
     return isinstance(error, RuntimeError) and is_of_torch and not isinstance(error, torch.OutOfMemoryError)

@@ -89,6 +89,17 @@ class TestMixtures:
         assert not torch.equal(before, after)
         assert torch.equal(before, again)
 
+    def test_an_engine_has_the_experts_in_memory_once(self, mixture: Family) -> None:
+        weights = {name: tensor.clone() for name, tensor in mixture.weights.items()}
+        ids = torch.tensor([[5, 6, 7]])
+        with torch.inference_mode():
+            mixture.model.hidden(weights, ids, torch.ones_like(ids, dtype=torch.bool))
+        experts = {name: tensor for name, tensor in weights.items() if ".experts." in name}
+        assert all(torch.equal(tensor, mixture.weights[name]) for name, tensor in experts.items())
+        tensors = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in experts.values()}
+        assert len(tensors) == 2 * 2  # of each layer
+        assert sum(map(len, tensors.values())) == sum(tensor.nbytes for tensor in experts.values())
+
 
 def _change_config(directory: Path, **changes: Any) -> Policy:
     path = directory / "config.json"

@@ -3,13 +3,14 @@
 import errno
 import multiprocessing
 import os
+import re
 import signal
 import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -26,9 +27,11 @@ from grailnode.node.rank_processes import Meeting
 from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, is_transient
+from tests.support.processes.programs import logged_events
 
 TERMS = {"the run": "0a", "the version of torch": "2"}
 PATIENCE = timedelta(seconds=60)
+SILENCE = 10.0
 HOSTS = 3
 
 _context = multiprocessing.get_context("forkserver")
@@ -41,6 +44,14 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
+@pytest.fixture
+def port(listener: socket.socket) -> int:
+    """Return a port that is free again."""
+    number: int = listener.getsockname()[1]
+    listener.close()
+    return number
+
+
 def refusal(rank: int, port: int, terms: Mapping[str, str] = TERMS) -> UserError:
     """Return with what one of the hosts refuses to join."""
     with pytest.raises(UserError) as caught:
@@ -48,9 +59,7 @@ def refusal(rank: int, port: int, terms: Mapping[str, str] = TERMS) -> UserError
     return caught.value
 
 
-def test_hosts_with_other_terms_do_not_compute_together_and_only_the_other_host_stops(listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    listener.close()
+def test_hosts_with_other_terms_do_not_compute_together_and_only_the_other_host_stops(port: int) -> None:
     with ThreadPoolExecutor() as pool:
         tries = [pool.submit(refusal, rank, port, TERMS | {"the run": f"{rank % 2}"}) for rank in range(HOSTS)]
     errors = [each.result() for each in tries]
@@ -58,9 +67,7 @@ def test_hosts_with_other_terms_do_not_compute_together_and_only_the_other_host_
     assert [is_transient(error) for error in errors] == [True, False, True]
 
 
-def test_a_rank_does_not_join_twice(listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    listener.close()
+def test_a_rank_does_not_join_twice(port: int) -> None:
     with ThreadPoolExecutor() as pool:
         server = pool.submit(dist.TCPStore, "127.0.0.1", port, 2, True)  # type: ignore[attr-defined]
         client = dist.TCPStore("127.0.0.1", port, 2, False)  # type: ignore[attr-defined]
@@ -76,9 +83,7 @@ def test_a_port_that_is_taken_is_named(listener: socket.socket) -> None:
     assert "address already in use" in str(error).lower()
 
 
-def test_a_host_that_has_not_come_is_named(listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    listener.close()
+def test_a_host_that_has_not_come_is_named(port: int) -> None:
     with pytest.raises(LostRankError, match=r"not yet at 127\.0\.0\.1:\d+: rank 1 on host 1$"):
         Meeting(Seat(0, 2, f"127.0.0.1:{port}", 1), timedelta(seconds=1)).join("cpu", TERMS)
 
@@ -99,61 +104,101 @@ class End:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def compute(rank: int, port: int, end: End, start: Barrier, answers: "Connection[str | None, str | None]") -> None:
-    """Compute as one of the hosts, of which one ends; answer with the line for the operator."""
+def compute(rank: int, port: int, end: End | None, start: Barrier, log: Path) -> None:
+    """Compute as one of the hosts, of which one ends; log the line for the operator, if there is one."""
     seat = Seat(rank, HOSTS, f"127.0.0.1:{port}", 1)
     prepare_rank(seat)
-    meeting = Meeting(seat, PATIENCE)
+    meeting = Meeting(seat, PATIENCE, SILENCE)
+    telemetry = NodeTelemetry("rank", log)
     start.wait()
 
     async def work() -> None:
-        if rank == end.rank and not end.joins:
+        if end and rank == end.rank and not end.joins:
             end.happen()
         group = await trio.to_thread.run_sync(meeting.join, "cpu", TERMS)
-        if rank == end.rank:
+        if end and rank == end.rank:
             end.happen()
         await trio.to_thread.run_sync(group.wait)
 
     try:
-        trio.run(meeting.run, work, NodeTelemetry("rank"))
+        trio.run(meeting.run, work, telemetry)
     except Exception as error:  # noqa: BLE001 - whatever it is, a process would report it
-        answers.send(explain(error))
+        telemetry.event("failed", error=explain(error) or "a fault of this program")
 
 
-MISTAKE = "inconsistent tensor size"
-DISK = "weights: no space left on device"
-KILLED = "its process or its host was killed"
+class Hosts:
+    """Hosts as processes, and what they log."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        self._directory = directory
+        self._port = port
+        self._processes: dict[int, ForkServerProcess] = {}
+        self._starts: list[Barrier] = []  # the processes open them by name
+
+    def start(self, *ranks: int, end: End | None = None) -> None:
+        self._starts.append(_context.Barrier(len(ranks)))
+        for rank in ranks:
+            arguments = rank, self._port, end, self._starts[-1], self._log(rank)
+            self._processes[rank] = _context.Process(target=compute, args=arguments, daemon=True)
+            self._processes[rank].start()
+
+    def kill(self, rank: int) -> None:
+        self._processes[rank].kill()
+        self._processes[rank].join()
+
+    def line(self, rank: int) -> str:
+        """Return the line for the operator with which a host has ended; empty if it had none."""
+        self._processes[rank].join(2 * PATIENCE.total_seconds())
+        assert self._processes[rank].exitcode is not None, f"rank {rank} still waits"
+        lines = [event["error"] for event in logged_events(self._log(rank), "failed")]
+        return lines[0] if lines else ""
+
+    def _log(self, rank: int) -> Path:
+        return self._directory / f"{rank}.jsonl"
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, port: int) -> Hosts:
+    return Hosts(tmp_path, port)
+
+
+MISTAKE = " has ended: .*inconsistent tensor size"
+DISK = " has ended: weights: no space left on device"
+KILLED = r" has been silent for \d+ s: its process or its host was killed"
 
 
 @pytest.mark.parametrize(
     ("end", "expected", "own"),
     [
-        (End(1, "mistake", joins=True), MISTAKE, None),
-        (End(1, "killed", joins=True), KILLED, None),
-        (End(0, "disk", joins=True), DISK, DISK),
-        (End(0, "killed", joins=True), KILLED, None),
-        (End(1, "disk", joins=False), DISK, DISK),
-        (End(0, "mistake", joins=False), MISTAKE, None),
+        (End(1, "mistake", joins=True), MISTAKE, "a fault of this program"),
+        (End(1, "killed", joins=True), KILLED, ""),
+        (End(0, "disk", joins=True), DISK, "weights: no space left on device"),
+        (End(0, "killed", joins=True), KILLED, ""),
+        (End(1, "disk", joins=False), DISK, "weights: no space left on device"),
+        (End(0, "mistake", joins=False), MISTAKE, "a fault of this program"),
     ],
 )
 def test_the_end_of_a_rank_is_named_on_all_other_hosts_with_its_cause(
-    listener: socket.socket, end: End, expected: str, own: str | None
+    hosts: Hosts, end: End, expected: str, own: str
 ) -> None:
-    port = listener.getsockname()[1]
-    listener.close()
-    pipes, start = [_context.Pipe(duplex=False) for _ in range(HOSTS)], _context.Barrier(HOSTS)
-    for number, (_, answers) in enumerate(pipes):
-        _context.Process(target=compute, args=(number, port, end, start, answers), daemon=True).start()
-        answers.close()
+    hosts.start(*range(HOSTS), end=end)
     for other in {*range(HOSTS)} - {end.rank}:
-        lost = pipes[other][0].recv()
-        assert lost.startswith(f"trainer.hosts: rank {end.rank} on host {end.rank} has ended: ")
-        assert expected in lost
-    if end.cause == "killed":
-        with pytest.raises(EOFError):
-            pipes[end.rank][0].recv()
-    else:
-        assert pipes[end.rank][0].recv() == own
+        assert re.match(f"trainer.hosts: rank {end.rank} on host {end.rank}{expected}", hosts.line(other))
+    assert hosts.line(end.rank) == own
+
+
+@pytest.mark.parametrize(("killed", "late"), [(1, [2]), (0, [])])
+def test_a_rank_that_is_killed_after_its_terms_is_named_by_those_that_wait_for_it(
+    hosts: Hosts, port: int, killed: int, late: list[int]
+) -> None:
+    """A host that comes late has the terms of the killed rank, so that it and rank 0 wait to join it in gloo."""
+    hosts.start(0, 1)
+    terms = dist.TCPStore("127.0.0.1", port, None, False)  # type: ignore[attr-defined]
+    terms.wait(["terms/0", "terms/1"], PATIENCE)
+    hosts.kill(killed)
+    hosts.start(*late)
+    for other in {0, 1, *late} - {killed}:
+        assert re.match(f"trainer.hosts: rank {killed} on host {killed}{KILLED}", hosts.line(other))
 
 
 async def test_a_rank_whose_fault_repeats_without_a_new_checkpoint_ends_and_one_whose_link_is_lost_does_not(
