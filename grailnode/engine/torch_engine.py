@@ -142,6 +142,7 @@ class TorchEngine:
             # `split` sorts by length, so results are carried by index.
             generations, turns = await self._compute(self._sample, policy, [requests[i] for i in batch], params)
             self._turn_caches.keep(turns)
+            await self._compute(turns.clear)  # what is not kept, for the same reason as in `commit`
             results.update(zip(batch, generations, strict=True))
         return [results[index] for index in range(len(requests))]
 

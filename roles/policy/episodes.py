@@ -106,14 +106,15 @@ class PlayedEpisode:
                 generation.logprobs[:room],
                 generation.sketch[: room * (len(generation.sketch) // len(generation.tokens))],
             )
-        self._generations.append(generation)
+        if self._seed:  # else nobody needs the states, which an evaluation would have of all its episodes at once
+            self._generations.append(generation)
         self.episode.take(generation.tokens)
         if not self.episode.room:
             self._cache.content = None
 
     @property
     def generation(self) -> Generation:
-        """All turns together."""
+        """All turns together, of an episode with a seed."""
         parts = self._generations
         return Generation(
             self.episode.tokens,

@@ -1,9 +1,10 @@
 """The torch engine: its contract, prefill by another engine, versions of codes and scales, and exact logits."""
 
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from grailnode.engine.hf import TransformersModel
 from grailnode.engine.models import build, build_exact
 from grailnode.engine.output_projection import project
 from grailnode.engine.policy import Policy
+from grailnode.engine.qwen3 import KeyValueCache
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.digest import Weights
 from protocol.patch import encode
@@ -159,6 +161,32 @@ async def test_a_turn_costs_its_new_tokens_if_the_engine_has_the_others(
     (expected,) = await engine.generate([replace(second, turn_cache=None)], PARAMS)
     assert generation.tokens == expected.tokens
     torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
+
+
+class WatchedCache(KeyValueCache):
+    """A cache that records the threads in which it and its selections are freed."""
+
+    threads: ClassVar[set[int]] = set()
+
+    def select(self, rows: Tensor) -> "WatchedCache":
+        return WatchedCache(super().select(rows)._layers)
+
+    def __del__(self) -> None:
+        self.threads.add(threading.get_ident())
+
+
+class WatchedModel(WrappedModel):
+    def cache(self) -> Any:
+        return WatchedCache()
+
+
+async def test_what_is_not_kept_of_a_turn_is_not_freed_on_the_event_loop(model: CausalModel) -> None:
+    engine = TorchEngine(WatchedModel(model), max_batch_tokens=1)
+    await serve(engine, random_weights(model))
+    request = Request((5, 6, 7), b"s" * 16, turn_cache=TurnCache())
+    await engine.generate([request, replace(request, turn_cache=TurnCache())], PARAMS)
+    assert WatchedCache.threads
+    assert threading.get_ident() not in WatchedCache.threads
 
 
 # The torch engine serves versions of codes and scales, and computes what it computes with their BF16 values

@@ -1,6 +1,7 @@
 """Playing episodes with an engine: turns in batches, room, replies as tokens, and evaluations."""
 
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -211,6 +212,22 @@ def test_a_long_reply_is_cut_between_two_characters() -> None:
     assert len(whole) == 1 + (limits.MAX_REPLY_BYTES - 1) // 2
     assert whole[-1] == ord("é")
     assert encode_reply(Letters(), None, "\ud800", 4) == (ord("?"),)
+
+
+def test_the_states_of_the_most_likely_tokens_end_with_their_turn() -> None:
+    task, states = new_task(), list[weakref.ref[Tensor]]()
+
+    class Engine(TorchEngine):
+        async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
+            generations = await super().generate(requests, params)
+            states.extend(weakref.ref(item.hidden) for item in generations)
+            return generations
+
+    problem = task.environment.problem(bytes(32))
+    episodes = [PlayedEpisode(OpenEpisode(task, problem, bytes([n]) * 32), (5, 6), b"") for n in range(3)]
+    run_without_waiting(play(task, served(Engine(MODEL, run_sync=inline)), episodes))
+    assert states
+    assert not any(state() is not None for state in states)
 
 
 @pytest.mark.parametrize("samples_of_problem", [0, 3])
