@@ -79,8 +79,8 @@ class Mirror:
         await _do_all([self._copy_revisions, *trainers])
 
     async def _copy_new_anchors(self) -> None:
-        chains = self._chains.items()
-        await _do_all([partial(self._copy_anchors, trainer, chain) for trainer, chain in chains])
+        trainers = [trainer for trainer in self._node.authority.trainers if trainer in self._chains]
+        await _do_all([partial(self._copy_anchors, trainer, self._chains[trainer]) for trainer in trainers])
 
     async def _copy_revisions(self) -> None:
         while self._revision < self._node.revisions.number:

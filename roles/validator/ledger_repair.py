@@ -1,7 +1,8 @@
 """Rebuilds a validator's ledger from the summaries that it has published (docs/guide/operate.md).
 
 A window that was judged here and is not published yet is kept if everything that its reveal needs is there or in
-storage. Otherwise it is given up, with the windows after it: they are never sealed again.
+storage, which shows no other seal of it. Otherwise it is given up, with the windows after it: they are never sealed
+again.
 """
 
 import itertools
@@ -79,6 +80,11 @@ class LedgerRepair:
         return max(entries, default=-1) + 1
 
     async def _can_be_revealed(self, entry: Summary) -> bool:
+        node = self._node
+        with suppress(*FOREIGN):  # another validator with this key may have sealed the window
+            seal = await fetch_record(node, Seal, paths.seal(node.key.public, entry.window))
+            if seal.record.summary != content_digest(entry.to_bytes()):
+                return False
         for row in entry.rows:
             if row.verdict and await self._verdict(entry.window, row.miner, row.verdict) is None:
                 return False

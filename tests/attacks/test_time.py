@@ -3,6 +3,8 @@
 import pytest
 import trio
 
+from grailnode.engine.policy import PACKAGED_POLICY
+from grailnode.run import creation
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain.manifest import Manifest
@@ -13,7 +15,7 @@ from protocol.identity.signing import open_announced, sign
 from roles.authority_updates import poll_authority, refresh_authority
 from roles.policy.follower import TRUST_PATH
 from roles.policy.mirroring import Mirror
-from roles.ports import NotFoundError
+from roles.ports import NotFoundError, StoreError
 from tests.support.attacked_nodes.follower import (
     ROOTS,
     SECOND,
@@ -24,6 +26,7 @@ from tests.support.attacked_nodes.follower import (
     follow_chain,
 )
 from tests.support.builders.chains import MINER, TRAINER, equal
+from tests.support.faults.decorated_store import UnreachableStore
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import running
 
@@ -102,6 +105,21 @@ async def test_freeze_of_a_revocation_at_the_meeting_point():
     with pytest.raises(NotFoundError, match="head"):  # the successor has published nothing yet
         await Mirror(testbed.node, copy_of_space).copy()
     assert await copy_of_space.get(paths.revision_copy(SUCCESSOR.public, 1), 1 << 20)
+
+
+async def test_freeze_of_a_mirror_by_an_anchor_of_a_key_that_was_revoked() -> None:
+    testbed = await follow_chain()
+    await creation.publish_files(testbed.store, TRAINER.public, creation.model_files(PACKAGED_POLICY))
+    target = UnreachableStore(MemoryStore(), paths.kind_prefix(TRAINER.public, "anchors"), operations=["put"])
+    mirror, target.is_away = Mirror(testbed.node, target), False
+    await mirror.copy()
+    target.is_away = True
+    await testbed.publish(anchor=True)
+    with pytest.raises(StoreError):
+        await mirror.copy()
+    await testbed.revise_and_learn(trainers=(SUCCESSOR.public,), revoked=(TRAINER.public,))
+    await testbed.mirror(SUCCESSOR, revision=1)
+    await mirror.copy()
 
 
 async def test_freeze_of_a_revision_that_the_head_names():

@@ -10,7 +10,7 @@ import trio
 from grailnode.store.state.state_store import StateStore
 from protocol import paths
 from protocol.chain.manifest import Manifest
-from protocol.identity.signing import open_announced
+from protocol.identity.signing import open_announced, sign
 from protocol.judging.ledger import Seal
 from roles.trainer.collect.validator_monitor import DISTRUSTED, ValidatorMonitor
 from roles.validator.ledger_state import FLOOR_PATH, Ledger
@@ -184,6 +184,21 @@ async def test_a_damaged_floor_of_a_ledger_is_named_and_found_again_in_the_seals
     assert "the newest window that this validator must not seal again" in refusal.line
     assert result == Outcome()
     assert max(windows) > WINDOWS, "it seals later windows"
+
+
+async def test_a_repaired_validator_gives_up_a_window_that_another_with_its_key_has_sealed(
+    network: DiskNetwork, tmp_path: Path
+):
+    other, own_key = network.copy(tmp_path / "states"), key("validator-0")
+    window = max(await sealed_windows(other))
+    seal = Seal(run=other.signed.digest, window=window, validator=own_key.public, summary=bytes(32))
+    await other.store.put(paths.seal(own_key.public, window), sign(seal, own_key))
+    refusal = await outcome(other, "validator-0")
+    assert refusal.line is not None
+    assert "`grailnode repair`" in refusal.line
+    await repair(other, "validator-0")
+    assert await outcome(other, "validator-0") == Outcome()
+    assert max(await sealed_windows(other)) > WINDOWS, "it seals later windows"
 
 
 @pytest.mark.parametrize("damage", few_daily(SOME_DAMAGES.values(), 3), ids=SOME_DAMAGES)

@@ -142,6 +142,17 @@ async def test_an_anchor_that_mirrors_still_compute_comes_from_the_origin() -> N
 
 
 @simulated
+async def test_a_mirror_that_still_computes_an_anchor_is_asked_for_the_next_patch() -> None:
+    setting = Setting(SlowStore(0.2), mirrors={url: SlowStore(0.2) for url in URLS})
+    path = paths.anchor(TRAINER.public, content_digest(DATA))
+    await setting.origin.put(path, DATA)
+    await setting.put(PATCH, DATA)
+    for place in (path, PATCH):
+        await setting.store.get(place, len(DATA))
+    assert setting.origin.reads == 1
+
+
+@simulated
 async def test_a_mirror_that_hangs_costs_three_seconds() -> None:
     setting = Setting(mirrors={url: SlowStore(1e6) for url in URLS})
     data = setting.head(3, 55)
