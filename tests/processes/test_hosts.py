@@ -30,7 +30,7 @@ def network() -> Iterator[NamespaceNetwork]:
 def test_hosts_of_which_one_is_killed_and_one_is_cut_off_publish_what_one_host_does(
     tmp_path: Path, network: NamespaceNetwork
 ) -> None:
-    """A step has one pass, so that the second rank adds nothing to the gradients but its rows of the masters."""
+    """The one host has two ranks, because a step's passes are divided among ranks."""
     alone = make_run(tmp_path / "alone")
     settings = alone / "run.toml"
     settings.write_text(settings.read_text().replace("[trainer]\n", "[trainer]\nfile_bytes = 200_000\n"))
@@ -41,6 +41,8 @@ def test_hosts_of_which_one_is_killed_and_one_is_cut_off_publish_what_one_host_d
         text = settings.read_text().replace("[trainer]\n", HOSTS.format(number))
         settings.write_text(text.replace('path = "store"', f'path = "{hosts[0] / "store"}"'))
     shutil.rmtree(hosts[1] / "keys")
+    settings = alone / "run.toml"
+    settings.write_text(settings.read_text().replace("[trainer]\n", "[trainer]\ngpus = 2\n"))
     weights = StepwiseTrainer(alone).publish_versions(VERSIONS)
     others: list[Program] = []
 

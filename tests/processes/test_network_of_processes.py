@@ -130,26 +130,15 @@ def test_a_terminal_that_takes_nothing_stops_no_node(network: NetworkOfProcesses
 VERSIONS = 4
 
 
-@pytest.fixture(scope="module")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, str]]:
-    """Return a run before its start, and the digests of the versions of a trainer that nothing happened to."""
-    directory = make_run(tmp_path_factory.mktemp("trainer") / "lived")
-    before = shutil.copytree(directory, directory.with_name("before"))
-    weights = StepwiseTrainer(directory).publish_versions(VERSIONS)
-    assert len(set(weights.values())) == len(weights) == VERSIONS + 1
-    return before, weights
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_killed_trainers_weights_are_those_of_one_that_lived(
-    lived: tuple[Path, dict[int, str]], tmp_path: Path, ranks: int
-):
-    """A step has one pass here, so that a second rank adds nothing to the gradients but its rows of the masters."""
-    before, weights = lived
-    settings = shutil.copytree(before, tmp_path / "killed") / "run.toml"
+def test_a_killed_trainers_weights_are_those_of_one_that_lived(tmp_path: Path, ranks: int):
+    directory = make_run(tmp_path / "lived")
+    settings = directory / "run.toml"
     settings.write_text(settings.read_text().replace("[trainer]\n", f"[trainer]\ngpus = {ranks}\n"))
-    killed_trainer = StepwiseTrainer(settings.parent, kills=6)
+    killed_trainer = StepwiseTrainer(shutil.copytree(directory, tmp_path / "killed"), kills=6)
+    weights = StepwiseTrainer(directory).publish_versions(VERSIONS)
+    assert len(set(weights.values())) == len(weights) == VERSIONS + 1
     assert killed_trainer.publish_versions(VERSIONS) == weights
     assert killed_trainer.kill_counts
 
