@@ -136,9 +136,10 @@ def test_a_killed_trainers_weights_are_those_of_one_that_lived(tmp_path: Path, r
     directory = make_run(tmp_path / "lived")
     settings = directory / "run.toml"
     settings.write_text(settings.read_text().replace("[trainer]\n", f"[trainer]\ngpus = {ranks}\n"))
-    killed_trainer = StepwiseTrainer(shutil.copytree(directory, tmp_path / "killed"), kills=6)
+    before = shutil.copytree(directory, tmp_path / "killed")
     weights = StepwiseTrainer(directory).publish_versions(VERSIONS)
     assert len(set(weights.values())) == len(weights) == VERSIONS + 1
+    killed_trainer = StepwiseTrainer(before, kills=6)
     assert killed_trainer.publish_versions(VERSIONS) == weights
     assert killed_trainer.kill_counts
 
