@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import trio
@@ -17,6 +18,7 @@ from roles.node.timekeeping import Timekeeper
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
 _ANNOUNCEMENT_CHECKS = 8  # whether storage still shows an announcement, before the next replaces it
+_EXPIRY_SHIFTS = 997  # by milliseconds of the clock at a process's first announcement
 _RETRY_SECONDS = 0.25
 _CLOCK_POLL_SECONDS = 1.0  # between two looks at a clock that an operator may set
 LOOKS = 40
@@ -76,6 +78,13 @@ class Node:
     def authority(self) -> Authority:
         """The keys that may act now. Read it at each use, since it may change between two."""
         return self.revisions.current
+
+    @cached_property
+    def _expiry_shift(self) -> float:
+        """By how many seconds, less than one, this process's announcements expire later. Without it, two processes with
+        one key that act at the same moments would sign equal announcements, and neither would notice the other.
+        """
+        return int(self.clock.now() * 1000) % _EXPIRY_SHIFTS / 1000
 
     def alarm(self, line: str) -> None:
         """Report a dishonest participant: in this node's log at once, and in its next summary if it is a validator."""
@@ -175,7 +184,7 @@ class Node:
         self, role: Role, seconds: float, groups: int = 0, version: int = 0, arithmetic: str = ""
     ) -> bytes:
         """Publish an announcement that expires after some seconds, a miner's with its pledge; return its bytes."""
-        expires = await self.time.proven_time() + seconds
+        expires = await self.time.proven_time() + seconds + self._expiry_shift
         data = sign(await self.announcement(role, expires, groups, version, arithmetic), self.key)
         await self.publish(paths.participant(self.key.public), data)
         return data
