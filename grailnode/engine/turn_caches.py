@@ -46,14 +46,14 @@ class TurnCaches:
     def keep(self, turns: Turns) -> None:
         """Keep turns as far as there is room; a prompt whose turn is not kept is computed again."""
         contents = {cache: cache.content for item in self._caches if (cache := item()) is not None}
-        kept = {cache: turn for cache, turn in contents.items() if isinstance(turn, ComputedTurn)}
-        sizes = {id(turn.cache): turn.mask.numel() for turn in kept.values()}
+        current = {cache: turn for cache, turn in contents.items() if isinstance(turn, ComputedTurn)}
+        sizes = {id(turn.cache): turn.mask.numel() for turn in current.values()}
         for cache, turn in turns.items():
             size = {id(turn.cache): turn.mask.numel()}
             if sum((sizes | size).values()) <= self._max_tokens:
                 sizes |= size
-                cache.content = kept[cache] = turn
-        self._caches = [weakref.ref(cache) for cache in kept]
+                cache.content = current[cache] = turn
+        self._caches = [weakref.ref(cache) for cache in current]
 
 
 def take_turn(policy: object, request: Request) -> ComputedTurn | None:
