@@ -43,6 +43,8 @@ from protocol.errors import ProtocolError
 OWN_PYTHON: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
 READERS: Final = {"gsm8k": "math", "math500": "math", "mbpp": f"code-{OWN_PYTHON}"}
 """Built-in environments by the data sets whose form they read."""
+_EXAMPLES: Final = ("gymnasium", "reasoning_gym", "textarena", "tools", "verifiers", "webassembly")
+"""Plug-ins that are not installed with this program: folders of examples/."""
 
 _PACKAGE: Final = "protocol.environments"
 _REPLY_TOKENS: Final = 512  # of a plug-in's episodes, by default
@@ -73,6 +75,21 @@ def is_built_in(name: str) -> bool:
 def reader_of(data_set: str) -> str:
     """Return the line that says which built-in environment reads the form of a data set."""
     return f"problems in this form are read by --environment {READERS[data_set]} --data FILE"
+
+
+def _advice(name: str) -> str | None:
+    """Return what to do about a name such as openai/GSM8K or reasoning_gym/countdown, which others use."""
+    words = {re.sub("[^a-z0-9]", "", word) for word in re.split("[/:]", name.lower())}
+    for data_set in READERS:
+        if data_set in words:
+            return reader_of(data_set)
+    for folder in _EXAMPLES:
+        if folder.replace("_", "") in words:
+            return (
+                f"a plug-in: pip install ./examples/{folder} in a checkout of grailnode, whose docs/guide/own-task.md "
+                "shows how it is used"
+            )
+    return None
 
 
 def requirements(name: str, config: str = "{}") -> Requirements:
@@ -181,12 +198,15 @@ def _points() -> dict[str, EntryPoint]:
 
 def _distribution(name: str) -> Distribution:
     """Return the distribution of a plug-in; a PluginError lists all names."""
-    distribution = _points()[name].dist if name in _points() else None
-    if distribution is None:
-        if name in READERS:
-            raise PluginError(f"environment {name!r}: {reader_of(name)}")
-        raise PluginError(f"unknown environment {name!r}; there are: {', '.join(distributions())}")
-    return distribution
+    found = [point.dist for point in importlib.metadata.entry_points(group=GROUP, name=name) if point.dist]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        owners = " and ".join(f"{one.name} {one.version}" for one in found)
+        raise PluginError(f"environment {name!r}: {owners} both have this name; uninstall one of them")
+    if advice := _advice(name):
+        raise PluginError(f"environment {name!r}: {advice}")
+    raise PluginError(f"unknown environment {name!r}; there are: {', '.join(distributions())}")
 
 
 @cache
