@@ -138,7 +138,7 @@ def _list() -> None:
 
 @verb("environment_checks.try_", environments)
 @_source_options
-@shown_option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, help="Of the problem.")
+@shown_option("--seed", type=click.IntRange(0, 0xFFFFFFFF), default=0, help="Of the problem.")
 @click.option("--answer", "answers", multiple=True, help="A completion to judge; repeated, the turns of an episode.")
 @click.option("--policy", type=EXISTING_DIRECTORY, help="A checkpoint whose most likely completion is judged.")
 def _try() -> None:
