@@ -85,6 +85,11 @@ def test_a_plugin_writes_nothing_to_the_terminal_but_text(tmp_path: Path, monkey
     output = succeed("environments", "try", "hostile", "--answer", "1")
     assert output == "a\ufffd[2J\nb\nreply: d\ufffd]0;e\ufffd\ufffd\nreward: 1\n"
     assert "'hostile': ZeroDivisionError: division by zero" in fail("environments", "try", "hostile", "--answer", "")
+    second = install_module("second", HOSTILE, tmp_path / "second")
+    entry_points = second / "second-1.0.dist-info" / "entry_points.txt"
+    entry_points.write_text("[grailnode.environments]\nhostile = second:Task\n")
+    monkeypatch.syspath_prepend(second)
+    assert "second 1.0 and hostile 1.0 both have this name" in fail("environments", "check", "hostile")
 
 
 @pytest.mark.parametrize("verb", ["try", "check"])

@@ -23,15 +23,15 @@ def list_() -> None:
         except (PluginError, SandboxError) as error:
             example = f"cannot be used here: {error}"
         click.echo(f"{name:<16} {distribution:<24} {example}")
-    for data_set in registry.READERS:
-        click.echo(f"{data_set:<16} {registry.reader_of(data_set)}")
+    for name, advice in registry.ADVICE.items():
+        click.echo(f"{name:<16} {advice}")
 
 
 def try_(name: str, config: str, data: Path | None, seed: int, answers: tuple[str, ...], policy: Path | None) -> None:
     if answers and policy is not None:
         raise click.UsageError("give either --answer or --policy")
     _check_options(name, config, data)
-    environment = _open(name, config, data)
+    environment = _open(name, config, data, strict=True)
     most = contract.turns(environment)
     if len(answers) > most:
         raise click.UsageError(f"{len(answers)} answers, and an episode of {name!r} has {most} turns at most")
@@ -83,10 +83,10 @@ def _check_options(name: str, config: str, data: Path | None) -> None:
         raise PluginError(f"environment {name!r} takes no configuration: drop --environment-config")
 
 
-def _open(name: str, config: str, data: Path | None) -> Environment:
+def _open(name: str, config: str, data: Path | None, *, strict: bool = False) -> Environment:
     """Return an environment of this machine; a PluginError says why there is none."""
     if not registry.is_built_in(name):
-        return registry.open_plugin(name, config, strict=True).environment
+        return registry.open_plugin(name, config, strict=strict).environment
     try:
         return contract.open_built_in(name, data)
     except ProtocolError as error:
