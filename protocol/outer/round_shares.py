@@ -3,7 +3,8 @@
 The parts of the contributions are divided into shares of about the same size. The aggregator of a share computes the
 products of its parts, and the aggregator after it repeats some of them, drawn when it has seen the result. Nothing that
 a site computes is believed by itself: no product may be longer than the norms of the part allow, and where two sites
-disagree, or one says nothing, the coordinator computes. All results are the same bit for bit, whoever computes them.
+disagree, or one says nothing, the coordinator computes. It computes all if their sums are not what its own projections
+show, so sites that agree on wrong products are found, too. All results are the same bit for bit, whoever computes them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from protocol.identity.signing import Signed
-from protocol.kernels.inner_products import Matrix
+from protocol.kernels.inner_products import Matrix, row_products
 from protocol.outer.comparing import Projection, length_factors
 from protocol.outer.round_records import (
     AggregatedShare,
@@ -36,6 +37,9 @@ LEAST_SITES: Final = 3
 """Contributions from which on a round is spread; fewer cannot be told apart, and are soon compared."""
 
 _SLACK: Final = 1 + 1e-6  # of a bound that is itself rounded
+
+_DEVIATIONS: Final = 8.0
+"""Standard deviations of what projections show by which true products do not differ from it."""
 
 
 def plan_round(opening: Signed[RoundManifest], contributions: Sequence[RoundContribution]) -> RoundPlan | None:
@@ -96,6 +100,18 @@ def product_bounds(projections: Sequence[Projection]) -> Matrix:
     sums = np.array(length_factors(lengths)) @ norms
     bounds: Matrix = _SLACK * norms.T * sums[:, None]
     return bounds
+
+
+def are_plausible(projections: Sequence[Projection], products: Matrix) -> bool:
+    """Return whether the products of all parts, float64 [P, R], have the sums that the projections of the contributions
+    show, but for chance.
+    """
+    numbers = np.array([projection.numbers for projection in projections])
+    total = np.array(length_factors([float(np.linalg.norm(projection.norms)) for projection in projections])) @ numbers
+    # Each number of a projection would have had the opposite sign with the same probability.
+    deviations = np.sqrt(row_products(numbers * numbers, total * total))
+    differences = np.abs(products.sum(axis=0) - row_products(numbers, total))
+    return bool((differences <= _DEVIATIONS * deviations).all())
 
 
 @dataclass

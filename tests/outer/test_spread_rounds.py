@@ -58,9 +58,10 @@ class BentStore(DecoratedStore):
         return self._own.get(path) or await super().get(path, max_bytes, offset=offset, size=size)
 
 
-def changed(record: RoundProducts, factor: float) -> RoundProducts:
-    numbers = np.frombuffer(record.numbers, "<f8") * factor
-    return record.model_copy(update={"numbers": numbers.tobytes()})
+def changed(record: RoundProducts, *factors: float) -> RoundProducts:
+    """Return products of which those of each contribution, or all, are multiplied by a factor."""
+    numbers = np.frombuffer(record.numbers, "<f8")
+    return record.model_copy(update={"numbers": (numbers * np.resize(factors, numbers.size)).tobytes()})
 
 
 async def run_rounds(
@@ -142,6 +143,19 @@ async def test_a_site_that_publishes_wrong_products_or_none_is_named_and_changes
     # A site that failed has no share in the next round, which it then cannot delay.
     failed = [key("site-0").public in {share.worker for share in manifest.aggregated} for manifest in manifests[1:]]
     assert not any(one and other for one, other in pairwise(failed))
+
+
+async def test_sites_that_agree_on_wrong_products_are_found_by_the_projections_and_change_nothing() -> None:
+    testbed = OuterTestbed(3, RULES)
+    async with running(testbed.feed) as nursery:
+        nursery.start_soon(testbed.run_coordinator)
+        for name, handle in testbed.handles.items():
+            store = BentStore(testbed.store, name, lambda own: changed(own, -0.9, 1, 1))
+            nursery.start_soon(testbed.run_site, handle, None, store)
+        await testbed.until_round(ROUNDS)
+        await trio.sleep(ROUND_SECONDS / 2)
+    manifests = await equal_to_the_coordinator_alone(testbed)
+    assert all(outcomes(manifests, name) == {("share", "wrong"), ("repeat", "wrong")} for name in testbed.names)
 
 
 class TwoVersions(DecoratedStore):

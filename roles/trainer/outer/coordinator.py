@@ -38,7 +38,7 @@ from protocol.outer.round_records import (
     RoundPointer,
     RoundRules,
 )
-from protocol.outer.round_shares import plan_round, product_bounds
+from protocol.outer.round_shares import plan_round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import parts_of
 from roles.gather import gather
@@ -358,9 +358,8 @@ class Coordinator:
         aggregated: tuple[AggregatedShare, ...] = ()
         compute = partial(node.run_sync, part_products, shared, payloads, rules, settings.threads)
         if plan := plan_round(opening, [attendance.contributions[worker].record for worker in workers]):
-            bounds, times = product_bounds(projections), (settings.payload_seconds, settings.poll_seconds)
-            parts = shared.stream_parts(rules)
-            products, aggregated = await collect_products(node, plan, parts, compute, bounds, *times)
+            times, parts = (settings.payload_seconds, settings.poll_seconds), shared.stream_parts(rules)
+            products, aggregated = await collect_products(node, plan, parts, compute, projections, *times)
         else:
             products = await compute()
         comparison: Comparison = await node.run_sync(comparison_of, shared, payloads, rules, projections, products)

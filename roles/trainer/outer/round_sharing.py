@@ -13,9 +13,17 @@ import trio
 from protocol import paths
 from protocol.identity.signing import Signed, sign
 from protocol.kernels.inner_products import Matrix
-from protocol.outer.comparing import part_products
+from protocol.outer.comparing import Projection, part_products
 from protocol.outer.round_records import AggregatedShare, RoundManifest, RoundPlan, RoundProducts
-from protocol.outer.round_shares import ShareCase, draw_parts, largest_products, share_cases, shares_of
+from protocol.outer.round_shares import (
+    ShareCase,
+    are_plausible,
+    draw_parts,
+    largest_products,
+    product_bounds,
+    share_cases,
+    shares_of,
+)
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
 from roles.gather import STORAGE_ERRORS, gather
@@ -90,31 +98,37 @@ async def collect_products(
     plan: RoundPlan,
     parts: Sequence[Part],
     compute: Compute,
-    bounds: Matrix,
+    projections: Sequence[Projection],
     seconds: float,
     poll_seconds: float,
 ) -> tuple[Matrix, tuple[AggregatedShare, ...]]:
-    """Publish a plan, and return the products of all parts, within `bounds`, and what became of each share. What no
-    site computed within some seconds, or computed wrong, this node computes.
+    """Publish a plan, and return the products of all parts and what became of each share. This node computes what no
+    site computed within some seconds, or computed wrong, and everything if `projections` show that sites agree on wrong
+    products.
     """
     data, secret, cases = sign(plan, node.key), node.key.derive(DRAWN), share_cases(plan, parts)
     await node.publish(plan.path, data)
-    digest = open_record(node, RoundPlan, plan.path, data).digest
+    digest, bounds = open_record(node, RoundPlan, plan.path, data).digest, product_bounds(projections)
 
     async def watch(case: ShareCase) -> None:
         case.products = await _products_of(node, plan, case.worker, digest, len(parts), poll_seconds)
         case.repeat = await _products_of(node, plan, case.checker, case.products.digest, len(parts), poll_seconds)
 
+    async def decide(places: Sequence[int]) -> tuple[Matrix, tuple[AggregatedShare, ...]]:
+        products = dict(zip(places, await compute(places), strict=True))
+        shares = tuple(case.decide(bounds, products) for case in cases)
+        missing = [place for place in range(len(parts)) if place not in products]
+        products |= zip(missing, await compute(missing), strict=True)
+        return np.array([products[place] for place in range(len(parts))]), shares
+
     with trio.move_on_after(seconds):
         await gather(watch, cases, len(cases))
-    places = sorted({place for case in cases for place in case.disputed(bounds, secret)})
-    products = dict(zip(places, await compute(places), strict=True))
-    shares = tuple(case.decide(bounds, products) for case in cases)
-    missing = sorted(set(range(len(parts))) - products.keys())
-    products |= zip(missing, await compute(missing), strict=True)
+    products, shares = await decide(sorted({place for case in cases for place in case.disputed(bounds, secret)}))
+    if not are_plausible(projections, products):
+        products, shares = await decide(range(len(parts)))
     for share in shares:
         _report(node, plan.number, share)
-    return np.array([products[place] for place in range(len(parts))]), shares
+    return products, shares
 
 
 def _report(node: Node, number: int, share: AggregatedShare) -> None:
