@@ -13,14 +13,13 @@ import trio
 from protocol import paths
 from protocol.identity.signing import Signed, sign
 from protocol.kernels.inner_products import Matrix
-from protocol.outer.comparing import Projection, part_products
+from protocol.outer.comparing import Comparison, part_products
 from protocol.outer.round_records import AggregatedShare, RoundManifest, RoundPlan, RoundProducts
 from protocol.outer.round_shares import (
     ShareCase,
-    are_plausible,
     draw_parts,
+    fits_projections,
     largest_products,
-    product_bounds,
     share_cases,
     shares_of,
 )
@@ -37,6 +36,9 @@ DRAWN: Final = "parts that are computed again"
 Result = TypeVar("Result")
 Compute = Callable[[Sequence[int]], Awaitable[Matrix]]
 """Computes the products of some parts, in ascending order: float64 [P, R]."""
+
+Compare = Callable[[Matrix], Awaitable[Comparison]]
+"""Makes the comparison of the products of all parts: float64 [P, R]."""
 
 
 async def _until_read(read: Callable[[], Awaitable[Result]], poll_seconds: float) -> Result:
@@ -98,37 +100,37 @@ async def collect_products(
     plan: RoundPlan,
     parts: Sequence[Part],
     compute: Compute,
-    projections: Sequence[Projection],
+    compare: Compare,
     seconds: float,
     poll_seconds: float,
-) -> tuple[Matrix, tuple[AggregatedShare, ...]]:
-    """Publish a plan, and return the products of all parts and what became of each share. This node computes what no
-    site computed within some seconds, or computed wrong, and everything if `projections` show that sites agree on wrong
-    products.
+) -> tuple[Comparison, tuple[AggregatedShare, ...]]:
+    """Publish a plan, and return the comparison of all parts and what became of each share. This node computes what no
+    site computed within some seconds, or computed wrong, and everything if its projections show that something else is
+    wrong.
     """
     data, secret, cases = sign(plan, node.key), node.key.derive(DRAWN), share_cases(plan, parts)
     await node.publish(plan.path, data)
-    digest, bounds = open_record(node, RoundPlan, plan.path, data).digest, product_bounds(projections)
+    digest, count = open_record(node, RoundPlan, plan.path, data).digest, len(plan.contributions)
 
     async def watch(case: ShareCase) -> None:
         case.products = await _products_of(node, plan, case.worker, digest, len(parts), poll_seconds)
         case.repeat = await _products_of(node, plan, case.checker, case.products.digest, len(parts), poll_seconds)
 
-    async def decide(places: Sequence[int]) -> tuple[Matrix, tuple[AggregatedShare, ...]]:
+    async def decide(places: Sequence[int]) -> tuple[Comparison, tuple[AggregatedShare, ...]]:
         products = dict(zip(places, await compute(places), strict=True))
-        shares = tuple(case.decide(bounds, products) for case in cases)
+        shares = tuple(case.decide(count, products) for case in cases)
         missing = [place for place in range(len(parts)) if place not in products]
         products |= zip(missing, await compute(missing), strict=True)
-        return np.array([products[place] for place in range(len(parts))]), shares
+        return await compare(np.array([products[place] for place in range(len(parts))])), shares
 
     with trio.move_on_after(seconds):
         await gather(watch, cases, len(cases))
-    products, shares = await decide(sorted({place for case in cases for place in case.disputed(bounds, secret)}))
-    if not are_plausible(projections, products):
-        products, shares = await decide(range(len(parts)))
+    comparison, shares = await decide(sorted({place for case in cases for place in case.disputed(count, secret)}))
+    if not fits_projections(comparison):
+        comparison, shares = await decide(range(len(parts)))
     for share in shares:
         _report(node, plan.number, share)
-    return products, shares
+    return comparison, shares
 
 
 def _report(node: Node, number: int, share: AggregatedShare) -> None:
