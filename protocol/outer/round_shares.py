@@ -118,7 +118,7 @@ class ShareCase:
         to decide: none if two sites agree, some if they do not or if the checker said nothing, all if the aggregator
         said nothing of the whole share.
         """
-        own, repeated = self._own(contributions), _read(self.repeat, self.parts, contributions)
+        own, repeated = self._read(contributions)
         if self.products is None or own is None:
             return self.parts
         if repeated is None:
@@ -127,7 +127,7 @@ class ShareCase:
 
     def decide(self, contributions: int, known: dict[int, Matrix]) -> AggregatedShare:
         """Return what became of the share, and add its products to the known ones, by part, if they are believed."""
-        own, repeated = self._own(contributions), _read(self.repeat, self.parts, contributions)
+        own, repeated = self._read(contributions)
         computed = [place for place in self.parts if place in known]
         is_sound = own is not None and all(_same(own[place], known[place]) for place in computed)
         if own is not None and is_sound:
@@ -143,10 +143,10 @@ class ShareCase:
             check="lost" if self.repeat is None else "sound" if is_right else "wrong",
         )
 
-    def _own(self, contributions: int) -> dict[int, Matrix] | None:
-        """Return the aggregator's products by part if they are of the whole share."""
-        products = _read(self.products, self.parts, contributions)
-        return None if products is None or len(products) < len(self.parts) else products
+    def _read(self, contributions: int) -> tuple[dict[int, Matrix] | None, dict[int, Matrix] | None]:
+        """Return the aggregator's products by part, None if they are not of the whole share, and the checker's."""
+        own, repeated = (_read(signed, self.parts, contributions) for signed in (self.products, self.repeat))
+        return own if own is not None and len(own) == len(self.parts) else None, repeated
 
 
 def share_cases(plan: RoundPlan, parts: Sequence[Part]) -> list[ShareCase]:

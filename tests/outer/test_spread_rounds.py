@@ -1,6 +1,6 @@
 """Rounds whose contributions the sites compare together: the result is that of the coordinator alone, whoever fails."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -65,14 +65,13 @@ def changed(record: RoundProducts, *factors: float) -> RoundProducts:
 
 
 async def run_rounds(
-    testbed: OuterTestbed, store: ObjectStore | None = None, coordinator_store: ObjectStore | None = None
+    testbed: OuterTestbed, stores: Mapping[str, ObjectStore], coordinator_store: ObjectStore | None = None
 ) -> None:
-    """Run some rounds in which site-0, or the coordinator, has a store of its own."""
+    """Run some rounds in which some sites, or the coordinator, have a store of their own."""
     async with running(testbed.feed) as nursery:
         nursery.start_soon(testbed.run_coordinator, None, coordinator_store)
-        for name in testbed.names:
-            own = store if name == "site-0" else None
-            nursery.start_soon(testbed.run_site, testbed.handles[name], None, own)
+        for name, handle in testbed.handles.items():
+            nursery.start_soon(testbed.run_site, handle, None, stores.get(name))
         await testbed.until_round(ROUNDS)
         await trio.sleep(ROUND_SECONDS / 2)
 
@@ -107,7 +106,7 @@ def outcomes(manifests: Sequence[RoundManifest], name: str) -> set[tuple[str, st
 @pytest.mark.parametrize("threads", [1, 3])
 async def test_each_site_computes_its_share_and_another_one_repeats_a_part(threads: int) -> None:
     testbed = OuterTestbed(3, RULES, threads=threads)
-    await run_rounds(testbed)
+    await run_rounds(testbed, {})
     manifests = await equal_to_the_coordinator_alone(testbed)
     for manifest in manifests[1:]:
         assert {share.worker for share in manifest.aggregated} == {key(name).public for name in testbed.names}
@@ -132,7 +131,7 @@ BENDS: dict[str, tuple[Bend, set[tuple[str, str]]]] = {
 async def test_a_site_that_publishes_wrong_products_or_none_is_named_and_changes_nothing(what: str) -> None:
     bend, expected = BENDS[what]
     testbed = OuterTestbed(3, RULES)
-    await run_rounds(testbed, BentStore(testbed.store, "site-0", bend))
+    await run_rounds(testbed, {"site-0": BentStore(testbed.store, "site-0", bend)})
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert outcomes(manifests, "site-0") == expected
     for name in ("site-1", "site-2"):
@@ -147,13 +146,8 @@ async def test_a_site_that_publishes_wrong_products_or_none_is_named_and_changes
 
 async def test_sites_that_agree_on_wrong_products_are_found_by_the_projections_and_change_nothing() -> None:
     testbed = OuterTestbed(3, RULES)
-    async with running(testbed.feed) as nursery:
-        nursery.start_soon(testbed.run_coordinator)
-        for name, handle in testbed.handles.items():
-            store = BentStore(testbed.store, name, lambda own: changed(own, -0.9, 1, 1))
-            nursery.start_soon(testbed.run_site, handle, None, store)
-        await testbed.until_round(ROUNDS)
-        await trio.sleep(ROUND_SECONDS / 2)
+    stores = {name: BentStore(testbed.store, name, lambda own: changed(own, -0.9, 1, 1)) for name in testbed.names}
+    await run_rounds(testbed, stores)
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert all(outcomes(manifests, name) == {("share", "wrong"), ("repeat", "wrong")} for name in testbed.names)
 
@@ -171,7 +165,7 @@ class TwoVersions(DecoratedStore):
 
 async def test_a_site_that_shows_the_coordinator_another_version_is_named_and_its_checker_is_not() -> None:
     testbed = OuterTestbed(3, RULES)
-    await run_rounds(testbed, coordinator_store=TwoVersions(testbed.store))
+    await run_rounds(testbed, {}, TwoVersions(testbed.store))
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert ("share", "wrong") in outcomes(manifests, "site-0")
     others = outcomes(manifests, "site-1") | outcomes(manifests, "site-2")
@@ -181,7 +175,7 @@ async def test_a_site_that_shows_the_coordinator_another_version_is_named_and_it
 async def test_a_site_that_shows_its_checker_another_version_delays_every_other_round_at_most() -> None:
     testbed = OuterTestbed(3, RULES)
     store = BentStore(testbed.store, "site-0", lambda own: changed(own, 1 + 1e-12))  # the coordinator sees the true one
-    await run_rounds(testbed, store, store)
+    await run_rounds(testbed, {"site-0": store}, store)
     manifests = await equal_to_the_coordinator_alone(testbed)
     unrepeated = [any(share.check == "lost" for share in manifest.aggregated) for manifest in manifests]
     assert any(unrepeated) and not any(one and other for one, other in pairwise(unrepeated))
@@ -197,7 +191,7 @@ class LateStore(DecoratedStore):
 
 async def test_a_late_site_delays_every_other_round_by_a_limited_time() -> None:
     testbed = OuterTestbed(3, RULES)
-    await run_rounds(testbed, LateStore(testbed.store))
+    await run_rounds(testbed, {"site-0": LateStore(testbed.store)})
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert ("share", "lost") in outcomes(manifests, "site-0")
     lost = [any(share.outcome == "lost" for share in manifest.aggregated) for manifest in manifests]
@@ -243,7 +237,7 @@ async def test_products_are_deleted_although_the_next_rounds_are_not_spread() ->
 @pytest.mark.parametrize("sites", [1, 2])
 async def test_few_sites_are_compared_by_the_coordinator_alone(sites: int) -> None:
     testbed = OuterTestbed(sites, RULES.model_copy(update={"quorum": 1}))
-    await run_rounds(testbed)
+    await run_rounds(testbed, {})
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert not any(manifest.aggregated for manifest in manifests)
 
