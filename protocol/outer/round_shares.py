@@ -36,8 +36,7 @@ REPEATED: Final = 8
 LEAST_SITES: Final = 3
 """Contributions from which on a round is spread; fewer cannot be told apart, and are soon compared."""
 
-_DEVIATIONS: Final = 8.0
-"""Standard deviations of what projections show by which true products do not differ from it."""
+_DEVIATIONS: Final = 8.0  # standard deviations by which true products do not differ from what projections show
 
 
 def plan_round(opening: Signed[RoundManifest], contributions: Sequence[RoundContribution]) -> RoundPlan | None:
@@ -92,9 +91,7 @@ def largest_products(parts: int, contributions: int) -> int:
 
 
 def fits_projections(comparison: Comparison) -> bool:
-    """Return whether the products with the sum of all are what the projections of the contributions show, but for
-    chance.
-    """
+    """Return whether the products with the sum of all are what the projections show, but for chance."""
     rows = np.array(length_factors(comparison.lengths.tolist()))[:, None] * comparison.projections
     total = rows.sum(axis=0)
     # Each number of a projection would have had the opposite sign with the same probability.

@@ -37,9 +37,6 @@ Result = TypeVar("Result")
 Compute = Callable[[Sequence[int]], Awaitable[Matrix]]
 """Computes the products of some parts, in ascending order: float64 [P, R]."""
 
-Compare = Callable[[Matrix], Awaitable[Comparison]]
-"""Makes the comparison of the products of all parts: float64 [P, R]."""
-
 
 async def _until_read(read: Callable[[], Awaitable[Result]], poll_seconds: float) -> Result:
     """Return what a reading returns, as soon as storage has it."""
@@ -100,13 +97,13 @@ async def collect_products(
     plan: RoundPlan,
     parts: Sequence[Part],
     compute: Compute,
-    compare: Compare,
+    compare: Callable[[Matrix], Awaitable[Comparison]],
     seconds: float,
     poll_seconds: float,
 ) -> tuple[Comparison, tuple[AggregatedShare, ...]]:
-    """Publish a plan, and return the comparison of all parts and what became of each share. This node computes what no
-    site computed within some seconds, or computed wrong, and everything if its projections show that something else is
-    wrong.
+    """Publish a plan, and return the comparison of all parts, which `compare` makes of their products, and what became
+    of each share. This node computes what no site computed within some seconds, or computed wrong, and everything if
+    its projections show that something else is wrong.
     """
     data, secret, cases = sign(plan, node.key), node.key.derive(DRAWN), share_cases(plan, parts)
     await node.publish(plan.path, data)
