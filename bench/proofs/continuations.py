@@ -16,20 +16,23 @@ from protocol.judging.evidence import LUCK_UNIT, NO_COUNTS
 from protocol.rollout.sampling import SamplingParams
 from roles.ports import Generation, Request
 from roles.validator.judge import Judge
+from tests.support.adversaries.harness import TrialHarness
 from tests.support.builders.proofs import LENIENT, packaged_thresholds
 
 _DTYPES: Final = (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
 _GROUPS: Final = 16  # of a window
 
 
-async def table(setting: Setting, groups: int) -> None:
-    """Print a line for each pair of dtypes of miner and validator, with about so many groups."""
+async def table(setting: Setting, groups: int, tokens: int | None) -> None:
+    """Print a line for each pair of dtypes of miner and validator, with about so many groups, and so many tokens of
+    each rollout; None for stories.
+    """
     for miner, validator in _DTYPES:
-        await _line(setting, miner, validator, max(1, groups // _GROUPS))
+        harness = replace(setting.harness(_GROUPS, tokens=tokens), batched=False)
+        await _line(harness, miner, validator, max(1, groups // _GROUPS))
 
 
-async def _line(setting: Setting, miner: str, validator: str, windows: int) -> None:
-    plain = replace(setting.harness(_GROUPS), batched=False)
+async def _line(plain: TrialHarness, miner: str, validator: str, windows: int) -> None:
     producer, checker = (
         replace(plain, dtype=getattr(torch, dtype), _engines={}, _group_cache={}) for dtype in (miner, validator)
     )
