@@ -95,7 +95,7 @@ class WindowHistory:
         self._rows |= {row.window: row for row in self._open_rows() if row.window < before}
         for window in sorted(self._rows)[:-MOST_WINDOWS]:
             del self._rows[window]
-        closed = [verdict for verdict in self._decided() if verdict.window < before]
+        closed = [verdict for verdict in self._open_decisions() if verdict.window < before]
         _add_work(self._miners, closed)
         self._tokens.update(_tokens(closed))
         newest = sorted(self._miners, key=lambda key: self._miners[key].recent[-1].window)
@@ -117,7 +117,7 @@ class WindowHistory:
         rows = self._rows | {row.window: row for row in self._open_rows()}
         return tuple(rows[window] for window in sorted(rows))
 
-    def _decided(self) -> list[Verdict]:
+    def _open_decisions(self) -> list[Verdict]:
         """Return what a quorum says about each miner's open window."""
         return [_decided(verdicts, self._quorum) for verdicts in self._verdicts.values()]
 
@@ -130,7 +130,7 @@ class WindowHistory:
 
     def _open_rows(self) -> list[WindowRow]:
         by_window: dict[int, list[Judgement]] = {}
-        for verdict in self._decided():
+        for verdict in self._open_decisions():
             by_window.setdefault(verdict.window, []).extend(verdict.judgements)
         rows = []
         for window, summary in self._first_summaries().items():
@@ -172,7 +172,7 @@ class WindowHistory:
     ) -> tuple[tuple[MinerRow, ...], dict[str, tuple[JudgedWindow, ...]]]:
         """Return the miners by name, and by key the newest windows of each."""
         miners = deepcopy(self._miners)
-        _add_work(miners, self._decided())
+        _add_work(miners, self._open_decisions())
         firsts = self._first_summaries()
         scores = dict(firsts[max(firsts)].scores) if firsts else {}
         rows = [
@@ -210,7 +210,7 @@ class WindowHistory:
 
     def tokens(self) -> Counter[str]:
         """Return the completion tokens of judged groups ('generated') and of accepted ones ('verified')."""
-        return self._tokens + _tokens(self._decided())
+        return self._tokens + _tokens(self._open_decisions())
 
     def check_rate(self) -> float:
         """Return the completion tokens that a validator checks in a second of checking; 0 before the first summary."""
