@@ -236,9 +236,9 @@ def test_a_server_that_fits(changes: dict[str, Any]):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"vllm": "0.29.0"}, "versions from 0.30 to below 0.33 fit"),
-        ({"vllm": "0.33.0rc1"}, "versions from 0.30 to below 0.33 fit"),
-        ({"vllm": "nightly"}, "versions from 0.30 to below 0.33 fit"),
+        ({"vllm": "0.29.0"}, "versions from 0.30 to below 0.34 fit"),
+        ({"vllm": "0.34.0rc1"}, "versions from 0.30 to below 0.34 fit"),
+        ({"vllm": "nightly"}, "versions from 0.30 to below 0.34 fit"),
         ({"dtype": "float16"}, "it computes in float16, and engine.dtype is bfloat16"),
         ({"head": "bfloat16"}, "it computes logits in bfloat16, and margins need float32"),
         ({"quantization": "fp8"}, "it serves fp8-quantized weights"),
