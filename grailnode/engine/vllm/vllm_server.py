@@ -196,7 +196,7 @@ class ChildServer:
     def _last_lines(self) -> str:
         lines = [line[:300] for line in self._logged().splitlines()[-_LOG_LINES:]]
         try:
-            with self.log.open("ab", buffering=0) as log:
+            with suppress(FileNotFoundError), self.log.open("ab", buffering=0) as log:
                 log.write(b"\n")
         except OSError as error:  # vLLM ends where it cannot write what it has to say
             lines.append(f"{self.log}: {error.strerror}")
