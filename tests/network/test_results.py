@@ -35,6 +35,7 @@ from tests.support.attacked_nodes.follower import follow_chain
 from tests.support.builders.chains import TRAINER as FOLLOWED_TRAINER
 from tests.support.builders.recipes import demo_rules
 from tests.support.faults.decorated_store import UnreachableStore
+from tests.support.faults.full_disk import free_space
 from tests.support.simulation.network import Network, inline, key
 from tests.support.simulation.network_runs import RULES as LONG_GROUPS
 from tests.support.simulation.network_runs import run_nodes
@@ -72,6 +73,8 @@ async def play(directory: Path) -> dict[str, Any]:
     values["first"] = await export_version(node, directory / "first", version=0)
     with pytest.raises(UserError, match="the newest version is"):
         await export_version(node, directory / "later", version=1000)
+    with free_space(10_000), pytest.raises(UserError, match=r"full: cannot be written .*File too large"):
+        await export_version(node, directory / "full")
     values["evaluations"] = await evaluations(network, directory.with_name("files"))
     return values
 
