@@ -19,8 +19,8 @@ from grailnode.demo.demo_network import DemoSettings
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.engine.vllm import installation
 from grailnode.engine.vllm.installation import (
-    SUPPORTED,
     CPU_LOCK,
+    SUPPORTED,
     Device,
     Installation,
     InstallationError,
