@@ -24,12 +24,7 @@ from protocol.outer.local_work import encode_work, masters, with_masters, withou
 from protocol.outer.shared_state import SharedState
 from protocol.quantization import Precision
 from roles.ports import StateError
-from roles.trainer.learn.checkpoint_files import (
-    CheckpointNote,
-    checkpoint_folder,
-    newest_checkpoint,
-    put_checkpoint,
-)
+from roles.trainer.learn.checkpoint_files import CheckpointNote, checkpoint_folder, newest_checkpoint, put_checkpoint
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.learn.state_rows import SavedRows
@@ -210,7 +205,7 @@ def newest_note(directory: Path) -> CheckpointNote | None:
 
 
 def stops_amid_a_checkpoint(pid: int, hosts: list[Path]) -> bool:
-    """Stop rank 1, and let it go on unless it has written some, and not all, files of a checkpoint behind a whole one."""
+    """Stop rank 1, and let it go on unless it has written some files, not all, of a checkpoint behind a whole one."""
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: "State:\tT" in Path(f"/proc/{pid}/status").read_text(), "the rank stops")
     note, files = newest_note(hosts[0]), Counter(path.parts[-3] for path in hosts[1].glob("checkpoints/*/00001/*"))
