@@ -47,19 +47,19 @@ class Crowd:
     def __init__(self, network: MeasuredNetwork, miners: int) -> None:
         self._network = network
         self._keys = [key(f"crowd {number}") for number in range(miners)]
-        engine = make_engine(network.compute, inline)
-        self._engine, self._producer = engine, HonestProducer(network.task(network.node("crowd")), engine)
+        self._engine, self._node = make_engine(network.compute, inline), network.node("crowd")
+        self._producer = HonestProducer(network.task(self._node), self._engine)
         self._paths: dict[int, list[str]] = {}  # by window, what was put
 
     async def announce(self, junk: int) -> None:
         """Announce all miners, and junk."""
-        network = self._network
-        template = await network.node("crowd").announcement("miner", 1 << 40, 1, 0, self._engine.arithmetic)
+        store = self._network.store
+        template = await self._node.announcement("miner", 1 << 40, 1, 0, self._engine.arithmetic)
         for own_key in self._keys:
             data = sign(template.model_copy(update={"key": own_key.public}), own_key)
-            await network.store.put(paths.participant(own_key.public), data)
+            await store.put(paths.participant(own_key.public), data)
         for number in range(junk):
-            await network.store.put(paths.participant(number.to_bytes(32, "big")), data)  # of another key
+            await store.put(paths.participant(number.to_bytes(32, "big")), data)  # of another key
 
     async def run(self, windows: int) -> None:
         """Deliver the groups of some windows."""
@@ -109,17 +109,17 @@ def of_crowd(miners: int, junk: int, settle: int, windows: int, validators: int)
         beacon = network.run.beacon
         network.amend(beacon=BEACON_KEY.chain(60_000 // network.run.schedule.rounds, beacon.genesis_ms), head_ttl=3600)
         settings = network.trainer_settings(groups_per_step=1 << 20)
-        crowd = Crowd(network, miners)
-        await crowd.announce(junk)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(network.run_beacon)
+            crowd = Crowd(network, miners)  # from here on, what this task starts is the crowd's
+            await crowd.announce(junk)
+            nursery.start_soon(crowd.run, settle + windows + 1)
             nursery.start_soon(_publish_first_version, network, settings)
-            nursery.start_soon(run_publisher, network.node("trainer", "/upload"), settings.publisher)
-            nursery.start_soon(run_collector, network.node("trainer", "/download"), settings.section)
             nursery.start_soon(network.run_miner, "miner-1", 1)
             for name in network.validators:
                 nursery.start_soon(network.run_validator, name, 1.0)
-            nursery.start_soon(crowd.run, settle + windows + 1)
+            nursery.start_soon(run_publisher, network.node("trainer", "/upload"), settings.publisher)
+            nursery.start_soon(run_collector, network.node("trainer", "/download"), settings.section)
             await network.until_window(settle)
             usage.clear()
             start = time.time()

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator
+from itertools import takewhile
 
 import trio
 
@@ -42,8 +43,8 @@ class MemoryStore:
         while True:
             await trio.lowlevel.checkpoint()
             start = max(bisect_right(self._paths, after), bisect_left(self._paths, prefix))
-            page = self._paths[start : start + PAGE]
-            matches = [ObjectInfo(path, len(self._objects[path])) for path in page if path.startswith(prefix)]
+            page = takewhile(lambda path: path.startswith(prefix), self._paths[start : start + PAGE])
+            matches = [ObjectInfo(path, len(self._objects[path])) for path in page]
             for info in matches:
                 yield info
             if len(matches) < PAGE:

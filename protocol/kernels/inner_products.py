@@ -58,20 +58,16 @@ def _add_scaled(total: Any, values: Any, factor: Any) -> Any:
     return 0
 
 
-@lazy_kernel("float64[::1]", "float32[::1]", "uint8[::1]", "float64[:, ::1]", "float64[::1]")
-def _add_signed(sums: Any, values: Any, bits: Any, signs: Any, squares: Any) -> Any:
+@lazy_kernel("float64[::1]", "float32[::1]", "uint8[::1]", "float64[:, ::1]")
+def _add_signed(sums: Any, values: Any, bits: Any, signs: Any) -> Any:
     whole = values.size // BYTE * BYTE
     for begin in range(0, whole, sums.size):
         for place in range(begin, min(begin + sums.size, whole), BYTE):
             byte = bits[place // BYTE]
             for lane in range(BYTE):
-                value = numba.float64(values[place + lane])
-                sums[place - begin + lane] += signs[byte, lane] * value
-                squares[lane] += value * value
+                sums[place - begin + lane] += signs[byte, lane] * numba.float64(values[place + lane])
     for place in range(whole, values.size):
-        value = numba.float64(values[place])
-        sums[place % sums.size] += signs[bits[place // BYTE], place % BYTE] * value
-        squares[place % BYTE] += value * value
+        sums[place % sums.size] += signs[bits[place // BYTE], place % BYTE] * numba.float64(values[place])
     return 0
 
 
@@ -85,14 +81,11 @@ def add_scaled(total: Matrix, values: NDArray[np.float32], factor: float) -> Non
     _add_scaled(total, values, factor)
 
 
-def add_signed(sums: Matrix, values: NDArray[np.float32], bits: NDArray[np.uint8]) -> float:
+def add_signed(sums: Matrix, values: NDArray[np.float32], bits: NDArray[np.uint8]) -> None:
     """Add each value, float32 [n], with a sign to the sum with its index modulo their number, float64 [m], m a multiple
-    of 8; return the sum of the squares of the values. There is a bit for each value, the highest of a byte first, 1 for
-    a positive sign: uint8 [ceil(n / 8)].
+    of 8. There is a bit for each value, the highest of a byte first, 1 for a positive sign: uint8 [ceil(n / 8)].
     """
-    squares = np.zeros(BYTE)
-    _add_signed(sums, values, bits, _SIGNS, squares)
-    return float(np.add.accumulate(squares)[-1])
+    _add_signed(sums, values, bits, _SIGNS)
 
 
 def row_products(rows: Matrix, vector: Matrix) -> Matrix:

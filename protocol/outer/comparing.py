@@ -150,31 +150,24 @@ class SiteSums:
         return scale * (dot(self.total, self.total) - self.square_lengths), 2 * scale * scale * variance
 
 
-@dataclass(frozen=True)
-class Projection:
-    """What a coordinator keeps of one contribution."""
-
-    numbers: Matrix  # its random projection: float64 [PROJECTED]
-    norms: Matrix  # the L2 norms of its parts: float64 [P]
-
-
-def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes) -> Projection:
+def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes) -> Matrix:
     """Decode a payload, and so check it (MalformedError, LimitError, ContributionError), and return the projection of
-    its values. One part is in memory at a time. The signs follow from at least 16 secret bytes of the coordinator.
+    its values: float64 [PROJECTED]. One part is in memory at a time. The signs follow from at least 16 secret bytes of
+    the coordinator.
     """
     key, stream = int.from_bytes(secret[:16], "little"), state.stream_number(rules)
-    numbers, norms = np.zeros(PROJECTED), list[float]()
+    numbers = np.zeros(PROJECTED)
     for number, (part, rows) in enumerate(state.values_of([payload], rules)):
         random = np.random.Generator(np.random.Philox(key=key, counter=(stream << 32 | number) << 192))
         bits = np.frombuffer(bytearray(random.bytes(-(-part.elements // 8))), np.uint8)
         for values in rows:
-            norms.append(math.sqrt(add_signed(numbers, values, bits)))
-    return Projection(numbers, np.array(norms))
+            add_signed(numbers, values, bits)
+    return numbers
 
 
 def check_payload(
     state: SharedState, rules: RoundRules, secret: bytes, contribution: RoundContribution, payload: bytes
-) -> Projection:
+) -> Matrix:
     """Check a payload against its contribution (ProtocolError), and return the projection of its values (`project`)."""
     head = read_head(payload, state.stream_parts(rules))
     if head.sender != sender_digest(contribution.opening, contribution.worker):
@@ -226,21 +219,18 @@ def _lengths(state: SharedState, payloads: Sequence[bytes], rules: RoundRules) -
 
 
 def comparison_of(
-    state: SharedState,
-    payloads: Sequence[bytes],
-    rules: RoundRules,
-    projections: Sequence[Projection],
-    products: Matrix,
+    state: SharedState, payloads: Sequence[bytes], rules: RoundRules, projections: Sequence[Matrix], products: Matrix
 ) -> Comparison:
     """Return the comparison of contributions by their projections and by the products of all their parts."""
     lengths = _lengths(state, payloads, rules)
     with_all = np.zeros(len(payloads))
-    for own in products:
-        with_all += own
+    with np.errstate(over="ignore", invalid="ignore"):  # of what a site made up
+        for own in products:
+            with_all += own
     return Comparison(
         np.array(lengths),
         np.array(length_factors(lengths)) * with_all,
-        np.array([projection.numbers for projection in projections]).reshape(len(payloads), PROJECTED),
+        np.array(projections).reshape(len(payloads), PROJECTED),
         rules.local_steps,
         state.stream_number(rules),
     )

@@ -2,8 +2,9 @@
 
 The parts of the contributions are divided into shares of about the same size. The aggregator of a share computes the
 products of its parts, and the aggregator after it repeats some of them, drawn when it has seen the result. Nothing that
-a site computes is believed by itself: no product may be longer than the norms of the part allow, and where two sites
-disagree, or one says nothing, the coordinator computes. All results are the same bit for bit, whoever computes them.
+a site computes is believed by itself: where two sites disagree, or one says nothing, the coordinator computes. It
+computes all if their sums are not what its own projections show, so a lie that nobody drew, or on which two sites
+agree, is found if it is large. All results are the same bit for bit, whoever computes them.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from protocol.identity.signing import Signed
-from protocol.kernels.inner_products import Matrix
-from protocol.outer.comparing import Projection, length_factors
+from protocol.kernels.inner_products import Matrix, row_products
+from protocol.outer.comparing import Comparison, length_factors
 from protocol.outer.round_records import (
     AggregatedShare,
     PlannedContribution,
@@ -35,7 +36,7 @@ REPEATED: Final = 8
 LEAST_SITES: Final = 3
 """Contributions from which on a round is spread; fewer cannot be told apart, and are soon compared."""
 
-_SLACK: Final = 1 + 1e-6  # of a bound that is itself rounded
+_DEVIATIONS: Final = 8.0  # standard deviations by which true products do not differ from what projections show
 
 
 def plan_round(opening: Signed[RoundManifest], contributions: Sequence[RoundContribution]) -> RoundPlan | None:
@@ -89,13 +90,14 @@ def largest_products(parts: int, contributions: int) -> int:
     return (16 * contributions + 64) * parts + 1024
 
 
-def product_bounds(projections: Sequence[Projection]) -> Matrix:
-    """Return the largest absolute values that the products can have, by Cauchy and Schwarz: float64 [P, R]."""
-    norms = np.array([projection.norms for projection in projections])
-    lengths = [float(np.linalg.norm(own)) for own in norms]
-    sums = np.array(length_factors(lengths)) @ norms
-    bounds: Matrix = _SLACK * norms.T * sums[:, None]
-    return bounds
+def fits_projections(comparison: Comparison) -> bool:
+    """Return whether the products with the sum of all are what the projections show, but for chance."""
+    rows = np.array(length_factors(comparison.lengths.tolist()))[:, None] * comparison.projections
+    total = rows.sum(axis=0)
+    # Each number of a projection would have had the opposite sign with the same probability.
+    deviations = np.sqrt(row_products(rows * rows, total * total))
+    differences = np.abs(comparison.with_all - row_products(rows, total))
+    return bool((differences <= _DEVIATIONS * deviations).all())
 
 
 @dataclass
@@ -108,21 +110,21 @@ class ShareCase:
     products: Signed[RoundProducts] | None = None  # of the aggregator; None as long as storage has shown none
     repeat: Signed[RoundProducts] | None = None  # of the checker; likewise
 
-    def disputed(self, bounds: Matrix, secret: bytes) -> list[int]:
-        """Return the parts of which the coordinator, by its secret, must compute the products to decide: none if two
-        sites agree, some if they do not or if the checker said nothing, all if the aggregator said nothing that can be
-        true. For the bounds see `product_bounds`.
+    def disputed(self, contributions: int, secret: bytes) -> list[int]:
+        """Return the parts of which the coordinator, by its secret, must compute the products of so many contributions
+        to decide: none if two sites agree, some if they do not or if the checker said nothing, all if the aggregator
+        said nothing of the whole share.
         """
-        own, repeated = self._own(bounds), self._repeated(bounds)
+        own, repeated = self._read(contributions)
         if self.products is None or own is None:
             return self.parts
         if repeated is None:
             return draw_parts(secret, self.products.digest, self.parts)
         return [] if all(_same(own[place], numbers) for place, numbers in repeated.items()) else sorted(repeated)
 
-    def decide(self, bounds: Matrix, known: dict[int, Matrix]) -> AggregatedShare:
+    def decide(self, contributions: int, known: dict[int, Matrix]) -> AggregatedShare:
         """Return what became of the share, and add its products to the known ones, by part, if they are believed."""
-        own, repeated = self._own(bounds), self._repeated(bounds)
+        own, repeated = self._read(contributions)
         computed = [place for place in self.parts if place in known]
         is_sound = own is not None and all(_same(own[place], known[place]) for place in computed)
         if own is not None and is_sound:
@@ -138,13 +140,10 @@ class ShareCase:
             check="lost" if self.repeat is None else "sound" if is_right else "wrong",
         )
 
-    def _own(self, bounds: Matrix) -> dict[int, Matrix] | None:
-        """Return the aggregator's products by part if they are of the whole share and can be true."""
-        products = _read(self.products, self.parts, bounds)
-        return None if products is None or len(products) < len(self.parts) else products
-
-    def _repeated(self, bounds: Matrix) -> dict[int, Matrix] | None:
-        return _read(self.repeat, self.parts, bounds)
+    def _read(self, contributions: int) -> tuple[dict[int, Matrix] | None, dict[int, Matrix] | None]:
+        """Return the aggregator's products by part, None if they are not of the whole share, and the checker's."""
+        own, repeated = (_read(signed, self.parts, contributions) for signed in (self.products, self.repeat))
+        return own if own is not None and len(own) == len(self.parts) else None, repeated
 
 
 def share_cases(plan: RoundPlan, parts: Sequence[Part]) -> list[ShareCase]:
@@ -158,14 +157,13 @@ def _same(one: Matrix | None, other: Matrix) -> bool:
     return one is not None and one.tobytes() == other.tobytes()
 
 
-def _read(signed: Signed[RoundProducts] | None, share: Sequence[int], bounds: Matrix) -> dict[int, Matrix] | None:
-    """Return the products of a record that can be true, by part; None if there are none."""
+def _read(signed: Signed[RoundProducts] | None, share: Sequence[int], contributions: int) -> dict[int, Matrix] | None:
+    """Return the products of a record, by part; None if they are not of the share's parts, or not all are finite."""
     if signed is None:
         return None
-    record, own = signed.record, bounds[list(signed.record.parts)] if set(signed.record.parts) <= set(share) else None
-    if own is None or not record.parts or len(record.numbers) != 8 * own.size:
+    record = signed.record
+    size = len(record.parts) * contributions
+    if not record.parts or not set(record.parts) <= set(share) or len(record.numbers) != 8 * size:
         return None
-    products = np.frombuffer(record.numbers, "<f8").astype(np.float64).reshape(own.shape)
-    if not (np.abs(products) <= own).all():  # NaN is not
-        return None
-    return dict(zip(record.parts, products, strict=True))
+    products = np.frombuffer(record.numbers, "<f8").astype(np.float64).reshape(-1, contributions)
+    return dict(zip(record.parts, products, strict=True)) if np.isfinite(products).all() else None

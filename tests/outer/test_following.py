@@ -19,7 +19,7 @@ from protocol.identity.signing import sign
 from protocol.outer.comparing import SentRound
 from protocol.outer.robust import Weighting, weigh_round
 from roles.ports import RepairError, StateError, StoreError
-from roles.trainer.outer import coordinator
+from roles.trainer.outer import coordinator, round_files
 from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, get_sent
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from tests.support.builders.chains import TRAINER
@@ -260,6 +260,21 @@ async def test_what_sites_sent_stays_for_as_long_as_drifts_are_looked_for_with_f
         await testbed.until_round(6)
         await trio.sleep(1.0)
     assert (await get_sent(testbed.coordinator_state, 6)).keys() == set(range(7))
+
+
+async def test_moments_and_feedback_of_a_site_are_in_files_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_files, "_SHARD_BYTES", 4000)
+    testbed = OuterTestbed(2)
+    await testbed.run_rounds(2)
+    await testbed.run_rounds(4)  # each process goes on from these files
+    equal_states(testbed, 3)
+    state = testbed.handles["site-0"].state
+    for prefix in (round_files.FEEDBACK, round_files.INNER):
+        files = [item async for item in state.list(prefix)]
+        assert len(files) > 1 and max(item.size for item in files) < 11_000  # a tensor has 10,240 bytes
+        await state.delete(files[-1].path)
+        with pytest.raises(StateError, match="files, which are not all"):
+            await round_files.get_tensors(testbed.node(Log("reader"), state, key("site-0")), files[-1].path[:-12])
 
 
 async def test_a_site_whose_learner_cannot_go_on_from_its_moments_says_which_file_they_are_in(

@@ -1,6 +1,7 @@
 """Which contributions count, and with which factors."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from protocol.outer.comparing import (
 )
 from protocol.outer.drift import drift_factors, largest_drift, settled_contributions
 from protocol.outer.robust import DISTRUST, PLAIN_MEAN, RobustSettings, Weighting, weigh_round
+from protocol.outer.round_shares import fits_projections
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DILOCO, decode, encode
 from tests.support.builders.samples import round_rules
@@ -347,6 +349,9 @@ def test_projections_keep_inner_products_and_depend_on_the_secret() -> None:
     error = np.abs(first.projections @ first.projections.T - products) / products[0, 0]
     assert 0 < error.max() < 0.05
     assert not np.allclose(first.projections, second.projections)
+    assert fits_projections(first) and fits_projections(second)
+    lies = (replace(first, with_all=first.with_all + lie * first.lengths**2) for lie in ([0.3, 0, 0], [0, 0, -0.3]))
+    assert not any(fits_projections(lie) for lie in lies)
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:

@@ -1,6 +1,6 @@
 """Rounds whose contributions the sites compare together: the result is that of the coordinator alone, whoever fails."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -58,20 +58,20 @@ class BentStore(DecoratedStore):
         return self._own.get(path) or await super().get(path, max_bytes, offset=offset, size=size)
 
 
-def changed(record: RoundProducts, factor: float) -> RoundProducts:
-    numbers = np.frombuffer(record.numbers, "<f8") * factor
-    return record.model_copy(update={"numbers": numbers.tobytes()})
+def changed(record: RoundProducts, *factors: float) -> RoundProducts:
+    """Return products of which those of each contribution, or all, are multiplied by a factor."""
+    numbers = np.frombuffer(record.numbers, "<f8")
+    return record.model_copy(update={"numbers": (numbers * np.resize(factors, numbers.size)).tobytes()})
 
 
 async def run_rounds(
-    testbed: OuterTestbed, store: ObjectStore | None = None, coordinator_store: ObjectStore | None = None
+    testbed: OuterTestbed, stores: Mapping[str, ObjectStore], coordinator_store: ObjectStore | None = None
 ) -> None:
-    """Run some rounds in which site-0, or the coordinator, has a store of its own."""
+    """Run some rounds in which some sites, or the coordinator, have a store of their own."""
     async with running(testbed.feed) as nursery:
         nursery.start_soon(testbed.run_coordinator, None, coordinator_store)
-        for name in testbed.names:
-            own = store if name == "site-0" else None
-            nursery.start_soon(testbed.run_site, testbed.handles[name], None, own)
+        for name, handle in testbed.handles.items():
+            nursery.start_soon(testbed.run_site, handle, None, stores.get(name))
         await testbed.until_round(ROUNDS)
         await trio.sleep(ROUND_SECONDS / 2)
 
@@ -106,7 +106,7 @@ def outcomes(manifests: Sequence[RoundManifest], name: str) -> set[tuple[str, st
 @pytest.mark.parametrize("threads", [1, 3])
 async def test_each_site_computes_its_share_and_another_one_repeats_a_part(threads: int) -> None:
     testbed = OuterTestbed(3, RULES, threads=threads)
-    await run_rounds(testbed)
+    await run_rounds(testbed, {})
     manifests = await equal_to_the_coordinator_alone(testbed)
     for manifest in manifests[1:]:
         assert {share.worker for share in manifest.aggregated} == {key(name).public for name in testbed.names}
@@ -131,7 +131,7 @@ BENDS: dict[str, tuple[Bend, set[tuple[str, str]]]] = {
 async def test_a_site_that_publishes_wrong_products_or_none_is_named_and_changes_nothing(what: str) -> None:
     bend, expected = BENDS[what]
     testbed = OuterTestbed(3, RULES)
-    await run_rounds(testbed, BentStore(testbed.store, "site-0", bend))
+    await run_rounds(testbed, {"site-0": BentStore(testbed.store, "site-0", bend)})
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert outcomes(manifests, "site-0") == expected
     for name in ("site-1", "site-2"):
@@ -142,6 +142,14 @@ async def test_a_site_that_publishes_wrong_products_or_none_is_named_and_changes
     # A site that failed has no share in the next round, which it then cannot delay.
     failed = [key("site-0").public in {share.worker for share in manifest.aggregated} for manifest in manifests[1:]]
     assert not any(one and other for one, other in pairwise(failed))
+
+
+async def test_sites_that_agree_on_wrong_products_are_found_by_the_projections_and_change_nothing() -> None:
+    testbed = OuterTestbed(3, RULES)
+    stores = {name: BentStore(testbed.store, name, lambda own: changed(own, -0.9, 1, 1)) for name in testbed.names}
+    await run_rounds(testbed, stores)
+    manifests = await equal_to_the_coordinator_alone(testbed)
+    assert all(outcomes(manifests, name) == {("share", "wrong"), ("repeat", "wrong")} for name in testbed.names)
 
 
 class TwoVersions(DecoratedStore):
@@ -157,7 +165,7 @@ class TwoVersions(DecoratedStore):
 
 async def test_a_site_that_shows_the_coordinator_another_version_is_named_and_its_checker_is_not() -> None:
     testbed = OuterTestbed(3, RULES)
-    await run_rounds(testbed, coordinator_store=TwoVersions(testbed.store))
+    await run_rounds(testbed, {}, TwoVersions(testbed.store))
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert ("share", "wrong") in outcomes(manifests, "site-0")
     others = outcomes(manifests, "site-1") | outcomes(manifests, "site-2")
@@ -167,7 +175,7 @@ async def test_a_site_that_shows_the_coordinator_another_version_is_named_and_it
 async def test_a_site_that_shows_its_checker_another_version_delays_every_other_round_at_most() -> None:
     testbed = OuterTestbed(3, RULES)
     store = BentStore(testbed.store, "site-0", lambda own: changed(own, 1 + 1e-12))  # the coordinator sees the true one
-    await run_rounds(testbed, store, store)
+    await run_rounds(testbed, {"site-0": store}, store)
     manifests = await equal_to_the_coordinator_alone(testbed)
     unrepeated = [any(share.check == "lost" for share in manifest.aggregated) for manifest in manifests]
     assert any(unrepeated) and not any(one and other for one, other in pairwise(unrepeated))
@@ -183,7 +191,7 @@ class LateStore(DecoratedStore):
 
 async def test_a_late_site_delays_every_other_round_by_a_limited_time() -> None:
     testbed = OuterTestbed(3, RULES)
-    await run_rounds(testbed, LateStore(testbed.store))
+    await run_rounds(testbed, {"site-0": LateStore(testbed.store)})
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert ("share", "lost") in outcomes(manifests, "site-0")
     lost = [any(share.outcome == "lost" for share in manifest.aggregated) for manifest in manifests]
@@ -229,7 +237,7 @@ async def test_products_are_deleted_although_the_next_rounds_are_not_spread() ->
 @pytest.mark.parametrize("sites", [1, 2])
 async def test_few_sites_are_compared_by_the_coordinator_alone(sites: int) -> None:
     testbed = OuterTestbed(sites, RULES.model_copy(update={"quorum": 1}))
-    await run_rounds(testbed)
+    await run_rounds(testbed, {})
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert not any(manifest.aggregated for manifest in manifests)
 
@@ -250,7 +258,6 @@ def test_a_process_may_be_killed_while_a_round_is_compared(victim: str) -> None:
 
 PARTS = list(range(4, 20))
 PRODUCTS = np.random.default_rng(0).uniform(-1, 1, (24, 3))
-BOUNDS = np.ones((24, 3))
 
 
 def record_of(site: int, subject: bytes, places: Sequence[int], products: Matrix = PRODUCTS) -> Signed[RoundProducts]:
@@ -268,8 +275,8 @@ def case_of(products: Matrix, drawn: Sequence[int], repeated: Matrix = PRODUCTS)
 
 def decided(case: ShareCase) -> tuple[list[int], str, str]:
     """Return the parts that the coordinator computes at first, and what becomes of both sites."""
-    places = case.disputed(BOUNDS, bytes(32))
-    share = case.decide(BOUNDS, {place: PRODUCTS[place] for place in places})
+    places = case.disputed(3, bytes(32))
+    share = case.decide(3, {place: PRODUCTS[place] for place in places})
     return places, share.outcome, share.check
 
 
@@ -283,10 +290,10 @@ def test_a_part_that_two_sites_computed_differently_is_decided_by_the_coordinato
     assert decided(case_of(bent, [5, 6])) == ([], "sound", "sound")  # nobody drew the part
 
 
-def test_what_is_too_large_or_no_whole_share_is_computed_by_the_coordinator() -> None:
-    large = PRODUCTS.copy()
-    large[6, 0] = 1.5
-    assert decided(case_of(large, [5, 7])) == (PARTS, "wrong", "sound")
+def test_what_is_not_finite_or_no_whole_share_is_computed_by_the_coordinator() -> None:
+    endless = PRODUCTS.copy()
+    endless[6, 0] = np.inf
+    assert decided(case_of(endless, [5, 7])) == (PARTS, "wrong", "sound")
     part = case_of(PRODUCTS, [5, 7])
     part.products = record_of(0, digest("plan"), PARTS[1:])
     assert decided(part) == (PARTS, "wrong", "sound")

@@ -16,12 +16,12 @@ from protocol.digest import Weights
 from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
+from protocol.kernels.inner_products import Matrix
 from protocol.objects import ObjectRef
 from protocol.outer.comparing import (
     NOTHING_SENT,
     REMEMBERED_ROUNDS,
     Comparison,
-    Projection,
     SentRound,
     SentRounds,
     comparison_of,
@@ -38,7 +38,7 @@ from protocol.outer.round_records import (
     RoundPointer,
     RoundRules,
 )
-from protocol.outer.round_shares import plan_round, product_bounds
+from protocol.outer.round_shares import plan_round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import parts_of
 from roles.gather import gather
@@ -55,7 +55,7 @@ from roles.trainer.tensor_shards import TensorSource
 
 _CHECKS_AT_ONCE = 4  # of payloads
 
-Checked = dict[bytes, tuple[bytes, Projection]]
+Checked = dict[bytes, tuple[bytes, Matrix]]
 """The payloads that were checked, by worker, and their projections."""
 
 
@@ -355,16 +355,13 @@ class Coordinator:
         node, settings, opening, workers = self._node, self._settings, attendance.opening, attendance.sound()
         payloads, projections = [checked[worker][0] for worker in workers], [checked[worker][1] for worker in workers]
         rules, shared = opening.record.rules, self._shared
-        aggregated: tuple[AggregatedShare, ...] = ()
         compute = partial(node.run_sync, part_products, shared, payloads, rules, settings.threads)
-        if plan := plan_round(opening, [attendance.contributions[worker].record for worker in workers]):
-            bounds, times = product_bounds(projections), (settings.payload_seconds, settings.poll_seconds)
-            parts = shared.stream_parts(rules)
-            products, aggregated = await collect_products(node, plan, parts, compute, bounds, *times)
-        else:
-            products = await compute()
-        comparison: Comparison = await node.run_sync(comparison_of, shared, payloads, rules, projections, products)
-        return comparison, aggregated
+        compare = partial(node.run_sync, comparison_of, shared, payloads, rules, projections)
+        plan = plan_round(opening, [attendance.contributions[worker].record for worker in workers])
+        if plan is None:
+            return await compare(await compute()), ()
+        times = (settings.payload_seconds, settings.poll_seconds)
+        return await collect_products(node, plan, shared.stream_parts(rules), compute, compare, *times)
 
     async def _counted(
         self, attendance: Attendance, checked: Checked

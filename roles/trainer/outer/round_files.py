@@ -3,8 +3,8 @@
     outer/rounds/{number}-{trainer}     signed round manifests
     outer/states/{number}/{place}       the shared state after a round, in shards
     outer/site                          a site's record: which of the files below count
-    outer/feedback/{number}             a site's error feedback, if the manifest of this number counts its contribution
-    outer/inner/{number}                the learner's state after the local steps of a round, likewise
+    outer/feedback/{number}/            a site's error feedback, if the manifest of this number counts its contribution
+    outer/inner/{number}/               the learner's state after the local steps of a round, likewise
     outer/prepared/{number}             a site's signed contribution; payload and both states are there before it
     outer/payload/{number}              its payload
     outer/download/{digest}             shards of a state that a site is fetching
@@ -26,6 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from protocol import limits, paths
+from protocol.chain.safetensors import shards
 from protocol.encoding import Record
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest, Key, Signed
@@ -34,8 +35,9 @@ from protocol.outer.round_records import OuterNumber, RoundManifest
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
 from roles.node.identity import Node
-from roles.ports import NotFoundError, ObjectStore
+from roles.ports import NotFoundError, ObjectStore, StateError
 from roles.records import open_record
+from roles.trainer.tensor_shards import delete_below
 
 OUTER = "outer/"
 ROUNDS = "outer/rounds/"
@@ -50,7 +52,7 @@ SEEN = "outer/seen/"
 SENT = "outer/sent/"
 POINTER = "outer/pointer"
 
-_SHARD_BYTES = 64 * limits.MIB  # of a state on this node's disk
+_SHARD_BYTES = 64 * limits.MIB  # of tensors in a file on this node's disk
 _USED_GROUPS = 16 * limits.MAX_WORKERS * limits.MAX_ROUND_GROUPS  # that a site remembers: those of 16 full rounds
 
 
@@ -101,15 +103,23 @@ def numbered(prefix: str, number: int) -> str:
 
 
 async def put_tensors(node: Node, path: str, tensors: Mapping[str, Tensor]) -> None:
-    """Store tensors of any dtype by name in this node's own state."""
-    file = [await node.run_sync(safetensors.torch.save, dict(tensors))]
-    await node.state.put(path, file[0])
-    await node.run_sync(file.clear)  # to give memory back takes long on an event loop
+    """Store tensors of any dtype by name in this node's own state, in files of at most `_SHARD_BYTES` or one tensor."""
+    await delete_below(node.state, f"{path}/")  # of a process that was killed
+    files = shards({name: tensor.nbytes for name, tensor in tensors.items()}, _SHARD_BYTES)
+    for place, names in enumerate(files):
+        file = [await node.run_sync(safetensors.torch.save, {name: tensors[name] for name in names})]
+        await node.state.put(f"{path}/{place:05d}-{len(files):05d}", file[0])
+        await node.run_sync(file.clear)  # to give memory back takes long on an event loop
 
 
 async def get_tensors(node: Node, path: str) -> dict[str, Tensor]:
-    """Read tensors of this node's own state by name."""
-    return dict(await node.run_sync(safetensors.torch.load, await node.state.get(path, limits.MAX_SHARD_BYTES)))
+    """Read tensors of this node's own state by name; StateError if not all files are there."""
+    files, tensors = sorted([item.path async for item in node.state.list(f"{path}/")]), dict[str, Tensor]()
+    if not files or len(files) != int(files[0].rpartition("-")[2]):
+        raise StateError(path, f"has {len(files)} files, which are not all")
+    for file in files:
+        tensors |= await node.run_sync(safetensors.torch.load, await node.state.get(file, limits.MAX_SHARD_BYTES))
+    return tensors
 
 
 def _round_path(trainer: bytes, number: int) -> str:
@@ -140,8 +150,8 @@ async def list_manifests(state: ObjectStore) -> list[tuple[int, bytes]]:
 
 async def each_shard(node: Node, shared: SharedState, shard_bytes: int) -> AsyncIterator[tuple[int, bytes]]:
     """Yield number and bytes of each shard of a shared state, which a thread makes."""
-    shards = enumerate(shared.shards(shard_bytes))
-    while shard := await node.run_sync(next, shards, None):
+    numbered_shards = enumerate(shared.shards(shard_bytes))
+    while shard := await node.run_sync(next, numbered_shards, None):
         yield shard
 
 

@@ -10,7 +10,8 @@ import trio
 from protocol import paths
 from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed
-from protocol.outer.comparing import Projection, check_payload
+from protocol.kernels.inner_products import Matrix
+from protocol.outer.comparing import check_payload
 from protocol.outer.round_checks import RefusedContributionError, check_contribution
 from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
@@ -95,7 +96,7 @@ class Attendance:
 
 async def fetch_payload(
     node: Node, contribution: RoundContribution, shared: SharedState, rules: RoundRules, checks: trio.Semaphore
-) -> tuple[bytes, Projection]:
+) -> tuple[bytes, Matrix]:
     """Fetch a contribution's payload from its worker's space, and check it; `checks` limits how many at a time."""
     ref = contribution.payload
     largest = sum(largest_frame(part) + FRAME_SLACK for part in shared.stream_parts(rules))  # the head has less
@@ -104,5 +105,5 @@ async def fetch_payload(
     payload = await fetch_object(node, paths.payload(contribution.worker, ref.digest), ref)
     async with checks:
         secret = node.key.derive(PROJECTIONS)
-        projection: Projection = await node.run_sync(check_payload, shared, rules, secret, contribution, payload)
+        projection: Matrix = await node.run_sync(check_payload, shared, rules, secret, contribution, payload)
     return payload, projection

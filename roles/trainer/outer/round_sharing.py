@@ -13,9 +13,16 @@ import trio
 from protocol import paths
 from protocol.identity.signing import Signed, sign
 from protocol.kernels.inner_products import Matrix
-from protocol.outer.comparing import part_products
+from protocol.outer.comparing import Comparison, part_products
 from protocol.outer.round_records import AggregatedShare, RoundManifest, RoundPlan, RoundProducts
-from protocol.outer.round_shares import ShareCase, draw_parts, largest_products, share_cases, shares_of
+from protocol.outer.round_shares import (
+    ShareCase,
+    draw_parts,
+    fits_projections,
+    largest_products,
+    share_cases,
+    shares_of,
+)
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
 from roles.gather import STORAGE_ERRORS, gather
@@ -90,31 +97,37 @@ async def collect_products(
     plan: RoundPlan,
     parts: Sequence[Part],
     compute: Compute,
-    bounds: Matrix,
+    compare: Callable[[Matrix], Awaitable[Comparison]],
     seconds: float,
     poll_seconds: float,
-) -> tuple[Matrix, tuple[AggregatedShare, ...]]:
-    """Publish a plan, and return the products of all parts, within `bounds`, and what became of each share. What no
-    site computed within some seconds, or computed wrong, this node computes.
+) -> tuple[Comparison, tuple[AggregatedShare, ...]]:
+    """Publish a plan, and return the comparison of all parts, which `compare` makes of their products, and what became
+    of each share. This node computes what no site computed within some seconds, or computed wrong, and everything if
+    its projections show that something else is wrong.
     """
     data, secret, cases = sign(plan, node.key), node.key.derive(DRAWN), share_cases(plan, parts)
     await node.publish(plan.path, data)
-    digest = open_record(node, RoundPlan, plan.path, data).digest
+    digest, count = open_record(node, RoundPlan, plan.path, data).digest, len(plan.contributions)
 
     async def watch(case: ShareCase) -> None:
         case.products = await _products_of(node, plan, case.worker, digest, len(parts), poll_seconds)
         case.repeat = await _products_of(node, plan, case.checker, case.products.digest, len(parts), poll_seconds)
 
+    async def decide(places: Sequence[int]) -> tuple[Comparison, tuple[AggregatedShare, ...]]:
+        products = dict(zip(places, await compute(places), strict=True))
+        shares = tuple(case.decide(count, products) for case in cases)
+        missing = [place for place in range(len(parts)) if place not in products]
+        products |= zip(missing, await compute(missing), strict=True)
+        return await compare(np.array([products[place] for place in range(len(parts))])), shares
+
     with trio.move_on_after(seconds):
         await gather(watch, cases, len(cases))
-    places = sorted({place for case in cases for place in case.disputed(bounds, secret)})
-    products = dict(zip(places, await compute(places), strict=True))
-    shares = tuple(case.decide(bounds, products) for case in cases)
-    missing = sorted(set(range(len(parts))) - products.keys())
-    products |= zip(missing, await compute(missing), strict=True)
+    comparison, shares = await decide(sorted({place for case in cases for place in case.disputed(count, secret)}))
+    if not fits_projections(comparison):
+        comparison, shares = await decide(range(len(parts)))
     for share in shares:
         _report(node, plan.number, share)
-    return np.array([products[place] for place in range(len(parts))]), shares
+    return comparison, shares
 
 
 def _report(node: Node, number: int, share: AggregatedShare) -> None:
