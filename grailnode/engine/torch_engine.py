@@ -180,7 +180,7 @@ class TorchEngine:
     @asynccontextmanager
     async def _serving_policy(self) -> AsyncIterator[RunSync]:
         """Yield a function that computes with the policy that serves now, its first argument, whatever is committed
-        meanwhile. A worker thread gives the policy back, since nobody else may use it any more.
+        meanwhile. Then a worker thread gives the policy back in the end, since nobody else may use it any more.
         """
         policies = [self._policy()]
 
@@ -190,8 +190,9 @@ class TorchEngine:
         try:
             yield compute
         finally:
-            with trio.CancelScope(shield=True):
-                await self._compute(policies.clear)
+            if policies[0] is not self._serving:
+                with trio.CancelScope(shield=True):
+                    await self._compute(policies.clear)
 
     async def _compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with _torch_errors():
