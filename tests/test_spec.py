@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,17 @@ def test_a_table_has_no_field_that_the_record_lacks(record: type[Record]) -> Non
 @pytest.mark.parametrize("record", SPECIFIED, ids=lambda record: record.__name__)
 def test_a_record_has_an_example_in_the_specification(record: type[Record]) -> None:
     assert re.search(rf"^{record.kind} \d+ [0-9a-f]{{64}}$", PAGES["examples"], re.MULTILINE)
+
+
+def _has_float(annotation: object) -> bool:
+    return annotation is float or any(map(_has_float, typing.get_args(annotation)))
+
+
+def test_records_have_floats_only_where_a_rule_is_one_or_a_round_sums_in_a_fixed_order() -> None:
+    """Verdicts, ledgers, thresholds, scoring and reports have none."""
+    with_floats = {item.__name__ for item in SPECIFIED if any(map(_has_float, typing.get_type_hints(item).values()))}
+    rules, rounds = {"LoraSpec", "SamplingSpec", "RoundRules"}, {"RoundContribution", "CountedContribution"}
+    assert with_floats == rules | rounds
 
 
 def test_kinds_are_unique() -> None:

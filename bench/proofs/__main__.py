@@ -70,7 +70,9 @@ def main() -> None:
     parser.add_argument("--projections", type=int, default=1000, help="projections for sketch")
     parser.add_argument("--without", default="", help="names of pairs to leave out, separated by commas")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of speed")
-    parser.add_argument("--tokens", type=int, help="length of each completion for speed; default: up to its end token")
+    parser.add_argument(
+        "--tokens", type=int, help="length of each completion for speed and continuations; default: up to its end token"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     setting = Setting(options.policy, options.policy / "results", tuple(options.without.split(",")))
@@ -86,7 +88,7 @@ def main() -> None:
         case "cheats":
             trio.run(cheats.table, setting, options.groups or 64, options.profile)
         case "continuations":
-            trio.run(continuations.table, setting, options.groups or 512)
+            trio.run(continuations.table, setting, options.groups or 512, options.tokens)
         case "keys":
             trio.run(keys.table, options.tries)
         case "false-accepts":

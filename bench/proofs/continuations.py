@@ -2,34 +2,45 @@
 
 A line has the arithmetics of miner and validator, the judged tokens and rollouts, how many rollouts are continued, by
 how many tokens, as a share of those that are judged, the share that is not trained on, and the sums of rewards below
-and above the continuations'.
+and above the continuations'. The last line is of a miner in bfloat16 that misses the first near tie of each rollout.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from bench.proofs.setting import GROUP_SIZE, Setting
 from protocol.judging.evidence import LUCK_UNIT, NO_COUNTS
 from protocol.rollout.sampling import SamplingParams
+from roles.miner.produce import HonestProducer
 from roles.ports import Generation, Request
 from roles.validator.judge import Judge
+from tests.support.adversaries.decisive_tokens import EarlyMissEngine
+from tests.support.adversaries.harness import TrialHarness
 from tests.support.builders.proofs import LENIENT, packaged_thresholds
 
 _DTYPES: Final = (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
 _GROUPS: Final = 16  # of a window
+_REACH: Final = 0.03  # of the hostile miner; margins up to it have no price by the packaged row
 
 
-async def table(setting: Setting, groups: int) -> None:
-    """Print a line for each pair of dtypes of miner and validator, with about so many groups."""
+async def table(setting: Setting, groups: int, tokens: int | None) -> None:
+    """Print a line for each pair of dtypes of miner and validator, with about so many groups, and so many tokens of
+    each rollout; None for stories.
+    """
     for miner, validator in _DTYPES:
-        await _line(setting, miner, validator, max(1, groups // _GROUPS))
+        harness = replace(setting.harness(_GROUPS, tokens=tokens), batched=False)
+        await _line(harness, miner, validator, max(1, groups // _GROUPS))
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in setting.weights.items()}
+    engine: Any = EarlyMissEngine(setting.model(), weights, _REACH)
+    await _line(harness, "bfloat16", "bfloat16", 1, HonestProducer(harness.task, engine))
 
 
-async def _line(setting: Setting, miner: str, validator: str, windows: int) -> None:
-    plain = replace(setting.harness(_GROUPS), batched=False)
+async def _line(
+    plain: TrialHarness, miner: str, validator: str, windows: int, hostile: HonestProducer | None = None
+) -> None:
     producer, checker = (
         replace(plain, dtype=getattr(torch, dtype), _engines={}, _group_cache={}) for dtype in (miner, validator)
     )
@@ -44,15 +55,17 @@ async def _line(setting: Setting, miner: str, validator: str, windows: int) -> N
     engine.generate = counted  # type: ignore[method-assign]
     counts, tokens, cut = NO_COUNTS, 0, 0
     for window in range(windows):
-        made = await producer.honest_groups(producer.mining_window(window), range(_GROUPS))
+        place = producer.mining_window(window), range(_GROUPS)
+        made = await (producer.honest_groups(*place) if hostile is None else hostile.produce(*place))
         judge = Judge(plain.task, engine, window, plain.randomness(window), draw=bytes(32))
         for judgement in await judge.judge([(group, bytes(32)) for group in made], row):
             counts, tokens = counts + judgement.counts, tokens + judgement.tokens
             cut += judgement.tokens - sum(judgement.ends) if judgement.ends else 0
         producer._group_cache.clear()
+    name = miner if hostile is None else "hostile"
     less, more = (total / LUCK_UNIT for total in counts.luck.steps)
     print(
-        f"{miner:9}{validator:9}{tokens:9} tokens of {windows * _GROUPS * GROUP_SIZE:6} rollouts; {len(decoded):5} "
+        f"{name:9}{validator:9}{tokens:9} tokens of {windows * _GROUPS * GROUP_SIZE:6} rollouts; {len(decoded):5} "
         f"continued by {sum(decoded):7} tokens, {sum(decoded) / tokens:.2%}; {cut / tokens:.2%} not trained on; "
         f"rewards {less:g} below and {more:g} above",
         flush=True,

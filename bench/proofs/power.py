@@ -2,9 +2,10 @@
 
 A line has the share of the cheat's tokens that miss the draw, its mean reward, and the tokens until its miner is
 refused, as medians over 50 random orders of its groups: with the sketches of its own computation and with *right* ones,
-as by one prefill with the right policy, where its tokens alone can show it; each by the profile's row and by one with a
-headroom of 1, for nodes of one kind. The last columns have the same by one statistic of the row alone, the others with
-right sketches. A dash means that the miner is not refused within all its groups.
+as by one prefill with the right policy, where its tokens alone can show it; each by the profile's row, by one with a
+headroom of 1, for nodes of one kind, and by the row that is shipped with the packaged policy. The last columns have the
+same by one statistic of the profile's row alone, the others with right sketches. A dash means that the miner is not
+refused within all its groups.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,8 +31,9 @@ from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import NOISE_UNIT
 from roles.policy.causal_model import CausalModel
 from tests.support.adversaries.decisive_tokens import DecisiveEngine, LuckyEngine, TieEngine, Tokens, stop_taker
+from tests.support.builders.proofs import packaged_thresholds
 
-_HEADINGS = ("own", "headroom 1", "right", "headroom 1", *MEASURED)
+_HEADINGS = ("own", "headroom 1", "shipped", "right", "headroom 1", "shipped", *MEASURED)
 
 
 def perturbed(weights: Weights, share: float, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -101,7 +103,8 @@ async def table(setting: Setting, groups: int, only: str) -> None:
 
 
 async def _rows(setting: Setting, profile: Profile, groups: int) -> None:
-    rows = await profile.thresholds(setting), await profile.thresholds(setting, 1.0)
+    shipped = packaged_thresholds(*profile.arithmetics)
+    rows = await profile.thresholds(setting), await profile.thresholds(setting, 1.0), shipped
     print(f"{profile.name}: {describe(rows[0])}")
     print(f"{'cheat':28}{'misses':>8} {'reward':>7}" + "".join(f"{heading:>11}" for heading in _HEADINGS))
     for name, side in (("none", profile.plain), *cheats(setting, profile.plain)):

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from bench.proofs.setting import columns_of
+from bench.proofs.setting import columns_of_positions
 from grailnode.calibration.pairs import GroupMeasurement
 from protocol.judging.evidence import NO_EVIDENCE, Counts, advance
 from protocol.proof import MEASURED, StatisticName, Thresholds
@@ -80,6 +80,6 @@ def _rollouts(group: GroupMeasurement) -> Iterator[GroupMeasurement]:
     """Yield each rollout as a group."""
     begin = 0
     for length in group.lengths:
-        part = {name: getattr(group, name)[begin : begin + length] for name in columns_of("positions")}
-        yield replace(group, lengths=(length,), rewards=(), **part)
+        part = {name: getattr(group, name)[begin : begin + length] for name in columns_of_positions()}
+        yield replace(group, lengths=(length,), rewards=(), turns=(), **part)
         begin += length

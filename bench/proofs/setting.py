@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from safetensors.torch import load_file
@@ -138,10 +138,10 @@ class Setting:
             for (side, count), names in missing.items():
                 checking = {name: pairs[name].checking for name in names}
                 async for name, measured in self._check(side, checking, first, count, seed):
-                    _save(paths[name], measured)
+                    save(paths[name], measured)
                 print(f"  {profile}: {first + count} groups of {', '.join(names)}", file=sys.stderr, flush=True)
             for name, path in paths.items():
-                measurements[name] += _load(path)
+                measurements[name] += load(path)
         return measurements
 
     async def _check(
@@ -161,30 +161,37 @@ def _load_version(directory: Path, number: int) -> dict[str, Tensor]:
     return trained_policy.load_version(directory, number)
 
 
-def columns_of(part: Literal["rollouts", "positions"]) -> list[str]:
-    """Return the names of the fields of a GroupMeasurement that have a value for each rollout, or for each position."""
-    of_rollouts = ("lengths", "rewards")
-    return [item.name for item in fields(GroupMeasurement) if (item.name in of_rollouts) == (part == "rollouts")]
+_OF_ROLLOUTS: Final = ("lengths", "rewards")
 
 
-def _save(path: Path, measurements: Sequence[GroupMeasurement]) -> None:
+def columns_of_positions() -> list[str]:
+    """Return the names of the fields of a GroupMeasurement that have a value for each position. The task of the tables
+    has no episodes, whose fields are left out.
+    """
+    others = (*_OF_ROLLOUTS, "turns", "reproduced")
+    return [item.name for item in fields(GroupMeasurement) if item.name not in others]
+
+
+def save(path: Path, measurements: Sequence[GroupMeasurement]) -> None:
+    """Store measurements in one file."""
     partial = path.with_suffix(".tmp.npz")
     arrays = {
-        item.name: np.concatenate([getattr(group, item.name) for group in measurements])
-        for item in fields(GroupMeasurement)
+        name: np.concatenate([getattr(group, name) for group in measurements])
+        for name in (*_OF_ROLLOUTS, *columns_of_positions())
     }
     np.savez(partial, allow_pickle=False, sizes=np.array([len(item.lengths) for item in measurements]), **arrays)
     partial.rename(path)
 
 
-def _load(path: Path) -> Iterator[GroupMeasurement]:
+def load(path: Path) -> Iterator[GroupMeasurement]:
+    """Yield the measurements of a file."""
     with np.load(path) as file:
         data = {name: file[name] for name in file.files}
     rollout = position = 0
     for size in data["sizes"].tolist():
         rollouts = slice(rollout, rollout + size)
         positions = slice(position, position + int(data["lengths"][rollouts].sum()))
-        values: dict[str, Any] = {name: data[name][positions] for name in columns_of("positions")}
-        values |= {name: tuple(data[name][rollouts].tolist()) for name in columns_of("rollouts")}
+        values: dict[str, Any] = {name: data[name][positions] for name in columns_of_positions()}
+        values |= {name: tuple(data[name][rollouts].tolist()) for name in _OF_ROLLOUTS}
         yield GroupMeasurement(**values)
         rollout, position = rollouts.stop, positions.stop

@@ -1,6 +1,7 @@
 """The published rules, the arithmetic and the task of these tables."""
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from bench.proofs.honest import false_alarms
 from bench.proofs.published_sketches import BucketSketch, Toploc
 from bench.proofs.runs_of_evidence import Additions, added_by_groups, cusum
+from bench.proofs.setting import load, save
 from bench.proofs.trading_task import EOS, MAX_STORY_TOKENS, TradingTask, corpus, tokenizer, write_story
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.thresholds import table
@@ -78,7 +80,15 @@ def measured_group(rng: np.random.Generator) -> GroupMeasurement:
         stops=rng.random(tokens) < 0.2,
         differences=margins,
         rewards=tuple(rng.integers(0, 2, 4).tolist()),
+        turns=lengths,
     )
+
+
+def test_stored_measurements_count_as_before(tmp_path: Path) -> None:
+    rng, row = np.random.default_rng(0), packaged_thresholds()
+    groups = [measured_group(rng) for _ in range(5)]
+    save(tmp_path / "measurements.npz", groups)
+    assert [group.counts(row) for group in load(tmp_path / "measurements.npz")] == [item.counts(row) for item in groups]
 
 
 def test_runs_of_evidence_are_those_of_a_validator() -> None:

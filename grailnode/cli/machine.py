@@ -128,12 +128,17 @@ def _source_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def environments(context: click.Context) -> None:
     """List the tasks that a run can have here, each with an example: built-in ones, and those of installed plug-ins."""
     if context.invoked_subcommand is None:
-        run_action("environment_checks", "show_all", {})
+        run_action("environment_checks", "list_", {})
+
+
+@verb("environment_checks.list_", environments)
+def _list() -> None:
+    """List them, too."""
 
 
 @verb("environment_checks.try_", environments)
 @_source_options
-@shown_option("--seed", type=click.IntRange(0), default=0, help="Of the problem.")
+@shown_option("--seed", type=click.IntRange(0, 0xFFFFFFFF), default=0, help="Of the problem.")
 @click.option("--answer", "answers", multiple=True, help="A completion to judge; repeated, the turns of an episode.")
 @click.option("--policy", type=EXISTING_DIRECTORY, help="A checkpoint whose most likely completion is judged.")
 def _try() -> None:

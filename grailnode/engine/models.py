@@ -16,6 +16,7 @@ from torch import Tensor
 from grailnode.engine.policy import Policy, PolicyError, published_names, weight_files
 from grailnode.engine.qwen3 import Attention, Qwen3, Qwen3Config
 from protocol.lora import LoraSpec
+from protocol.quantization import is_scale
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 
@@ -23,11 +24,13 @@ _LISTED: Final = 3
 
 
 def check_fit(model: CausalModel, weights: Mapping[str, Tensor]) -> None:
+    """Raise EngineError if a version has other tensors than a model, which knows no scales of codes."""
     shapes = model.shapes
-    if weights.keys() != shapes.keys():
-        name = min(weights.keys() ^ shapes.keys())
-        raise EngineError(f"{name}: {'unknown to the model' if name in weights else 'missing from the weights'}")
-    for name, tensor in weights.items():
+    tensors = {name: tensor for name, tensor in weights.items() if not is_scale(name, weights)}
+    if tensors.keys() != shapes.keys():
+        name = min(tensors.keys() ^ shapes.keys())
+        raise EngineError(f"{name}: {'unknown to the model' if name in tensors else 'missing from the weights'}")
+    for name, tensor in tensors.items():
         if tuple(tensor.shape) != shapes[name]:
             raise EngineError(f"{name}: shape {tuple(tensor.shape)} where the model has {shapes[name]}")
 

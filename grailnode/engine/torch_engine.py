@@ -25,7 +25,7 @@ from protocol.digest import Weights, weights_digest
 from protocol.errors import MalformedError, PatchError, ProtocolError
 from protocol.patch import apply_with_digests
 from protocol.proof import Arithmetic, arithmetic_of
-from protocol.quantization import dequantize, is_code, is_scale
+from protocol.quantization import dequantize, is_code
 from protocol.rollout.checking import Check, CheckRules, DrawnTokens, check_completions
 from protocol.rollout.sampling import SamplingParams, seed_words
 from protocol.rollout.token_choice import choose_with_log_probabilities
@@ -107,8 +107,7 @@ class TorchEngine:
         return not is_quantized and self._device.type != "cpu"
 
     async def stage(self, version: int, weights: Weights) -> None:
-        # The scales of codes are no tensors of the model; `dequantize` takes them together with their codes.
-        check_fit(self._model, {name: tensor for name, tensor in weights.items() if not is_scale(name, weights)})
+        check_fit(self._model, weights)
         is_quantized = any(map(is_code, weights.values()))
         self._staged = Policy(version, await self._compute(self._convert, weights), is_quantized)
 

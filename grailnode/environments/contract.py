@@ -22,6 +22,7 @@ from protocol import environments, limits
 from protocol.environments import Environment, Problem
 from protocol.environments.base import Episode, EpisodeEnvironment, SandboxError
 from protocol.environments.strata import Strata
+from protocol.errors import ProtocolError
 
 PROBLEMS: Final = 200
 """Seeds, and held-out problems at most, that a check draws."""
@@ -204,5 +205,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (SandboxError, OSError, ValueError) as error_:
+    except (SandboxError, ProtocolError, OSError, ValueError) as error_:
         sys.exit(str(error_))

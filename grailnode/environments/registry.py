@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import Distribution, EntryPoint
+from importlib.metadata import Distribution
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -41,8 +41,13 @@ from protocol.environments.rubric import Rubric
 from protocol.errors import ProtocolError
 
 OWN_PYTHON: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
-READERS: Final = {"gsm8k": "math", "math500": "math", "mbpp": f"code-{OWN_PYTHON}"}
-"""Built-in environments by the data sets whose form they read."""
+_READERS: Final = {"gsm8k": "math", "math500": "math", "mbpp": f"code-{OWN_PYTHON}"}
+_EXAMPLES: Final = ("gymnasium", "reasoning_gym", "textarena", "tools", "verifiers", "webassembly")
+ADVICE: Final = {
+    **{name: f"problems in this form are read by --environment {own} --data FILE" for name, own in _READERS.items()},
+    **{name: f"a plug-in: pip install ./examples/{name} in a checkout of grailnode" for name in _EXAMPLES},
+}
+"""What to do about names that others use: of data sets, and of libraries for which examples/ has a plug-in."""
 
 _PACKAGE: Final = "protocol.environments"
 _REPLY_TOKENS: Final = 512  # of a plug-in's episodes, by default
@@ -61,18 +66,15 @@ class Plugin:
 def distributions() -> dict[str, str]:
     """Return each environment's name, with the name and version of its distribution."""
     own = f"{OWN_DISTRIBUTION} {_own_version()}"
-    plugins = {name: f"{point.dist.name} {point.dist.version}" for name, point in _points().items() if point.dist}
-    return dict.fromkeys(environments.names + environments.data_names, own) | plugins
+    points = importlib.metadata.entry_points(group=GROUP)
+    plugins = {point.name: f"{point.dist.name} {point.dist.version}" for point in points if point.dist}
+    built_in = dict.fromkeys(environments.names + environments.data_names, own)
+    return built_in | plugins | built_in
 
 
 def is_built_in(name: str) -> bool:
     """Return whether a name is that of a built-in environment; no plug-in can take it."""
     return name in environments.names + environments.data_names
-
-
-def reader_of(data_set: str) -> str:
-    """Return the line that says which built-in environment reads the form of a data set."""
-    return f"problems in this form are read by --environment {READERS[data_set]} --data FILE"
 
 
 def requirements(name: str, config: str = "{}") -> Requirements:
@@ -172,21 +174,19 @@ def check_code(spec: EnvironmentSpec) -> None:
         raise PluginError(f"environment {spec.name!r}: this run's record contradicts its code")
 
 
-def _points() -> dict[str, EntryPoint]:
-    """Return the entry points of installed plug-ins by name; of two with one name, none."""
-    points = list(importlib.metadata.entry_points(group=GROUP))
-    names = [point.name for point in points]
-    return {point.name: point for point in points if names.count(point.name) == 1 and not is_built_in(point.name)}
-
-
 def _distribution(name: str) -> Distribution:
-    """Return the distribution of a plug-in; a PluginError lists all names."""
-    distribution = _points()[name].dist if name in _points() else None
-    if distribution is None:
-        if name in READERS:
-            raise PluginError(f"environment {name!r}: {reader_of(name)}")
-        raise PluginError(f"unknown environment {name!r}; there are: {', '.join(distributions())}")
-    return distribution
+    """Return the distribution of a plug-in; a PluginError says what to do if there is none, or if there are several."""
+    found = [point.dist for point in importlib.metadata.entry_points(group=GROUP, name=name) if point.dist]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        owners = " and ".join(f"{one.name} {one.version}" for one in found)
+        raise PluginError(f"environment {name!r}: {owners} both have this name; uninstall one of them")
+    words = {re.sub("[^a-z0-9]", "", word) for word in re.split("[/:]", name.lower())}  # of openai/GSM8K
+    for known, advice in ADVICE.items():
+        if known.replace("_", "") in words:
+            raise PluginError(f"environment {name!r}: {advice}")
+    raise PluginError(f"unknown environment {name!r}; there are: {', '.join(distributions())}")
 
 
 @cache

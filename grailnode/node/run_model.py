@@ -37,14 +37,7 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
     """Raise UserError for settings that cannot be used in a LoRA run or a quantized run; the engine of a node that
     `trains` is torch, whatever it says.
     """
-    if run.lora is None and run.precision == "bf16":
-        return
-    if config.engine.kind == "vllm" and not trains and run.precision != "bf16":
-        raise UserError(
-            f'engine.kind: "vllm" cannot serve this run, whose weights are quantized ({run.precision}): it would round '
-            'weights to codes of its own, which no patch of this run reaches; use "torch"'
-        )
-    if config.engine.kind == "vllm" and not trains and config.engine.url:
+    if run.lora is not None and config.engine.kind == "vllm" and not trains and config.engine.url:
         raise UserError(
             "engine.url: in a run of LoRA adapters a node starts vLLM itself, with the flags that the adapters need; "
             "drop it"
@@ -54,7 +47,7 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
             "trainer.adapters: missing; this run trains LoRA adapters, and run.toml does not say where those of "
             "version 0 are"
         )
-    if trains and config.trainer.outer is not None:
+    if trains and config.trainer.outer is not None and run.sites_refusal:
         raise UserError(f"trainer.outer: {run.sites_refusal}")
 
 

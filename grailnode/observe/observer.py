@@ -92,7 +92,7 @@ class Observer:
         self._next_window = first_window
         self._oldest = first_window
         self.last_window = last_window
-        self._history = WindowHistory(node.run.evaluation.pass_at)
+        self._history = WindowHistory(node.run.evaluation.pass_at, node.authority.quorum)
         self._last_report: dict[bytes, str] = {}
         self._names: dict[bytes, str] = {}
         self._names_window: int | None = None  # in which they were read,

@@ -16,7 +16,7 @@ from protocol.encoding import REWARD_UNIT
 from protocol.errors import ProtocolError
 from protocol.identity.participant import Announcement
 from protocol.judging.verdict import Judgement, Verdict
-from protocol.rollout.batch import Commitment, EpisodeRollout, Group, open_group
+from protocol.rollout.batch import Commitment, Group, open_group
 from roles.gather import answer_of
 from roles.node.identity import Node
 from roles.participants import list_announced_keys
@@ -40,12 +40,12 @@ class PublishedRollout:
     prompt: str
     completion: str  # the text after the prompt, up to `end`; in an episode with the environment's replies
     tokens: int  # of the policy, with those that do not count
-    reward: float  # that counts at a validator; the miner's claim where no validator accepted the group
+    reward: float  # the median of those that count at accepting validators; without any, the miner's claim
     reasons: tuple[str, ...]  # why validators rejected the group, each once; empty if none did
     accepted: int
     judged: int
     turns: tuple[tuple[str, str], ...] = ()  # the completion in turns, each with its speaker: 'policy' or 'environment'
-    end: int | None = None  # how many tokens count, if a validator's continuation after them gave the reward
+    end: int | None = None  # how many tokens count, if a continuation after them gave the reward
     uncounted: str = ""  # the text after `end`
 
     @property
@@ -140,22 +140,17 @@ async def _read_miner(
 ) -> None:
     async with aclosing(read_judged_groups(node, window, miner)) as groups:
         async for item in groups:
-            rollouts += await node.run_sync(_published_rollouts, tokenizer, item)
+            rollouts += await node.run_sync(_published_rollouts, tokenizer, item, node.run.exact_rewards)
             if limits.are_reached(rollouts):
                 break
 
 
-def _published_rollouts(tokenizer: Tokenizer, item: JudgedGroup) -> list[PublishedRollout]:
+def _published_rollouts(tokenizer: Tokenizer, item: JudgedGroup, exact: bool) -> list[PublishedRollout]:
     group, judgements = item.group, item.judgements.values()
-    is_episode = any(isinstance(rollout, EpisodeRollout) for rollout in group.rollouts)
-    rewards, ends = next(
-        (
-            (judgement.rewards, judgement.ends)
-            for judgement in judgements
-            if len(judgement.rewards) == len(group.rollouts) and not (is_episode and judgement.ends)
-        ),
-        (tuple(rollout.reward for rollout in group.rollouts), ()),
-    )
+    accepting = tuple(judgement for judgement in judgements if judgement.accepted)
+    verified = verified_group(group, item.digest, accepting, exact=exact)
+    rewards = verified.rewards if verified else [rollout.reward / REWARD_UNIT for rollout in group.rollouts]
+    ends = [len(tokens) // 4 for tokens in verified.completions] if verified else ()
     published = []
     for index, rollout in enumerate(group.rollouts):
         end = ends[index] if ends and ends[index] < len(rollout.tokens) else None
@@ -170,7 +165,7 @@ def _published_rollouts(tokenizer: Tokenizer, item: JudgedGroup) -> list[Publish
                 prompt=tokenizer.decode(group.prompt_tokens),
                 completion=tokenizer.decode(rollout.sequence[:end]),
                 tokens=len(rollout.tokens),
-                reward=rewards[index] / REWARD_UNIT,
+                reward=rewards[index],
                 reasons=tuple(dict.fromkeys(judgement.reason for judgement in judgements if judgement.rejected)),
                 accepted=sum(judgement.accepted for judgement in judgements),
                 judged=len(judgements),

@@ -3,9 +3,10 @@ the memory of a view does not grow with the run.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Final
 
 from grailnode.observe.state import JudgedWindow, MinerKind, MinerRow, StratumRow, ValidatorRow, WindowRow
@@ -37,11 +38,14 @@ class _Work:
 
 
 class WindowHistory:
-    """The windows of one run. `add_summary` and `add_verdict` take what was read, `close` ends windows."""
+    """The windows of one run, whose groups count by so many validators. `add_summary` and `add_verdict` take what was
+    read, `close` ends windows.
+    """
 
-    def __init__(self, pass_at: int) -> None:
+    def __init__(self, pass_at: int, quorum: int = 1) -> None:
         self._pass_at = pass_at
-        self._verdicts: dict[tuple[int, bytes], Verdict] = {}
+        self._quorum = quorum
+        self._verdicts: dict[tuple[int, bytes], list[Verdict]] = {}
         self._summaries: dict[tuple[int, bytes], Summary] = {}
         self._rows: dict[int, WindowRow] = {}
         self._miners: dict[bytes, _Work] = {}
@@ -64,21 +68,26 @@ class WindowHistory:
         self._rows[summary.window] = self._row(summary)
 
     def add_verdict(self, verdict: Verdict) -> None:
-        """Add a verdict: its judgements on groups that no other verdict on this work judges."""
-        place = verdict.window, verdict.miner
+        """Add a verdict, if it is on the same work as the others on this miner's window."""
         judgements = tuple(judgement.model_copy(update={"logprobs": b""}) for judgement in verdict.judgements)
-        verdict = verdict.model_copy(update={"judgements": judgements})  # log-probabilities are most of it
-        self._verdicts[place] = _with_judgements_of(self._verdicts.get(place, verdict), verdict)
+        others = self._verdicts.setdefault((verdict.window, verdict.miner), [])
+        if all((other.commitment, other.lapsed) == (verdict.commitment, verdict.lapsed) for other in others[:1]):
+            others.append(verdict.model_copy(update={"judgements": judgements}))  # log-probabilities are most of it
 
     def has_summary(self, window: int, validator: bytes) -> bool:
         return (window, validator) in self._summaries
 
     def is_judged_whole(self, window: int, row: LedgerRow) -> bool:
-        """Whether another validator's verdict on a row brings nothing new: its groups were not dealt, or all judged."""
-        verdict = self._verdicts.get((window, row.miner))
-        if verdict is None:
-            return False
-        return not row.dealt or verdict.dealt == verdict.submitted or len(verdict.judgements) == verdict.submitted
+        """Whether another validator's verdict on a row brings nothing new: its groups were not dealt, or all judged by
+        a quorum.
+        """
+        verdicts = self._verdicts.get((window, row.miner), [])
+        judged = Counter(judgement.index for verdict in verdicts for judgement in verdict.judgements)
+        return bool(verdicts) and (
+            not row.dealt
+            or sum(verdict.dealt == verdict.submitted for verdict in verdicts) >= self._quorum
+            or all(judged[index] >= self._quorum for index in range(verdicts[0].submitted))
+        )
 
     def close(self, before: int) -> None:
         """Keep rows and sums alone of the windows before one; the newest window with a summary stays open."""
@@ -86,7 +95,7 @@ class WindowHistory:
         self._rows |= {row.window: row for row in self._open_rows() if row.window < before}
         for window in sorted(self._rows)[:-MOST_WINDOWS]:
             del self._rows[window]
-        closed = [verdict for verdict in self._verdicts.values() if verdict.window < before]
+        closed = [verdict for verdict in self._open_decisions() if verdict.window < before]
         _add_work(self._miners, closed)
         self._tokens.update(_tokens(closed))
         newest = sorted(self._miners, key=lambda key: self._miners[key].recent[-1].window)
@@ -108,6 +117,10 @@ class WindowHistory:
         rows = self._rows | {row.window: row for row in self._open_rows()}
         return tuple(rows[window] for window in sorted(rows))
 
+    def _open_decisions(self) -> list[Verdict]:
+        """Return what a quorum says about each miner's open window."""
+        return [_decided(verdicts, self._quorum) for verdicts in self._verdicts.values()]
+
     def _first_summaries(self) -> dict[int, Summary]:
         """Return one summary for each open window: that of the first validator that revealed one."""
         summaries: dict[int, Summary] = {}
@@ -117,8 +130,8 @@ class WindowHistory:
 
     def _open_rows(self) -> list[WindowRow]:
         by_window: dict[int, list[Judgement]] = {}
-        for (window, _), verdict in self._verdicts.items():
-            by_window.setdefault(window, []).extend(verdict.judgements)
+        for verdict in self._open_decisions():
+            by_window.setdefault(verdict.window, []).extend(verdict.judgements)
         rows = []
         for window, summary in self._first_summaries().items():
             judgements = by_window.get(window, [])
@@ -159,7 +172,7 @@ class WindowHistory:
     ) -> tuple[tuple[MinerRow, ...], dict[str, tuple[JudgedWindow, ...]]]:
         """Return the miners by name, and by key the newest windows of each."""
         miners = deepcopy(self._miners)
-        _add_work(miners, self._verdicts.values())
+        _add_work(miners, self._open_decisions())
         firsts = self._first_summaries()
         scores = dict(firsts[max(firsts)].scores) if firsts else {}
         rows = [
@@ -197,7 +210,7 @@ class WindowHistory:
 
     def tokens(self) -> Counter[str]:
         """Return the completion tokens of judged groups ('generated') and of accepted ones ('verified')."""
-        return self._tokens + _tokens(self._verdicts.values())
+        return self._tokens + _tokens(self._open_decisions())
 
     def check_rate(self) -> float:
         """Return the completion tokens that a validator checks in a second of checking; 0 before the first summary."""
@@ -220,10 +233,21 @@ def _tokens(verdicts: Iterable[Verdict]) -> Counter[str]:
     )
 
 
-def _with_judgements_of(verdict: Verdict, other: Verdict) -> Verdict:
-    """Return a verdict with another validator's judgements on the groups that it does not judge itself."""
-    if other.commitment != verdict.commitment or other.lapsed != verdict.lapsed:
-        return verdict
-    judged = {judgement.index for judgement in verdict.judgements}
-    more = tuple(judgement for judgement in other.judgements if judgement.index not in judged)
-    return verdict.model_copy(update={"judgements": (*verdict.judgements, *more)})
+def _decided(verdicts: Sequence[Verdict], quorum: int) -> Verdict:
+    """Return one verdict with a judgement on each group: it is accepted if a quorum does, or all while these are fewer,
+    and has then the medians of their rewards, as a trainer learns from them.
+    """
+    by_group: dict[int, list[Judgement]] = {}
+    for judgement in (judgement for verdict in verdicts for judgement in verdict.judgements):
+        by_group.setdefault(judgement.index, []).append(judgement)
+    decided = []
+    for _, judgements in sorted(by_group.items()):
+        accepting = [judgement for judgement in judgements if judgement.accepted]
+        if len(accepting) < min(quorum, len(judgements)):
+            decided.append(next(judgement for judgement in judgements if not judgement.accepted))
+            continue
+        size = Counter(len(judgement.rewards) for judgement in accepting).most_common(1)[0][0]
+        columns = zip(*(item.rewards for item in accepting if len(item.rewards) == size), strict=True)
+        rewards = tuple(int(median(column)) for column in columns)
+        decided.append(accepting[0].model_copy(update={"rewards": rewards}))
+    return verdicts[0].model_copy(update={"judgements": tuple(decided)})

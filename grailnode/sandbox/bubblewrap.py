@@ -211,16 +211,16 @@ def _find_bubblewrap() -> str:
 def _find_interpreter(version: str) -> Interpreter:
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     path = sys.executable if version == own else shutil.which(f"python{version}")
+    install = f"install Python {version} (apt-get install python{version}, or uv python install {version})"
     if path is None:
         raise SandboxError(
-            f"this run's programs are for Python {version}, and there is no python{version} on the PATH: install it "
-            f"(apt-get install python{version}, or uv python install {version})"
+            f"its programs are for Python {version}, and there is no python{version} on the PATH: {install}"
         )
     result = subprocess.run(
         (path, "-I", "-c", _DESCRIBE_INTERPRETER), capture_output=True, check=False, timeout=_PROBE_SECONDS
     )
     if result.returncode:
-        raise SandboxError(f"{path} does not run")
+        raise SandboxError(f"{path} does not run: {install}")
     actual_version, executable, (standard, platform_standard), library, shared = json.loads(result.stdout)
     if actual_version != version:
         raise SandboxError(f"{path} is Python {actual_version}, not {version}")

@@ -26,6 +26,11 @@ def clean(text: str, cells: int = 48) -> str:
     return set_cell_size(printable, cells - 1).rstrip() + "…"
 
 
+def terminal_text(text: str) -> str:
+    """Return lines without characters that act on a terminal, which become U+FFFD."""
+    return "".join(char if char.isprintable() or char in "\n\t" else _REPLACEMENT for char in text)
+
+
 def byte_text(size: int) -> str:
     """Write bytes in decimal units: '812 B', '19.2 KB', '1.6 MB'."""
     value, unit = float(size), 0

@@ -42,8 +42,10 @@ _TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
 _DECODED_AT_ONCE = 1 << 16  # tokens of continuations, whose states an engine keeps until it returns them
 _MOST_LIMITS = 2  # groups at which the environment reaches a limit, which takes long; behind them no more are tried
 
-Reservation = Callable[[], AbstractAsyncContextManager[None]]
-"""Waits until something is free, and reserves it for one case."""
+Reservation = Callable[[int], AbstractAsyncContextManager[object]]
+"""Waits until something is free, and reserves it for one case: what has a smaller load, in tokens that are computed
+one by one for each million of the case, goes first.
+"""
 
 
 @dataclass(frozen=True)
@@ -108,12 +110,13 @@ class Judge:
         at_rewards: Reservation = nullcontext,
     ) -> list[Judgement]:
         """Judge groups, each with the digest of its frame, some thousands of tokens at a time; return the judgements in
-        order. `at_engine` is entered while the engine is used, `at_rewards` behind it while the environment computes.
+        order. `at_engine` is entered while the engine is used, once more for continuations, and `at_rewards` behind it
+        while the environment computes.
         """
         checks: list[tuple[Assignment | None, GroupCheck]] = []
         part: list[Group] = []
         tokens = 0
-        async with at_engine():
+        async with at_engine(0):
             for group, _ in groups:
                 part.append(group)
                 tokens += sum(len(rollout.sequence) for rollout in group.rollouts)
@@ -121,10 +124,10 @@ class Judge:
                     checks += await self._check(part, thresholds)
                     part, tokens = [], 0
             checks += await self._check(part, thresholds)
-            continued = await self._continue([group for group, _ in groups], checks)
+        continued = await self._continue([group for group, _ in groups], checks, at_engine)
         judgements: list[Judgement] = []
         limits = 0
-        async with at_rewards():
+        async with at_rewards(0):
             for place, ((group, digest), (own, check)) in enumerate(zip(groups, checks, strict=True)):
                 result = check
                 if own is not None and check.reason is None:
@@ -213,7 +216,7 @@ class Judge:
         return GroupCheck(own_rejection(counts, thresholds), counts, logprobs=logprobs, margins=margins)
 
     async def _continue(
-        self, groups: Sequence[Group], checks: Sequence[tuple[Assignment | None, GroupCheck]]
+        self, groups: Sequence[Group], checks: Sequence[tuple[Assignment | None, GroupCheck]], at_engine: Reservation
     ) -> list[dict[int, Continuation]]:
         """Return, for each group, the continuations of the rollouts that R1 selects and that have a miss, by index.
         Episodes and groups that do not hold are not continued.
@@ -237,16 +240,21 @@ class Judge:
                     right = own.prompt + group.rollouts[index].tokens[:first]
                     requests.append(Request(right, own.seeds[index], self.sketch, first))
                     places.append((number, index))
+        if not requests:
+            return result
         rooms = [most - request.offset for request in requests]
-        for batch in split(rooms, _DECODED_AT_ONCE):
-            params = replace(run.sampling.params(), max_tokens=rooms[batch[-1]])
-            generations = await self._engine.generate([requests[place] for place in batch], params)
-            for place, generation in zip(batch, generations, strict=True):
-                # What is too long is cut off: noise depends on the position alone.
-                number, index = places[place]
-                begin = requests[place].offset
-                tokens = groups[number].rollouts[index].tokens[:begin] + generation.tokens
-                result[number][index] = Continuation(begin, tokens[:most])
+        behind = sum(len(groups[number].rollouts[index].tokens) for number, index in places)
+        behind -= sum(request.offset for request in requests)
+        async with at_engine(1_000_000 * behind // sum(map(_token_count, groups))):
+            for batch in split(rooms, _DECODED_AT_ONCE):
+                params = replace(run.sampling.params(), max_tokens=rooms[batch[-1]])
+                generations = await self._engine.generate([requests[place] for place in batch], params)
+                for place, generation in zip(batch, generations, strict=True):
+                    # What is too long is cut off: noise depends on the position alone.
+                    number, index = places[place]
+                    begin = requests[place].offset
+                    tokens = groups[number].rollouts[index].tokens[:begin] + generation.tokens
+                    result[number][index] = Continuation(begin, tokens[:most])
         return result
 
     async def _check_rewards(

@@ -37,23 +37,25 @@ class Slot:
     """The engine or the environment, which works on one case at a time.
 
     Among the waiting cases the reputation goes first that has had least of its share (`CaseQueue.debt`), the better one
-    of equals; then a case of the version that the engine serves already; then the first in the order of the queue. So a
-    case that was begun is completed before later ones are begun, and validators complete the same ones.
+    of equals; then a case of the version that the engine serves already; then the smallest load, and of equals the
+    first in the order of the queue. So a case that was begun is completed before later ones are begun, and validators
+    complete the same ones; but continuations wait for all that is only prefilled, and those of a miner that misses in
+    many rollouts, which cost it nothing, for those of others.
     """
 
     def __init__(self, debt: Callable[[Reputation], float]) -> None:
         self._debt = debt
         self._busy = False
         self._version = -1
-        self._queue: list[tuple[Reputation, int, int, trio.Event]] = []
+        self._queue: list[tuple[Reputation, int, tuple[int, int], trio.Event]] = []
 
     @asynccontextmanager
-    async def reserve(self, reputation: Reputation, version: int, place: int) -> AsyncIterator[None]:
-        """Wait until the engine is free, and reserve it while the context lasts, by the case's place."""
+    async def reserve(self, reputation: Reputation, version: int, place: int, load: int) -> AsyncIterator[None]:
+        """Wait until the engine is free, and reserve it while the context lasts, by load and the case's place."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._busy:
             is_next = trio.Event()
-            entry = (reputation, version, place, is_next)
+            entry = (reputation, version, (load, place), is_next)
             self._queue.append(entry)
             try:
                 await is_next.wait()
@@ -169,10 +171,10 @@ class JudgingScheduler:
 
     @asynccontextmanager
     async def _reserve(
-        self, slot: Slot, reputation: Reputation, weights: VerifiedWeights, place: int
+        self, slot: Slot, reputation: Reputation, weights: VerifiedWeights, place: int, load: int
     ) -> AsyncIterator[None]:
         """Reserve the engine for one case and have it serve these weights, or the environment; count its seconds."""
-        async with slot.reserve(reputation, weights.version, place):
+        async with slot.reserve(reputation, weights.version, place, load):
             start = trio.current_time()
             if slot is self._engine_slot:
                 await serve(self._node, self._engine, weights)

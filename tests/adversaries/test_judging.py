@@ -1,15 +1,19 @@
-"""A judge computes in worker threads: the event loop runs meanwhile."""
+"""A judge computes in worker threads, and says how much of a case it generates again."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import trio
 
 from protocol.encoding import content_digest
 from roles.validator.judge import Judge
-from tests.support.adversaries.harness import TrialHarness
+from tests.support.adversaries.harness import TrialHarness, alter
+from tests.support.adversaries.miners import ADVERSARIES
+from tests.support.builders.proofs import LENIENT
 
 WINDOW = 3
 
@@ -39,3 +43,22 @@ async def test_the_event_loop_runs_while_a_judge_computes(harness: TrialHarness)
         assert not judgements
         may_compute.set()
     assert [judgement.reason for judgement in judgements] == ["", ""]
+
+
+@pytest.mark.parametrize(("name", "most"), [("one edited token in 10% of rollouts", 200_000), ("own noise", 10**6)])
+async def test_a_judge_waits_for_the_engine_again_by_the_share_of_tokens_behind_misses(
+    harness: TrialHarness, name: str, most: int
+) -> None:
+    loads: list[int] = []
+
+    @asynccontextmanager
+    async def at_engine(load: int) -> AsyncIterator[None]:
+        loads.append(load)
+        yield
+
+    groups = await ADVERSARIES[name].producer(harness).produce(harness.mining_window(WINDOW), range(4))
+    judge = Judge(harness.task, await harness.serving_engine(), WINDOW, harness.randomness(WINDOW), draw=bytes(32))
+    thresholds = alter(harness.proof.row(harness.arithmetic, judge.arithmetic), **LENIENT)
+    await judge.judge([(group, bytes(32)) for group in groups], thresholds, at_engine)
+    assert loads[0] == 0
+    assert most // 4 < loads[1] <= most

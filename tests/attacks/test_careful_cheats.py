@@ -4,15 +4,27 @@ The rows are those of tests, as `python -m bench.proofs cheats` has measured one
 200 rollouts, as they have to be for the bounds below.
 """
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 
 from grailnode.calibration.thresholds import likelihood_scores
 from grailnode.calibration.thresholds import table as calibrated_table
 from grailnode.run.creation import SCORING
-from protocol.proof import Table
+from protocol.proof import Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
-from tests.support.adversaries.careful_cheats import HEADROOM, Cheat, Gain, choose_luck, edit_tokens, gain, take_stops
+from tests.support.adversaries.careful_cheats import (
+    HEADROOM,
+    Accepts,
+    Cheat,
+    Gain,
+    SimulatedGroup,
+    choose_luck,
+    edit_tokens,
+    gain,
+    take_stops,
+)
 from tests.support.builders.samples import table, thresholds
 
 
@@ -62,6 +74,25 @@ def test_who_ends_as_early_as_it_dares_gains_one_percent_at_most(row: str, reach
     result = gains(take_stops(370, reach), row, careful=True)
     assert result.refused is None
     assert 0.99 < result.pay < 1.01
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("windows", [1, 2, 5])
+def test_who_changes_its_key_before_the_evidence_grows_gains_no_more(row: str, windows: int) -> None:
+    cheat = take_stops(370, 0.02)
+    results = [gain(cheat, ROWS[row], SCORING, careful=True, windows=windows, seed=seed) for seed in range(8)]
+    assert np.mean([result.pay for result in results]) < 1.01
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_who_spreads_its_misses_over_the_statistics_gains_no_more_than_by_one(row: str) -> None:
+    cheats = cycle([take_stops(512, 0.02), choose_luck(512, 0.02, 0.25, COINS, 0.02)])
+
+    def in_turn(thresholds: Thresholds, rng: np.random.Generator, accepts: Accepts) -> SimulatedGroup:
+        return next(cheats)(thresholds, rng, accepts)
+
+    result = gains(in_turn, row, careful=True)
+    assert (result.pay < 1.01, result.reward, result.refused) == (True, 0.0, None)
 
 
 def test_a_miner_without_a_cheat_is_never_refused_and_gains_nothing() -> None:

@@ -4,7 +4,9 @@ The model here has a loader as vLLM's models have: fused projections, experts in
 """
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
+from grailnode.engine.vllm.inside.element_changes import ElementChange
 from grailnode.engine.vllm.inside.served_weights import (
     DifferentWeightsError,
     PoisonedError,
@@ -210,6 +213,33 @@ def test_weights_that_cannot_be_restored_are_poisoned(dtype: torch.dtype, tmp_pa
     assert engine_weights.version is None
     with pytest.raises(PoisonedError):
         engine_weights.commit(stage_weights(engine_weights, 0, tmp_path / "weights", digest_weights(WEIGHTS)))
+
+
+class ParameterOnGpu(Tensor):
+    """A parameter that says that it is on a GPU, where torch exchanges elements, and of which one write may fail."""
+
+    device = torch.device("cuda")
+    fails = False
+
+    def __setitem__(self, places: Any, values: Any) -> None:
+        written = slice(1 if self.fails else None)
+        super().__setitem__(places[written], values[written])
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_elements_on_a_gpu_are_exchanged_and_come_back(fails: bool) -> None:
+    before = torch.arange(6, dtype=torch.int16)
+    target = before.clone().as_subclass(ParameterOnGpu)
+    change = ElementChange(target, torch.tensor([4, 1]), torch.tensor([40, 10], dtype=torch.int16))
+    target.fails = fails
+    with pytest.raises(RuntimeError, match="out of memory") if fails else nullcontext():
+        change.swap()
+    assert target.tolist() == ([0, 1, 2, 3, 40, 5] if fails else [0, 10, 2, 3, 40, 5])
+    change.undo()
+    assert target.tolist() == before.tolist()
 
 
 def test_a_patch_for_other_weights_is_refused(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.patch import encode
+from protocol.quantization import Precision, is_code, quantize
 from protocol.rollout import sketch
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKey, SketchKind
 from roles.policy.causal_model import CausalModel
-from roles.ports import Engine, Request
+from roles.ports import Engine, EngineError, Request
 from tests.engine.engine_contract import EngineContract, NewEngine, changed, check_tokens, manifest, serve, serving
 from tests.engine.vllm_site import BendableServer, refuse_restarts, shared_server, url_of
 from tests.support.builders.policies import NOISE, PARAMS, engine_of, random_weights, requests_of_many_lengths
@@ -183,3 +184,23 @@ class TestPatches:
             nursery.start_soon(engine.commit)
         assert results == [[g.tokens for g in await reference.generate(requests, long)]]
         assert engine.version == 1
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+async def test_codes_are_served_as_the_values_that_they_stand_for(
+    model: CausalModel, new_engine: NewEngine, precision: Precision
+) -> None:
+    versions = [quantize(random_weights(model, seed), precision) for seed in (0, 1)]
+    engine = await serving(new_engine, versions[0])
+    assert isinstance(engine, VllmEngine)
+    assert not engine.takes_patches
+    before = await check_tokens(engine, model, versions[0])
+    await engine.stage(1, versions[1])
+    await engine.commit()
+    assert before != await check_tokens(engine, model, versions[1])
+    assert (await engine.verify()).tensors == len(model.shapes)
+    name, codes = next((name, tensor) for name, tensor in versions[1].items() if is_code(tensor))
+    no_codes = torch.full(codes.shape, 0x7F if precision == "fp8" else 0x80, dtype=torch.uint8).view(codes.dtype)
+    with pytest.raises(EngineError, match="no code"):
+        await engine.stage(2, versions[1] | {name: no_codes})
+    await check_tokens(engine, model, versions[1])

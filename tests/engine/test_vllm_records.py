@@ -88,14 +88,16 @@ def test_a_step_that_comes_after_its_record_was_taken_leaves_nothing_behind() ->
 
 def test_a_request_that_is_computed_again_continues_where_it_was_preempted() -> None:
     records = RequestRecords()
-    records.version = 1
-    draw_at(records, 0, 1, 2)
-    records.version = 2
-    draw_at(records, 2, 2, 3)  # it is computed again in three pieces, each with a row of logits
-    record = records.take("a")
-    assert record is not None
-    assert (record["versions"], records.take("a")) == (["1", "2"], None)
-    assert record["states"].tolist() == [[float(position)] * 2 for position in range(4)]
+    # It is computed again in pieces, each with a row of logits; what was drawn before from its first one on is void.
+    for again, versions in (((2, 2, 3), ["1", "2"]), ((0, 0, 1, 2, 3), ["2"])):
+        records.version = 1
+        draw_at(records, 0, 1, 2)
+        records.version = 2
+        draw_at(records, *again)
+        record = records.take("a")
+        assert record is not None
+        assert (record["versions"], records.take("a")) == (versions, None)
+        assert record["states"].tolist() == [[float(position)] * 2 for position in range(4)]
 
 
 def test_a_prefill_that_is_computed_again_in_other_pieces_counts_once() -> None:

@@ -175,6 +175,21 @@ def test_what_the_processes_of_vllm_compile_lies_in_its_environment(
         assert variables[name] == str(tmp_path / "grailnode-cache")
 
 
+@pytest.mark.parametrize(
+    ("mode", "log", "line"), [(0o600, "log", "Permission denied"), (0o700, "/dev/full", "No space left on device")]
+)
+async def test_why_a_server_cannot_be_started_is_named(mode: int, log: str, line: str, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(mode)
+    (tmp_path / ChildServer.LOG).symlink_to(log)
+    server = ChildServer(VllmSettings(python=python), tmp_path, tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}', encoding="utf-8")
+    with pytest.raises(EngineError, match=f"(?s)vLLM cannot be started: .*{line}"):
+        await server.start()
+    server.close()
+
+
 def test_the_error_that_ended_vllm_is_named():
     """It stands before the end of the log, where vLLM's server says only that its engine core has ended."""
     core = "(EngineCore pid=9) ERROR 11-26 19:01:08 [core.py:1510]"
@@ -221,9 +236,9 @@ def test_a_server_that_fits(changes: dict[str, Any]):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"vllm": "0.29.0"}, "versions from 0.30 to below 0.33 fit"),
-        ({"vllm": "0.33.0rc1"}, "versions from 0.30 to below 0.33 fit"),
-        ({"vllm": "nightly"}, "versions from 0.30 to below 0.33 fit"),
+        ({"vllm": "0.29.0"}, "versions from 0.30 to below 0.34 fit"),
+        ({"vllm": "0.34.0rc1"}, "versions from 0.30 to below 0.34 fit"),
+        ({"vllm": "nightly"}, "versions from 0.30 to below 0.34 fit"),
         ({"dtype": "float16"}, "it computes in float16, and engine.dtype is bfloat16"),
         ({"head": "bfloat16"}, "it computes logits in bfloat16, and margins need float32"),
         ({"quantization": "fp8"}, "it serves fp8-quantized weights"),

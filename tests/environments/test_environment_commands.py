@@ -25,6 +25,7 @@ def test_the_guides_task_keeps_its_contract(tmp_path: Path, monkeypatch: pytest.
     assert max(len(files[name].strip().splitlines()) for name in ("doubled_digits.py", "higher_lower.py")) <= 30
     monkeypatch.syspath_prepend(install(files, tmp_path))
     assert "doubled-digits   doubled-digits 1.0" in succeed("environments")
+    assert "gsm8k            problems in this form are read by" in succeed("environments", "list")
     for name in ("doubled-digits", "higher-lower"):
         output = succeed("environments", "check", name)
         assert [line[:2] for line in output.splitlines()] == ["ok"] * 9
@@ -65,6 +66,32 @@ def test_a_broken_contract_is_named_line_by_line(tmp_path: Path, monkeypatch: py
     assert result.stderr == "Error: environment 'broken-task' does not keep its contract\n"
 
 
+HOSTILE = """
+class Task:
+    exact, held_out_size, turns = True, 5, 2
+    def __init__(self, config): pass
+    def problem(self, seed): return {"prompt": "a\\x1b[2J\\nb", "reference": 1}
+    def held_out_problem(self, index): return {"prompt": "c\\x1b[2J", "reference": 1}
+    def begin(self, problem, seed): return self
+    def step(self, text): return "d\\x1b]0;e\\x07\\ud800" if text else 1 / 0
+    def reward(self): return 1
+"""
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_plugin_writes_nothing_to_the_terminal_but_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(install_module("hostile", HOSTILE, tmp_path))
+    assert "hostile 1.0              c\ufffd[2J\n" in succeed("environments", "list")
+    output = succeed("environments", "try", "hostile", "--answer", "1")
+    assert output == "a\ufffd[2J\nb\nreply: d\ufffd]0;e\ufffd\ufffd\nreward: 1\n"
+    assert "'hostile': ZeroDivisionError: division by zero" in fail("environments", "try", "hostile", "--answer", "")
+    second = install_module("second", HOSTILE, tmp_path / "second")
+    entry_points = second / "second-1.0.dist-info" / "entry_points.txt"
+    entry_points.write_text("[grailnode.environments]\nhostile = second:Task\n")
+    monkeypatch.syspath_prepend(second)
+    assert "second 1.0 and hostile 1.0 both have this name" in fail("environments", "check", "hostile")
+
+
 @pytest.mark.parametrize("verb", ["try", "check"])
 def test_options_that_a_built_in_environment_does_not_take_are_refused(tmp_path: Path, verb: str) -> None:
     (tmp_path / "data").write_text("{}")
@@ -100,12 +127,28 @@ def test_a_policy_plays_an_episode_and_no_thread_is_left_that_may_free_tensors_w
 @pytest.mark.slow
 def test_a_built_in_environment_keeps_the_contract() -> None:
     assert "FAILED" not in succeed("environments", "check", "addition")
-    assert "unknown environment 'chess'" in fail("environments", "check", "chess")
 
 
-@pytest.mark.parametrize(("data_set", "reader"), [("gsm8k", "math"), ("mbpp", f"code-{OWN}")])
-def test_the_name_of_a_data_set_gives_the_environment_that_reads_its_form(data_set: str, reader: str) -> None:
-    line = f"problems in this form are read by --environment {reader} --data FILE"
-    assert f"environment '{data_set}': {line}" in fail("init", "run", "--environment", data_set)
-    assert f"environment '{data_set}': {line}" in fail("environments", "try", data_set)
-    assert f"{data_set:<16} {line}" in succeed("environments")
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("gsm8k", "problems in this form are read by --environment math --data FILE"),
+        ("openai/GSM8K", "problems in this form are read by --environment math --data FILE"),
+        ("mbpp", f"problems in this form are read by --environment code-{OWN} --data FILE"),
+        ("reasoning_gym/countdown", "a plug-in: pip install ./examples/reasoning_gym in a checkout of grailnode"),
+        ("verifiers", "a plug-in: pip install ./examples/verifiers in a checkout of grailnode"),
+    ],
+)
+def test_a_name_that_others_use_is_answered_with_what_to_do(name: str, advice: str) -> None:
+    assert f"environment '{name}': {advice}" in fail("init", "run", "--environment", name)
+    for verb in ("try", "check"):
+        assert f"environment '{name}': {advice}" in fail("environments", verb, name)
+
+
+def test_what_is_no_number_file_or_name_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("{")
+    data = ("--data", str(tmp_path / "data"))
+    for verb in ("try", "check"):
+        assert "line 1: not JSON in UTF-8" in fail("environments", verb, "math", *data)
+        assert "unknown environment 'a\\nb'" in fail("environments", verb, "a\nb")
+    assert "'--seed'" in fail("environments", "try", "addition", "--seed", str(1 << 300), code=2)

@@ -216,6 +216,7 @@ def test_a_stratum_of_a_plug_in_with_levels_asks_it_for_a_problem_of_this_level(
         *((LEVELED.format(levels), "levels is an object whose names") for levels in ("1", "{'': 1}", "{'a' * 65: 1}")),
         *((LEVELED.format(levels), "of a level is a positive") for levels in ("{'a': 0}", "{'a': 0.5}")),
         (LEVELED.format("[object()]"), "TypeError"),
+        (LEVELED.format("dict.fromkeys(map(str, range(5000)), 1)"), "facts take [0-9]+ bytes, more than 16384"),
     ],
 )
 def test_what_does_not_load_is_an_error_in_one_line(

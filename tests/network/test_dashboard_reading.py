@@ -23,6 +23,7 @@ from grailnode.run.creation import model_files, publish_files
 from protocol import paths
 from protocol.encoding import content_digest
 from protocol.identity.signing import sign
+from protocol.judging.evidence import count_luck
 from protocol.rollout.batch import Commitment, assemble
 from roles.validator.validator import ANNOUNCEMENT_SECONDS
 from tests.support.builders import samples
@@ -33,6 +34,7 @@ from tests.support.simulation.network_runs import RULES, run_nodes
 from tests.support.simulation.virtual_clock import running
 
 WINDOW = 2
+_CLAIMS = (500_000, 1_000_000)  # of a group's rollouts
 
 
 def batches_read(store: UnreachableStore) -> int:
@@ -53,15 +55,20 @@ async def reveal(
     validator: str,
     *commitments: Commitment,
     window: int = WINDOW,
+    rewards: Sequence[int] = _CLAIMS,
     ends: Sequence[int] = (),
     **more: Any,
 ) -> None:
     """Publish a validator's verdicts on the first group of each batch, and its summary."""
+    counts = samples.counts(sketch=(5,), margin=(5,), stop=(2,)).model_copy(
+        update={"luck": count_luck(zip(_CLAIMS, rewards, strict=True))}
+    )
+    judged: dict[str, Any] = {"rewards": tuple(rewards), "ends": tuple(ends), "counts": counts}
     place = {"run": network.signed.digest, "window": window, "validator": key(validator).public}
     rows = []
     for commitment in commitments:
         verdict = samples.verdict(
-            samples.judgement(digest=commitment.groups[0][0], ends=tuple(ends)),
+            samples.judgement(digest=commitment.groups[0][0], **judged),
             **place,
             miner=commitment.miner,
             commitment=content_digest(commitment.to_bytes()),
@@ -141,21 +148,35 @@ async def test_a_reading_ends_with_the_group_that_reaches_a_limit_and_waits_for_
 
 async def test_a_rollout_with_the_reward_of_a_continuation_is_shown_up_to_its_end():
     network = Network(RULES)
-    await reveal(network, "validator-0", await deliver(network, "miner-1", 1), ends=(1, 2))
+    await reveal(network, "validator-0", await deliver(network, "miner-1", 1), rewards=(0, 1_000_000), ends=(1, 2))
     tokenizer = network.policy.tokenizer
     read = await read_rollouts(network.node("observer"), tokenizer, WINDOW, [key("miner-1").public])
     cut, whole = read.rollouts
     status = "accepted by 1, ends at token 1: the reward is a continuation's"
-    assert (cut.reward, cut.end, cut.tokens, cut.status) == (0.5, 1, 3, status)
+    assert (cut.reward, cut.end, cut.tokens, cut.status) == (0.0, 1, 3, status)
     assert (cut.completion, cut.uncounted) == (tokenizer.decode((2,)), tokenizer.decode((3, 1)))
     assert (whole.end, whole.uncounted, whole.status) == (None, "", "accepted by 1")
     lines = rollout_text(cut).splitlines()
-    assert lines[1] == f"  reward 0.5, {status}"
+    assert lines[1] == f"  reward 0, {status}"
     assert lines[-2:] == [f"  completion | {cut.completion}", f"  uncounted  | {cut.uncounted}"]
     assert "uncounted" not in rollout_text(whole)
     values = json.loads(rollout_json(cut))
-    assert (values["end"], values["uncounted"], values["reward"]) == (1, cut.uncounted, 0.5)
+    assert (values["end"], values["uncounted"], values["reward"]) == (1, cut.uncounted, 0.0)
     assert tracking.samples([cut])[0].status == status
+
+
+@pytest.mark.parametrize("liar", range(3))
+async def test_rewards_are_those_of_a_quorum_whichever_validator_lies(liar: int):
+    network = Network(RULES, validators=3, quorum=3)
+    work = await deliver(network, "miner-1", 1)
+    for number in range(3):
+        rewards, ends = ((1_500_000, 1_000_000), (1, 2)) if number == liar else (_CLAIMS, ())
+        await reveal(network, f"validator-{number}", work, rewards=rewards, ends=ends)
+    await trio.sleep(20.0)
+    node = network.node("observer")
+    read = await read_rollouts(node, network.policy.tokenizer, WINDOW, [work.miner])
+    assert [(rollout.reward, rollout.end) for rollout in read.rollouts] == [(0.5, None), (1.0, None)]
+    assert [row.reward for row in (await observe_newest(node)).state().windows] == [0.75]
 
 
 async def test_a_trainer_that_is_back_is_not_called_silent_any_more():

@@ -132,7 +132,7 @@ async def test_the_engine_serves_one_case_at_a_time_by_shares_and_by_version():
     used = {Reputation.KNOWN: 0.0, Reputation.STRANGER: 1.0, Reputation.REJECTED: 2.0}
 
     async def use(slot: Slot, reputation: Reputation, version: int) -> None:
-        async with slot.reserve(reputation, version, 0):
+        async with slot.reserve(reputation, version, 0, 0):
             order.append((reputation, version))
             await trio.sleep(1.0)
 

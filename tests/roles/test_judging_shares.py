@@ -24,7 +24,7 @@ from protocol.rollout.batch import assemble
 from roles.miner.chunk_times import ChunkTimes
 from roles.policy.assignment import Task
 from roles.validator.case_queue import SHARES, CaseQueue, Reputation
-from roles.validator.judging_scheduler import JudgingScheduler
+from roles.validator.judging_scheduler import JudgingScheduler, Slot
 from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import Case, ServingVersions
 from tests.support.attacked_nodes.trainer import WINDOW
@@ -68,10 +68,10 @@ class BusyAuditor:
         self, case: Case, *arguments: Any, at_engine: Any, at_rewards: Any, **others: Any
     ) -> tuple[Verdict, dict[int, bytes]]:
         for _ in range(self._steps):
-            context: AbstractAsyncContextManager[None] = at_engine()
+            context: AbstractAsyncContextManager[None] = at_engine(0)
             async with context:
                 await trio.sleep(self._seconds)
-            context = at_rewards()
+            context = at_rewards(0)
             async with context:
                 await trio.sleep(self._reward_seconds)
         return samples.verdict().model_copy(update={"miner": case.miner}), {}
@@ -132,6 +132,24 @@ def row(miner: bytes, *, accepted: int = 0, rejected: int = 0) -> LedgerRow:
 async def test_cases_that_were_begun_are_completed_before_others_are_begun():
     counts, _ = await judged({Reputation.STRANGER: 60}, 10.5, steps=2)
     assert counts[Reputation.STRANGER] == 4  # and of two more, the first step
+
+
+async def test_continuations_come_behind_prefills_and_those_of_who_misses_most_come_last() -> None:
+    """Misses at near ties cost a miner nothing, and a validator generates again what is behind them."""
+    slot, order = Slot(lambda _: 0.0), list[str]()
+
+    async def use(name: str, place: int, load: int) -> None:
+        async with slot.reserve(Reputation.EARNING, 0, place, load):
+            order.append(name)
+            await trio.sleep(1.0)
+
+    async with trio.open_nursery() as nursery:
+        for place, (name, load) in enumerate(
+            {"begun": 0, "flood": 900_000, "continuation": 10_000, "later": 10_000, "prefill": 0}.items()
+        ):
+            nursery.start_soon(use, name, place, load)
+            await trio.sleep(0.1)
+    assert order == ["begun", "prefill", "continuation", "later", "flood"]
 
 
 async def test_the_engine_is_free_while_the_rewards_of_one_case_at_a_time_are_computed():

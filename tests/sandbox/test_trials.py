@@ -112,15 +112,17 @@ def test_the_packaged_bubblewrap_works_where_a_system_has_none(tmp_path: Path, m
     [
         (FAILING, OWN, r"uid map: Permission denied.*user name spaces must be allowed"),
         (UNRESTRICTED, OWN, r"does not isolate programs here: .*sockets.*environment"),
-        (FAILING, "3.7", r"for Python 3\.7, and there is no python3\.7"),
+        (FAILING, "3.7", r"for Python 3\.7, and there is no python3\.7 on the PATH: install Python 3\.7"),
+        (FAILING, "3.8", r"python3\.8 does not run: install Python 3\.8"),
     ],
-    ids=["no user name spaces", "no restriction", "no such Python"],
+    ids=["no user name spaces", "no restriction", "no such Python", "only a launcher"],
 )
 def test_a_machine_that_cannot_isolate_or_lacks_the_python_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, python: str, message: str
 ) -> None:
-    (tmp_path / "bwrap").write_text(program)
-    (tmp_path / "bwrap").chmod(0o755)
+    for name in ("bwrap", "python3.8"):
+        (tmp_path / name).write_text(program)
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     with pytest.raises(SandboxError, match=message):

@@ -12,6 +12,7 @@ import trio
 from grailnode.chat.chat_template import ChatTemplate, ChatTemplateError
 from grailnode.cli.actions.served_policy import ServedPolicy, open_policy
 from grailnode.cli.options import PolicyOptions, report_line
+from grailnode.ui.formatting import terminal_text
 from protocol.errors import ProtocolError
 from protocol.rollout.sampling import SEED_BYTES, SamplingParams
 from protocol.run import ChatSpec
@@ -82,5 +83,4 @@ async def _answer(
     prompt = encode_prompt(served.policy.tokenizer, template, text.encode(errors="replace").decode())
     seed = b"" if greedy else secrets.token_bytes(SEED_BYTES)
     (generation,) = await served.engine.generate([Request(prompt, seed)], params)
-    answer = served.policy.tokenizer.decode(params.without_stop(generation.tokens))
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in answer)
+    return terminal_text(served.policy.tokenizer.decode(params.without_stop(generation.tokens)))

@@ -6,6 +6,8 @@ import click
 
 from grailnode.environments import contract, registry
 from grailnode.environments.wheels import PluginError
+from grailnode.sandbox.plugin_sandbox import CallError
+from grailnode.ui.formatting import terminal_text
 from protocol import environments
 from protocol.environments import Environment
 from protocol.environments.base import SandboxError
@@ -14,29 +16,29 @@ from protocol.errors import ProtocolError
 _SHOWN_CHARACTERS = 60
 
 
-def show_all() -> None:
+def list_() -> None:
     for name, distribution in registry.distributions().items():
         try:
             example = _line(_open(name, "{}", None).held_out_problem(0).prompt)
         except (PluginError, SandboxError) as error:
             example = f"cannot be used here: {error}"
         click.echo(f"{name:<16} {distribution:<24} {example}")
-    for data_set in registry.READERS:
-        click.echo(f"{data_set:<16} {registry.reader_of(data_set)}")
+    for name, advice in registry.ADVICE.items():
+        click.echo(f"{name:<16} {advice}")
 
 
 def try_(name: str, config: str, data: Path | None, seed: int, answers: tuple[str, ...], policy: Path | None) -> None:
     if answers and policy is not None:
         raise click.UsageError("give either --answer or --policy")
     _check_options(name, config, data)
-    environment = _open(name, config, data)
+    environment = _open(name, config, data, strict=True)
     most = contract.turns(environment)
     if len(answers) > most:
         raise click.UsageError(f"{len(answers)} answers, and an episode of {name!r} has {most} turns at most")
     problem = environment.problem(seed.to_bytes(32, "little"))
-    click.echo(problem.prompt)
+    _show(problem.prompt)
     if not answers and policy is None:
-        click.echo(f"reference: {problem.reference}")
+        _show(f"reference: {problem.reference}")
         return
     writer = None
     if policy is not None:
@@ -44,17 +46,20 @@ def try_(name: str, config: str, data: Path | None, seed: int, answers: tuple[st
 
         writer = TurnWriter(policy, problem.prompt, registry.requirements(name, config).tokens)
     episode = contract.begin(environment, problem, bytes(32))
-    for place in range(len(answers) or most):
-        text = answers[place] if writer is None else writer.turn()
-        if writer is not None:
-            click.echo(f"the policy continues: {text}")
-        reply = episode.step(text)
-        if reply is None:
-            break
-        click.echo(f"reply: {reply}")
-        if writer is not None:
-            writer.read(reply)
-    click.echo(f"reward: {episode.reward():g}")
+    try:
+        for place in range(len(answers) or most):
+            text = answers[place] if writer is None else writer.turn()
+            if writer is not None:
+                _show(f"the policy continues: {text}")
+            reply = episode.step(text)
+            if reply is None:
+                break
+            _show(f"reply: {reply}")
+            if writer is not None:
+                writer.read(reply)
+        click.echo(f"reward: {episode.reward():g}")
+    except CallError as error:
+        raise PluginError(f"environment {name!r}: {error}; a run pays nothing for this answer") from error
 
 
 def check(name: str, config: str, data: Path | None) -> None:
@@ -78,16 +83,20 @@ def _check_options(name: str, config: str, data: Path | None) -> None:
         raise PluginError(f"environment {name!r} takes no configuration: drop --environment-config")
 
 
-def _open(name: str, config: str, data: Path | None) -> Environment:
+def _open(name: str, config: str, data: Path | None, *, strict: bool = False) -> Environment:
     """Return an environment of this machine; a PluginError says why there is none."""
     if not registry.is_built_in(name):
-        return registry.open_plugin(name, config).environment
+        return registry.open_plugin(name, config, strict=strict).environment
     try:
         return contract.open_built_in(name, data)
     except ProtocolError as error:
         raise PluginError(f"{data}: {error}") from error
 
 
+def _show(text: str) -> None:
+    click.echo(terminal_text(text))
+
+
 def _line(prompt: str) -> str:
-    text = " ".join(prompt.split())
+    text = terminal_text(" ".join(prompt.split()))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -37,6 +37,8 @@ from grailnode.engine.vllm.vllm_server import Server
 from grailnode.engine.vllm.vllm_settings import EngineLimits
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, digest_weights
+from protocol.errors import MalformedError
+from protocol.quantization import dequantize, is_code
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 
@@ -70,6 +72,7 @@ class EngineWeights:
         self._run_sync = run_sync
         self._report = report
         self._commits = 0
+        self._has_codes = False  # whether patches are for codes, which vLLM does not have
         self._control = trio.Lock()
         self._gate = VersionGate()
 
@@ -80,7 +83,7 @@ class EngineWeights:
 
     @property
     def takes_patches(self) -> bool:
-        return len(self._checkpoints.steps) <= MAX_PATCHES
+        return not self._has_codes and len(self._checkpoints.steps) <= MAX_PATCHES
 
     async def close(self) -> None:
         """Stop the server, if it is a child."""
@@ -96,9 +99,10 @@ class EngineWeights:
             yield serving
 
     async def stage(self, version: int, weights: Weights) -> None:
-        """Implements Engine.stage; the weights travel through a file."""
+        """Implements Engine.stage; the weights travel through a file, codes as the BF16 numbers that they stand for."""
         check_fit(self._model, weights)
         async with self._control:
+            self._has_codes = any(map(is_code, weights.values()))
             await self._stage(lambda: self._weights_step(version, weights))
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
@@ -248,8 +252,12 @@ class EngineWeights:
         raise NotImplementedError
 
     async def _weights_step(self, version: int, weights: Weights) -> RecoveryStep:
-        digest = await self._run_sync(digest_weights, weights)
-        write = partial(self._checkpoints.write_weights, version, weights)
+        try:
+            values = await self._run_sync(dequantize, weights)
+        except MalformedError as error:
+            raise EngineError(str(error)) from error
+        digest = await self._run_sync(digest_weights, values)
+        write = partial(self._checkpoints.write_weights, version, values)
         return await self._new_step("weights", version, digest, write)
 
     async def _new_step(

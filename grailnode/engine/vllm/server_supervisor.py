@@ -21,6 +21,7 @@ import torch
 import trio
 
 from grailnode.engine.vllm.inside.row_sampling import probe_draws
+from grailnode.engine.vllm.installation import SUPPORTED
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
 from grailnode.engine.vllm.vllm_settings import PARALLELISM_REFUSALS, EngineLimits
@@ -30,7 +31,6 @@ T = TypeVar("T")
 EventReport = Callable[..., None]
 """`report(event, **fields)`, as Telemetry.event."""
 
-SUPPORTED: Final = ((0, 30), (0, 33))  # versions of vLLM: from the first, and below the second
 INVARIANT_CAPABILITY: Final = (8, 0)  # of GPUs with vLLM's batch-invariant mode; on a CPU the first request would fail
 _SIGN_OF_LIFE_SECONDS: Final = 2.0
 

@@ -26,6 +26,7 @@ _INSIDE: Final = "grailnode.engine.vllm.inside"
 _PLUGIN: Final = "grailnode_guard"  # which changes nothing of what vLLM computes
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 12
+_LOG_BYTES: Final = 1 << 20  # of a log that has grown for weeks
 _ERROR: Final = re.compile(r"(?:.*\] )?(\w*(?:Error|Exception): .{1,300})")
 _LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM reserves memory
 _KEEP_SECONDS: Final = 3.0  # for which an idle connection is kept; vLLM closes it after 5 s
@@ -116,12 +117,12 @@ class ChildServer:
                 self.socket = str(Path(self._socket_directory.name) / secrets.token_hex(4))
                 try:
                     await self._launcher.fork(self.flags(self.socket))
-                except EngineError as error:
-                    raise EngineError(f"{error}:\n{self._last_lines()}") from error
+                except (EngineError, OSError) as error:
+                    raise EngineError(f"vLLM cannot be started: {error}\n{self._last_lines()}") from error
             async with self.client(5.0, 1) as client:
                 while await _health_problem(client):
                     if self.process_id is None:
-                        cause = error_in(self.log.read_bytes()[logged:].decode(errors="replace"))
+                        cause = error_in(self._logged(logged))
                         raise EngineError(f"vLLM ended while it started{cause}:\n{self._last_lines()}")
                     await trio.sleep(_POLL_SECONDS)
         if scope.cancelled_caught:
@@ -193,9 +194,21 @@ class ChildServer:
             )
 
     def _last_lines(self) -> str:
-        """Return the end of the log, where vLLM says what went wrong."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(line[:300] for line in lines[-_LOG_LINES:])
+        lines = [line[:300] for line in self._logged().splitlines()[-_LOG_LINES:]]
+        try:
+            with suppress(FileNotFoundError), self.log.open("ab", buffering=0) as log:
+                log.write(b"\n")
+        except OSError as error:  # vLLM ends where it cannot write what it has to say
+            lines.append(f"{self.log}: {error.strerror}")
+        return "\n".join(lines)
+
+    def _logged(self, begin: int = 0) -> str:
+        """Return the end of the log, where vLLM says what went wrong, from a byte on at the earliest."""
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(max(begin, log.seek(0, os.SEEK_END) - _LOG_BYTES))
+            return log.read(_LOG_BYTES).decode(errors="replace")
 
 
 class ExternalServer:
@@ -254,6 +267,8 @@ def server_flags(settings: VllmSettings, model: Path) -> list[str]:
         "--enable-scale-out",
         "--skip-tokenizer-init",
         "--disable-log-stats",
+        # A line for each completion and for each poll of the node would fill the disk within weeks.
+        "--disable-uvicorn-access-log",
     ]
 
 

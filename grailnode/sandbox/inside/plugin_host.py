@@ -59,9 +59,11 @@ def main() -> None:
         facts = {"exact": bool(environment.exact), "held_out_size": environment.held_out_size}
         facts |= {name: getattr(environment, name, default) for name, default in (("turns", 1), ("levels", {}))}
         report = json.dumps({"value": facts}).encode()
+        if len(report) > MAX_FACTS_BYTES:
+            raise ValueError(f"its levels and other facts take {len(report)} bytes, more than {MAX_FACTS_BYTES}")
     except BaseException as error:  # noqa: BLE001, foreign code may raise anything, SystemExit included
         report = json.dumps({"error": _text(error)}).encode()
-    control.send(report[:MAX_FACTS_BYTES])
+    control.send(report)
     gc.collect()
     gc.freeze()  # what is loaded stays shared with the forks
     forks: dict[int, int] = {}

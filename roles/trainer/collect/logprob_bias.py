@@ -24,7 +24,6 @@ trainer's node computes it, is at most the margin that this node would find at t
 margins for the two arithmetics bounds how often that reaches a step (`weigh_ends`).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, ClassVar, Final, NamedTuple
@@ -151,7 +150,7 @@ def add_groups(
         pair = places[validator], places[trainer]
         largest[pair] = max(largest[pair], of_one.max())
     processes = (_SERIES * nodes + limits.MAX_ALTERNATIVES) * (nodes - 1)
-    biased = largest > _LEVEL + math.ceil(math.log10(max(1, processes)) * DECADE)
+    biased = largest > _LEVEL + len(str(processes**100)) * DECADE // 100  # log10(processes), rounded up to hundredths
     biased[old_places] |= np.frombuffer(evidence.biased, dtype=np.bool_).reshape(before, before)
     return BiasEvidence(
         next_window=evidence.next_window,

@@ -13,6 +13,7 @@ from protocol.judging.report import CanaryFailure, Disagreement, ValidatorReport
 from protocol.judging.verdict import Judgement, Reason, Verdict
 from protocol.limits import MAX_GROUPS
 from protocol.rollout.challenge import continues_all
+from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.ports import Telemetry
 from roles.trainer.collect.logprob_bias import Computed, EndEvidence, LogprobBias, weigh_ends
@@ -96,28 +97,15 @@ class ValidatorMonitor:
         count where the values of two nodes differ to one side.
         """
         own, proof, accepted_groups = self._node.key.public, self._node.run.proof, self._accepted_groups.get(window, [])
-        run, notes = self._node.run, await self._notes(window)
-        has_filters = run.sampling.params().filters.active
-        has_rewards = run.exact_rewards and continues_all(run.sampling.max_tokens)  # else R1 decides what is continued
-        ends: list[EndEvidence] = []
-        false: dict[bytes, Opinion] = {}  # by validator
+        notes = await self._notes(window)
         noted: dict[bytes, Opinion] = {}  # by validator, about the last group that the canary has computed
+        noted_groups = []
         for opinions, sums in accepted_groups:
             group = opinions[0].judgement
-            note = notes.get(canary_path(window, group.index, group.digest))
-            if note is not None:
-                computed = note.arithmetic, note.judgement.logprobs
+            if (note := notes.get(canary_path(window, group.index, group.digest))) is not None:
                 noted |= {item.validator: item for item in opinions}
-                false |= {
-                    item.validator: item for item in opinions if not logprobs_agree(computed, item.computed, proof)
-                }
-            if note is not None and sums:
-                sums.update(_computed({own: (note.arithmetic, note.judgement)}, has_rewards=has_rewards))
-                ends += [
-                    (item.validator, own, weigh_ends(item.judgement.ends, note.leads, row, has_filters=has_filters))
-                    for item in opinions
-                    if (row := proof.row_between(item.verdict.validator_arithmetic, note.arithmetic)) is not None
-                ]
+                noted_groups.append((opinions, sums, note))
+        ends, false = await self._node.run_sync(_compare_with_canary, self._node.run, own, noted_groups)
         nodes = len(self._node.authority.validators) + 1
         await self._bias.count(window, [sums for _, sums in accepted_groups], ends, proof, nodes)
         biased_pairs = self._bias.biased_pairs
@@ -233,6 +221,40 @@ class ValidatorMonitor:
             disagreements=tuple(reported_disagreements),
             canary_failures=tuple(reported_failures),
         )
+
+
+def _compare_with_canary(
+    run: RunManifest, own: bytes, groups: Sequence[tuple[list[Opinion], dict[bytes, Computed], CanaryNote]]
+) -> tuple[list[EndEvidence], dict[bytes, Opinion]]:
+    """Return what the ends of groups add to the evidence against their validators, and for each validator with other
+    log-probabilities than the trainer's canary its opinion of the last such group. Add what the canary has computed to
+    the sums of a group. What many validators have in common is computed once.
+
+    Args:
+        own: the trainer's key.
+        groups: the opinions that accept each group, what they compute of it if it is evidence, and the canary's note.
+    """
+    has_filters = run.sampling.params().filters.active
+    has_rewards = run.exact_rewards and continues_all(run.sampling.max_tokens)  # else R1 decides what is continued
+    ends: list[EndEvidence] = []
+    false: dict[bytes, Opinion] = {}
+    for opinions, sums, note in groups:
+        computed = note.arithmetic, note.judgement.logprobs
+        agrees = {item: logprobs_agree(computed, item, run.proof) for item in {item.computed for item in opinions}}
+        false |= {item.validator: item for item in opinions if not agrees[item.computed]}
+        if not sums:
+            continue
+        sums.update(_computed({own: (note.arithmetic, note.judgement)}, has_rewards=has_rewards))
+        added: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+        for item in opinions:
+            claim = item.verdict.validator_arithmetic, item.judgement.ends
+            row = run.proof.row_between(claim[0], note.arithmetic)
+            if row is None:
+                continue
+            if claim not in added:
+                added[claim] = weigh_ends(claim[1], note.leads, row, has_filters=has_filters)
+            ends.append((item.validator, own, added[claim]))
+    return ends, false
 
 
 def _validators(opinions: Sequence[Opinion]) -> list[bytes]:

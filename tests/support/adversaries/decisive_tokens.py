@@ -118,6 +118,20 @@ def stop_taker(model: CausalModel, weights: Weights, end: int, reach: float) -> 
 
 
 @dataclass
+class EarlyMissEngine(TieEngine):
+    """Takes the second-best token at the first near tie of each rollout: a validator generates all behind it again."""
+
+    reach: float
+    _missed: set[bytes] = field(default_factory=set, init=False)
+
+    def choose(self, prompt: Tokens, seed: bytes, completion: list[int], scores: torch.Tensor) -> int:
+        best = scores.topk(2)
+        misses = seed not in self._missed and float(best.values[0] - best.values[1]) <= self.reach
+        self._missed |= {seed} if misses else set()
+        return int(best.indices[int(misses)])
+
+
+@dataclass
 class LuckyEngine(TieEngine):
     """Decides one near tie in each rollout, and delivers what follows from it if its reward is higher.
 

@@ -208,14 +208,24 @@ class Simulation:
             for prompt, seed in zip(prompts, seeds, strict=True)
             for rollout in range(setup.group_size)
         ]
-        if self._task.run.episode_rule:
-            return self._play(version, seeds, problems, requests)
+        mine = self._play if self._task.run.episode_rule else self._complete
+        groups = mine(version, seeds, problems, requests)
+        if self._rule is not None:
+            before = self._counts[-1] if self._counts else None
+            accepted = zip(drawn, (group.informative for group in groups), strict=True)
+            self._counts.append(self._rule.count(before, 1, accepted))
+        return groups
+
+    def _complete(
+        self, version: int, seeds: Sequence[bytes], problems: Sequence[Problem], requests: Sequence[Request]
+    ) -> list[VerifiedGroup]:
+        """Return groups of completions, with the log-probabilities of a validator's prefill."""
+        setup, groups = self.setup, []
         with self.costs.of("generation"):
             completions = [g.tokens for g in run_without_waiting(self._engine.generate(requests, self._params))]
         self.tokens += sum(map(len, completions))
         with self.costs.of("verification"):
             forwards = run_without_waiting(self._engine.forward([request.prompt for request in requests], completions))
-        groups = []
         for index, problem in enumerate(problems):
             rollouts = slice(index * setup.group_size, (index + 1) * setup.group_size)
             rewards = tuple(self._reward(problem, tokens) for tokens in completions[rollouts])
@@ -223,11 +233,8 @@ class Simulation:
                 log_probabilities(result.logits, torch.tensor(tokens), setup.temperature)
                 for result, tokens in zip(forwards[rollouts], completions[rollouts], strict=True)
             ]
-            groups.append(make_group(seeds[index], version, prompts[index], completions[rollouts], logprobs, rewards))
-        if self._rule is not None:
-            before = self._counts[-1] if self._counts else None
-            accepted = zip(drawn, (group.informative for group in groups), strict=True)
-            self._counts.append(self._rule.count(before, 1, accepted))
+            prompt = requests[rollouts.start].prompt
+            groups.append(make_group(seeds[index], version, prompt, completions[rollouts], logprobs, rewards))
         return groups
 
     def _play(
