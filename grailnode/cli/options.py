@@ -16,10 +16,24 @@ import click
 from click.core import ParameterSource
 
 EXIT_INTERRUPTED: Final = 130
-FILE: Final = click.Path(path_type=Path, dir_okay=False)
-DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
-EXISTING_FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
-EXISTING_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, exists=True)
+
+
+class PathType(click.Path):
+    """A path of the command line: not an empty text, of which `Path` makes the current directory."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__(path_type=Path, **options)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty text", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE: Final = PathType(dir_okay=False)
+DIRECTORY: Final = PathType(file_okay=False)
+EXISTING_FILE: Final = PathType(dir_okay=False, exists=True)
+EXISTING_DIRECTORY: Final = PathType(file_okay=False, exists=True)
 
 shown_option: Final = partial(click.option, show_default=True)
 """An option whose help shows its default."""

@@ -1,11 +1,10 @@
 """`grailnode status`, `dashboard`, `verify`, `inspect` and `convert`: they read a run or a file, and change neither."""
 
-from pathlib import Path
 from typing import Final
 
 import click
 
-from grailnode.cli.options import EXISTING_FILE, run_options, shown_option, verb
+from grailnode.cli.options import EXISTING_FILE, PathType, run_options, shown_option, verb
 
 _FORMATS: Final = click.Choice(["grailnode", "trl", "slime", "safetensors"])
 
@@ -45,8 +44,8 @@ def inspect() -> None:
 
 
 @verb("run_reading.convert")
-@click.argument("source", type=click.Path(path_type=Path, exists=True))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("source", type=PathType(exists=True))
+@click.argument("out", type=PathType())
 @click.option("--from", "source_format", type=_FORMATS, required=True, help="The format of SOURCE.")
 @click.option("--to", "out_format", type=_FORMATS, required=True, help="The format to write to OUT.")
 @click.option("--base", type=EXISTING_FILE, help="Safetensors file of the weights before; none for a full checkpoint.")

@@ -165,10 +165,13 @@ def check_code(spec: EnvironmentSpec) -> None:
     if not is_built_in(spec.name):
         raise PluginError(f"unknown environment {spec.name!r}; there are: {', '.join(distributions())}")
     own = built_in_spec(spec.name, spec.rubric)
-    if own.code[0].digest != spec.code[0].digest:
+    code, here = spec.code[0], own.code[0]
+    if here.digest != code.digest:
+        advice = f"install {code.distribution} {code.version}"
+        if here.version == code.version:
+            advice = "the version is the same and the code is not; install the wheel or commit of the run's founder"
         raise PluginError(
-            f"environment {spec.name!r} of this run is that of {spec.code[0]}, and here it is that of {own.code[0]}: "
-            f"install {spec.code[0].distribution} {spec.code[0].version}, or join with code of equal digest"
+            f"environment {spec.name!r} of this run is that of {code}, and here it is that of {here}: {advice}"
         )
     if own.model_copy(update={"code": spec.code}) != spec:
         raise PluginError(f"environment {spec.name!r}: this run's record contradicts its code")

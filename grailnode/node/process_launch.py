@@ -36,6 +36,11 @@ class Launch:
     name: str
     echo: bool = True
 
+    @property
+    def process(self) -> str:
+        """The name of the process in its log and metrics."""
+        return f"{self.name}/{self.kind}" if self.kind in TRAINER_KINDS else self.name
+
 
 class LostRankError(UserError):
     """A rank on another host does not answer, or has ended. A new start waits for it."""

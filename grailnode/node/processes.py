@@ -49,13 +49,12 @@ def main(launch: Launch, body: ProcessBody | None = None, meeting: "Meeting | No
     """
     if launch.kind in _TRAINERS and launch.config.trainer.optimizer != "adamw":
         import_module("torch._dynamo")  # the optimizer imports it, and what is imported now is frozen below
-    process = f"{launch.name}/{launch.kind}" if launch.kind in TRAINER_KINDS else launch.name
 
     async def work(launch: Launch, telemetry: NodeTelemetry) -> None:
-        run_body = partial(_run_body, launch, body or BODIES[launch.kind], telemetry, _log(launch, process))
+        run_body = partial(_run_body, launch, body or BODIES[launch.kind], telemetry, log_of(launch, launch.process))
         await (run_body() if meeting is None else meeting.run(run_body, telemetry))
 
-    _run(launch, process, work)
+    _run(launch, launch.process, work)
 
 
 def _run(launch: Launch, process: str, work: Callable[[Launch, NodeTelemetry], Awaitable[None]]) -> None:
@@ -63,7 +62,7 @@ def _run(launch: Launch, process: str, work: Callable[[Launch, NodeTelemetry], A
     torch.set_num_threads(launch.config.engine.threads)
     return_large_blocks(FOLLOWER_BLOCK if launch.kind in _FOLLOWERS else TRAINER_BLOCK)
     terminal, alarm_url = sys.stderr if launch.echo else None, launch.config.node.alarm_url
-    telemetry = NodeTelemetry(process, _log(launch, process), terminal, alarm_url)
+    telemetry = NodeTelemetry(process, log_of(launch, process), terminal, alarm_url)
     reported = partial(_report_failure, launch, process, telemetry, partial(work, launch, telemetry))
     run_process(f"{launch.name}/{launch.kind}", reported)
 
@@ -107,7 +106,7 @@ def main_of_rank(launch: Launch, seat: Seat) -> None:
 
 def main_of_upload(launch: Launch) -> None:
     """Run the upload process of a host other than host 0 until it is stopped."""
-    _run(launch, f"{launch.name}/{launch.kind}", upload_for_host_0)
+    _run(launch, launch.process, upload_for_host_0)
 
 
 async def _report_failure(
@@ -127,7 +126,7 @@ async def _report_failure(
         text = f"{type(fault_in(error)).__name__}, a fault of this program" if line is None else line
         text = with_repair_command(text, launch.config, launch.name)
         place = newest_saved(launch.config, launch.name) if line is None and launch.kind in _TRAINERS else ""
-        if place and equal_failures(_log(launch, process), text, place) == _MAX_EQUAL_FAULTS - 1:
+        if place and equal_failures(log_of(launch, process), text, place) == _MAX_EQUAL_FAULTS - 1:
             line = text = f"{text}, {_MAX_EQUAL_FAULTS} times at {place}: {error!r}"
         telemetry.event("failed", error=text, **({"place": place} if place else {}))
         await trio.to_thread.run_sync(telemetry.close)
@@ -137,7 +136,8 @@ async def _report_failure(
     return 0
 
 
-def _log(launch: Launch, process: str) -> Path:
+def log_of(launch: Launch, process: str) -> Path:
+    """Return the log of a process."""
     return launch.config.at(launch.config.node.logs) / f"{process.replace('/', '-')}.jsonl"
 
 

@@ -1,14 +1,15 @@
 """The processes of a trainer, a worker, a miner or a validator."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
 from grailnode.config import Config
 from grailnode.node.process_launch import Kind, Launch, Seat
-from grailnode.node.processes import main, main_of_rank, main_of_upload
+from grailnode.node.processes import log_of, main, main_of_rank, main_of_upload
 from grailnode.node.role_checks import Role
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
+from grailnode.node.telemetry import NodeTelemetry
 from roles.ports import LineReporter
 
 PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
@@ -21,9 +22,23 @@ PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
 
 
 def run_role(config: Config, role: Role, name: str, report: LineReporter) -> None:
-    specs = [make_spec(Launch(config, kind, name)) for kind in process_kinds(config, role)]
-    run_until_interrupted(partial(Supervisor(report).keep, specs))
+    launches = [Launch(config, kind, name) for kind in process_kinds(config, role)]
+    run_until_interrupted(partial(keep_processes, launches, report))
     report(f"{name}: stopped")
+
+
+async def keep_processes(launches: Sequence[Launch], report: LineReporter) -> None:
+    """Keep the processes of a node running. That a signal has ended one is an event in its log, and an alarm."""
+    specs = [make_spec(launch) for launch in launches]
+    telemetry = {
+        spec.name: NodeTelemetry(launch.process, log_of(launch, launch.process), alarm_url=launch.config.node.alarm_url)
+        for spec, launch in zip(specs, launches, strict=True)
+    }
+    try:
+        await Supervisor(report, lambda name, how: telemetry[name].event("failed", error=how)).keep(specs)
+    finally:
+        for process in telemetry.values():
+            process.close()
 
 
 def make_spec(launch: Launch) -> ProcessSpec:

@@ -47,13 +47,15 @@ def learner_settings(config: Config, run: RunManifest) -> LearnerSettings:
 
 
 def publisher_settings(config: Config, run: RunManifest) -> PublisherSettings:
-    """Return how a trainer publishes; each start draws by how much its heads expire earlier."""
+    """Return how a trainer publishes. Each start draws by how much its heads expire earlier; it is less than a second,
+    because readers compute a head's age from its expiry.
+    """
     section = config.trainer
     return PublisherSettings(
         anchor_interval=section.anchor_interval,
         keep_patches=section.keep_patches,
         keep_anchors=section.keep_anchors,
-        expiry_offset_ms=secrets.randbelow(max(1, run.head_ttl * 100)),
+        expiry_offset_ms=secrets.randbelow(min(1000, run.head_ttl * 100)),
         profile=section.patch_profile,
         threads=config.engine.threads,
         part_bytes=section.file_bytes // 16,

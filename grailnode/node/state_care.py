@@ -69,7 +69,11 @@ def back_up(config: Config, name: str, directory: Path, say: LineReporter) -> No
         for state_name in _state_names(config, name):
             source = state_directory(config, state_name) / _OBJECTS
             if source.is_dir():
-                count, size = _copy_state(source, directory / state_name / _OBJECTS, run_id_of(config))
+                try:
+                    count, size = _copy_state(source, directory / state_name / _OBJECTS, run_id_of(config))
+                except UserError:
+                    shutil.rmtree(directory / state_name, ignore_errors=True)  # the next try needs the same directory
+                    raise
                 say(f"{directory / state_name}: {count} objects, {size} bytes")
             elif state_name == name:
                 raise UserError(f"{source}: no such state; is --name the name of the node?")
@@ -123,7 +127,8 @@ def _copy_state(source: Path, target: Path, run_id: bytes) -> tuple[int, int]:
         try:
             size += _copy_object(source / path, target / path, path, run_id)
         except (EnvelopeError, OSError) as error:
-            raise UserError(f"{source / path}: {_cause(error)}; only a whole state is copied") from error
+            place = f" to {target}" if isinstance(error, OSError) else ""
+            raise UserError(f"{source / path}{place}: {_cause(error)}; only a whole state is copied") from error
     for folder in {(target / path).parent for path in paths}:
         sync_folder(folder)
     name_list.write(target / name_list.NAME, title, paths)

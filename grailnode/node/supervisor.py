@@ -65,12 +65,16 @@ class ProcessSpec:
 
 
 class Supervisor:
-    """Keeps processes running, and reports a line for each restart."""
+    """Keeps processes running, and reports a line for each restart.
 
-    def __init__(self, report: LineReporter) -> None:
+    `log_end` is called with the name of a process that a signal has ended, which could not log that, and how it ended.
+    """
+
+    def __init__(self, report: LineReporter, log_end: Callable[[str, str], None] = lambda name, how: None) -> None:
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
         self._report = report
+        self._log_end = log_end
         self._processes: dict[str, list[ForkServerProcess]] = {}
         self._stopped_names: set[str] = set()
 
@@ -107,6 +111,8 @@ class Supervisor:
                 if len(faults) == _MAX_RESTARTS and now - faults[0] < _RESTART_SPAN_SECONDS:
                     raise UserError(f"{spec.name} ended {_MAX_RESTARTS + 1} times within a minute; see its log")
                 faults.append(now)
+            if exit_code is not None and exit_code < 0:
+                self._log_end(spec.name, _describe_exit(exit_code))
             delay = next_delay(delay, now - start)
             again = f"starting it again in {delay:.1f} s (start {starts} since {first_start:%Y-%m-%d %H:%M} UTC)"
             self._report(f"{spec.name} ended ({_describe_exit(exit_code)}); {again}")
@@ -168,7 +174,8 @@ def _describe_exit(exit_code: int | None) -> str:
     if exit_code == EXIT_TRANSIENT:
         return "storage or this machine failed; its last line says how"
     if exit_code is not None and exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
+        hint = ", as where memory has run out" if exit_code == -signal.SIGKILL else ""
+        return f"killed by {signal.Signals(-exit_code).name}{hint}"
     return f"exit code {exit_code}"
 
 

@@ -18,7 +18,7 @@ from roles.node.timekeeping import Timekeeper
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
 _ANNOUNCEMENT_CHECKS = 8  # whether storage still shows an announcement, before the next replaces it
-_EXPIRY_SHIFTS = 997  # by milliseconds of the clock at a process's first announcement
+_EXPIRY_SHIFTS = 97  # by milliseconds of the clock at a process's first announcement
 _RETRY_SECONDS = 0.25
 _CLOCK_POLL_SECONDS = 1.0  # between two looks at a clock that an operator may set
 LOOKS = 40
@@ -81,8 +81,9 @@ class Node:
 
     @cached_property
     def _expiry_shift(self) -> float:
-        """By how many seconds, less than one, this process's announcements expire later. Without it, two processes with
-        one key that act at the same moments would sign equal announcements, and neither would notice the other.
+        """By how many seconds, less than 0.1, this process's announcements expire later. Without it, two processes with
+        one key that act at the same moments would sign equal announcements, and neither would notice the other. No
+        process starts again within so short a time, so that its announcements always expire later than its last ones.
         """
         return int(self.clock.now() * 1000) % _EXPIRY_SHIFTS / 1000
 

@@ -26,7 +26,7 @@ from protocol.run import FileRef
 from roles.authority_updates import stored_revision
 from roles.gather import STORAGE_ERRORS, gather
 from roles.node.identity import Node
-from roles.node.retries import WaitReporter
+from roles.node.retries import Pause, WaitReporter
 from roles.policy.serving import HeadPace
 from roles.policy.verified_weights import AnchorBuild, PatchBuild
 from roles.ports import NotFoundError, ObjectStore
@@ -36,6 +36,7 @@ Ref = ObjectRef | FileRef | CodeRef
 
 _AT_ONCE = 4  # objects
 _REPLACED = ("patches", "anchors", "manifests")
+_ANCHOR_PAUSE = Pause(first=1.0, longest=300.0)  # before anchors that could not be copied are computed again
 
 
 class Mirror:
@@ -50,6 +51,8 @@ class Mirror:
         self._heads: dict[bytes, bytes] = {}  # that were copied, by trainer
         self._paths: dict[bytes, set[str]] = {}  # of the copy, by trainer
         self._shown: dict[bytes, set[str]] = {}  # the paths of what the copied head shows, by trainer
+        # By trainer: trio's time of the next try to copy its anchors, the pause before it, and why the last one failed.
+        self._failures: dict[bytes, tuple[float, float, Exception]] = {}
         self._revision = 0
 
     async def keep(self, poll_seconds: float) -> None:
@@ -138,7 +141,23 @@ class Mirror:
         node.telemetry.event("mirrored", version=head.version, copied=copied, objects=len(shown))
 
     async def _copy_anchors(self, trainer: bytes, chain: ChainVerifier) -> None:
-        """Copy the anchors that the head shows, the oldest first."""
+        """Copy the anchors that the head shows, the oldest first. A failure is raised again, and no anchor computed,
+        until it is time for the next try.
+        """
+        pause = 0.0
+        if trainer in self._failures:
+            next_try, pause, failure = self._failures[trainer]
+            if trio.current_time() < next_try:
+                raise failure.with_traceback(None)
+        try:
+            await self._copy_missing_anchors(trainer, chain)
+        except STORAGE_ERRORS as error:
+            pause = _ANCHOR_PAUSE.after(pause)
+            self._failures[trainer] = trio.current_time() + pause, pause, error
+            raise
+        self._failures.pop(trainer, None)
+
+    async def _copy_missing_anchors(self, trainer: bytes, chain: ChainVerifier) -> None:
         assert chain.head is not None
         for version in chain.head.anchors:
             shards = _shards(trainer, chain, version)

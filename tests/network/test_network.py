@@ -131,6 +131,17 @@ async def test_of_two_miners_with_one_key_each_says_that_there_is_another():
     assert (await verify_chain(network.node("checker"), lambda line: None)).version >= 3
 
 
+async def test_a_process_that_starts_again_at_once_announces_itself_for_longer_than_before():
+    """Readers ignore an announcement that expires before the one they know."""
+    network, expiries = Network(RULES), list[int]()
+    async with run_nodes(network):
+        for _ in range(20):
+            await trio.sleep(0.11)  # a supervisor waits for longer before it starts a process again
+            data = await network.node("miner-1").announce("miner", 60.0)
+            expiries.append(open_announced(data, Announcement).record.expires_ms)
+    assert expiries == sorted(set(expiries))
+
+
 class SlowLook(DecoratedStore):
     """Answers each second read of an announcement when validators have begun to read pledges; keeps those put then."""
 

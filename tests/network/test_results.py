@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import trio
 
 from grailnode import UserError
 from grailnode.cli.actions.model_export import export_version
@@ -14,7 +15,7 @@ from grailnode.cli.actions.policy_evaluation import asked_task
 from grailnode.cli.actions.rollout_listing import select
 from grailnode.cli.actions.served_policy import serve_newest
 from grailnode.config import Config
-from grailnode.engine.policy import Policy, load_weights
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.observe.rollout_reader import ReadWindow, find_miners, read_rollouts, read_verified_groups
 from grailnode.run import creation
 from grailnode.run.creation import model_files, publish_files
@@ -30,7 +31,11 @@ from roles.ports import NotFoundError
 from roles.records import fetch_record
 from roles.trainer.learn.learner import StepReport
 from roles.validator.evaluation import evaluate
+from tests.support.attacked_nodes.follower import follow_chain
+from tests.support.builders.chains import TRAINER as FOLLOWED_TRAINER
 from tests.support.builders.recipes import demo_rules
+from tests.support.faults.decorated_store import UnreachableStore
+from tests.support.faults.full_disk import free_space
 from tests.support.simulation.network import Network, inline, key
 from tests.support.simulation.network_runs import RULES as LONG_GROUPS
 from tests.support.simulation.network_runs import run_nodes
@@ -68,6 +73,8 @@ async def play(directory: Path) -> dict[str, Any]:
     values["first"] = await export_version(node, directory / "first", version=0)
     with pytest.raises(UserError, match="the newest version is"):
         await export_version(node, directory / "later", version=1000)
+    with free_space(10_000), pytest.raises(UserError, match=r"full: cannot be written .*File too large"):
+        await export_version(node, directory / "full")
     values["evaluations"] = await evaluations(network, directory.with_name("files"))
     return values
 
@@ -234,3 +241,24 @@ async def test_one_trainers_broken_space_does_not_stop_the_copy_of_another() -> 
         with pytest.raises(ProtocolError):
             await Mirror(network.node("mirror"), copy).copy()
     assert await copy.get(paths.head(TRAINER), 1 << 20)
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["from the start", "from an anchor on"])
+async def test_a_target_that_refuses_anchors_is_tried_more_and_more_rarely(is_new: bool) -> None:
+    """Each try computes an anchor, or fetches it from the trainer."""
+    testbed = await follow_chain()
+    await creation.publish_files(testbed.store, FOLLOWED_TRAINER.public, creation.model_files(PACKAGED_POLICY))
+    anchors = paths.kind_prefix(FOLLOWED_TRAINER.public, "anchors")
+    target = UnreachableStore(MemoryStore(), anchors, operations=["put"], is_away=is_new)
+    mirror = Mirror(testbed.node, target)
+    if not is_new:
+        await mirror.copy()
+        await testbed.publish(anchor=True)
+        target.is_away = True
+    with trio.move_on_after(1800):
+        await mirror.keep(poll_seconds=1.0)
+    assert target.refusals < 30
+    target.is_away = False
+    await trio.sleep(600)
+    await mirror.copy()
+    assert [info.path async for info in target.list(anchors)]

@@ -12,6 +12,7 @@ from grailnode.node.node_makers import make_canary
 from grailnode.node.telemetry import NodeTelemetry
 from roles.policy.follower import Follower
 from roles.ports import StateError
+from tests.support.faults.full_disk import free_space
 from tests.support.processes.command_line import fail, succeed
 from tests.support.processes.programs import eventually, run_program
 from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
@@ -150,5 +151,8 @@ def test_neither_backup_nor_repair_touches_the_state_of_a_running_node(site: Sit
 
 def test_a_backup_needs_a_new_directory_and_a_state(site: Site):
     assert "is not empty" in site.fail("backup", str(site.directory / "two"))
+    with free_space(100):
+        assert f" to {site.directory / 'three' / 'trainer'}" in site.fail("backup", str(site.directory / "three"))
+    assert not list((site.directory / "three").iterdir())
     shutil.rmtree(site.objects)
     assert "no such state; is --name the name of the node?" in site.fail("backup", str(site.directory / "three"))

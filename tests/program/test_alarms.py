@@ -2,6 +2,7 @@
 
 import ast
 import json
+import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
@@ -19,9 +20,10 @@ from grailnode.config import load
 from grailnode.node import alarm_sender, processes
 from grailnode.node.alarm_sender import ALARMS, THROTTLE_SECONDS, AlarmSender
 from grailnode.node.process_launch import Launch
-from grailnode.node.role_processes import make_spec
+from grailnode.node.role_processes import keep_processes, make_spec
 from grailnode.node.supervisor import Supervisor
 from grailnode.node.telemetry import NodeTelemetry
+from grailnode.observe.node_logs import recent_starts
 from roles.ports import StoreError
 
 ROOT = Path(__file__).parents[2]
@@ -198,6 +200,21 @@ async def test_a_process_that_ends_has_sent_its_last_alarm(run_toml: Path, pager
         await Supervisor(lambda line: None).keep([make_spec(Launch(config, "miner", "miner-1"))])
     assert [message["kind"] for message in pager.messages] == ["failed"]
     assert "run.manifest" in pager.messages[0]["fields"]["error"]
+
+
+async def test_a_process_that_a_signal_ends_has_an_alarm_and_the_cause_in_its_log(run_toml: Path, pager: Pager) -> None:
+    config = load(run_toml, [f"node.alarm_url={pager.url}"])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_processes, [Launch(config, "miner", "miner-1")], lambda line: None)
+        while not pager.messages:
+            for process in multiprocessing.active_children():
+                process.kill()
+            await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    cause = "killed by SIGKILL, as where memory has run out"
+    assert (pager.messages[0]["kind"], pager.messages[0]["fields"]["error"]) == ("failed", cause)
+    causes = {recent_starts(path, time.time())[2] for path in config.at(config.node.logs).iterdir()}
+    assert causes == {cause}
 
 
 @pytest.mark.parametrize("url", ["example.org", "ftp://example.org", "file:///etc/passwd"])

@@ -11,7 +11,7 @@ from grailnode import UserError
 from grailnode.config import EngineSection, TrainerSection, load
 from grailnode.demo import smollm2
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
-from grailnode.node.settings import learner_settings
+from grailnode.node.settings import learner_settings, publisher_settings
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.run_toml import read_recipe
@@ -29,6 +29,13 @@ def test_the_file_of_init_is_complete_and_true(run_toml: Path):
     assert config.miner == MinerSettings()
     assert config.engine == EngineSection()
     assert tomllib.loads(run_toml.read_text())["trainer"]["loss"] == "token-mean"
+
+
+def test_a_heads_expiry_tells_its_age_to_a_second_and_differs_from_start_to_start(run_toml: Path):
+    run = open_run((run_toml.parent / "run.manifest").read_bytes()).record
+    offsets = [publisher_settings(load(run_toml), run).expiry_offset_ms for _ in range(20)]
+    assert max(offsets) < 1000
+    assert len(set(offsets)) > 1
 
 
 def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):

@@ -1,9 +1,6 @@
 """Commands on files: `grailnode convert` and `inspect` there and back, and whole files or none on a full disk."""
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from protocol.identity.authority import Revisions
 from tests.support.builders import samples
 from tests.support.builders.chains import change_elements, small_weights
 from tests.support.builders.samples import RUN_ID
+from tests.support.faults.full_disk import free_space
 from tests.support.processes.command_line import fail, run_command, succeed
 
 
@@ -73,17 +71,6 @@ def test_inspect_shows_every_changed_tensor_and_the_bound(files: Path):
 
 
 # Commands on a full disk: they write whole files or none, and leave nothing that hinders the next attempt
-
-
-@contextmanager
-def free_space(size: int) -> Iterator[None]:
-    """Let no file grow beyond so many bytes, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def list_files(directory: Path) -> set[str]:

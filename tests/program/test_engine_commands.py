@@ -19,6 +19,7 @@ from grailnode.demo.demo_network import DemoSettings
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.engine.vllm import installation
 from grailnode.engine.vllm.installation import (
+    SUPPORTED,
     CPU_LOCK,
     Device,
     Installation,
@@ -27,7 +28,6 @@ from grailnode.engine.vllm.installation import (
     detect_device,
     find_python,
 )
-from grailnode.engine.vllm.server_supervisor import SUPPORTED
 from grailnode.engine.vllm.verify_requests import NoAnswerError, Verification, request_verification, serve_verifications
 from grailnode.node.role_checks import check_engine
 from roles.ports import EngineError

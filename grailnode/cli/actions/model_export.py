@@ -7,6 +7,7 @@ from typing import Unpack
 
 import click
 import trio
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from grailnode import UserError
@@ -62,28 +63,37 @@ async def export_version(
     weights = await follower.rebuild(head.version if version is None else version)
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    policy = await fetch_model(node, partial)
+    try:
+        partial.mkdir(parents=True)
+        await _write_version(node, partial, weights, merge)
+        if directory.exists():
+            directory.rmdir()
+        partial.rename(directory)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{directory}: cannot be written ({error}): free space, or choose another directory") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return weights
+
+
+async def _write_version(node: Node, directory: Path, weights: VerifiedWeights, merge: bool) -> None:
+    policy = await fetch_model(node, directory)
     windows = (await observe_newest(node)).state().windows  # none where storage fails: the weights need none
     card = model_card(node.run_id, node.run, weights.version, weights.digest, windows, merged=merge)
-    (partial / "README.md").write_text(card, encoding="utf-8")
-    if not (partial / _TOKENIZER_CONFIG).exists():
+    (directory / "README.md").write_text(card, encoding="utf-8")
+    if not (directory / _TOKENIZER_CONFIG).exists():
         text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2) + "\n"
-        (partial / _TOKENIZER_CONFIG).write_text(text, encoding="utf-8")
+        (directory / _TOKENIZER_CONFIG).write_text(text, encoding="utf-8")
     if node.run.lora is None:
         tensors = await node.run_sync(dequantize, weights.weights)
-        await node.run_sync(_write_weights, partial / "model.safetensors", tensors)
+        await node.run_sync(_write_weights, directory / "model.safetensors", tensors)
     elif merge:
         await _write_merged(node, node.run.lora, policy, weights.weights)
     else:
         for name, data in adapter_files(node.run.lora, weights.weights).items():
-            (partial / name).write_bytes(data)
+            (directory / name).write_bytes(data)
         for name in ("config.json", "generation_config.json"):  # with these it would look like a whole model
-            (partial / name).unlink(missing_ok=True)
-    if directory.exists():
-        directory.rmdir()
-    partial.rename(directory)
-    return weights
+            (directory / name).unlink(missing_ok=True)
 
 
 async def _write_merged(node: Node, lora: LoraSpec, policy: Policy, adapters: Weights) -> None:

@@ -2,6 +2,9 @@
 
 import errno
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from roles.ports import Clock, ObjectStore, StoreError
@@ -66,3 +69,14 @@ class DiskStore(DecoratedStore):
             self.disk.full_until = self.disk.clock.now() + self.fills.pop(0).seconds
         self.disk.check(path)
         self.writes.append((operation, path))
+
+
+@contextmanager
+def free_space(size: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
