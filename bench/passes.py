@@ -34,8 +34,10 @@ def _log_uniform(draw: random.Random, count: int, longest: int) -> Lengths:
     return [round(math.exp(draw.uniform(math.log(60), math.log(longest)))) for _ in range(count)]
 
 
-def _groups(store: Path) -> Iterator[Lengths]:
-    """Yield the lengths of each group of unequal rewards in a local store."""
+def _groups(store: Path) -> Iterator[tuple[int, Lengths]]:
+    """Yield the length of the prompt of each group of unequal rewards in a local store, and those of its rollouts with
+    it.
+    """
     for path in sorted(store.glob("*/commitments/*")):
         commitment = Commitment.from_bytes(Envelope.from_bytes(path.read_bytes()).body)
         for batch in store.glob(f"*/batches/*{commitment.batch.hex()}*"):
@@ -44,7 +46,8 @@ def _groups(store: Path) -> Iterator[Lengths]:
                 offset, size = commitment.extent(index)
                 group = Group.from_bytes(decompress(data[offset : offset + size], limits.MAX_GROUP_BYTES))
                 if len({rollout.reward for rollout in group.rollouts}) > 1:
-                    yield [len(group.prompt_tokens) + len(rollout.sequence) for rollout in group.rollouts]
+                    prompt = len(group.prompt_tokens)
+                    yield prompt, [prompt + len(rollout.sequence) for rollout in group.rollouts]
 
 
 def _packed(lengths: Sequence[int], max_tokens: int, ranks: int) -> list[int]:
@@ -93,7 +96,9 @@ def main() -> None:
         ("16, log-uniform, 60 to 4096", lambda draw: _log_uniform(draw, 16, 4096)),
     ]
     if options.store is not None:
-        groups = list(_groups(options.store))
+        prompts, groups = zip(*_groups(options.store), strict=True)
+        repeated = sum(prompt * (len(lengths) - 1) for prompt, lengths in zip(prompts, groups, strict=True))
+        print(f"{repeated / sum(map(sum, groups)):.1%} of all tokens repeat the prompt of a group")
         spreads = [(options.store.parent.parent.name, lambda draw: [*chain(*draw.sample(groups, options.groups))])]
     print(f"{'lengths':<28} {'bound':>6} ranks   {'   '.join(f'{way:<18}' for way in ('full', 'cost', 'packed'))}")
     for name, spread in spreads:

@@ -251,7 +251,8 @@ class Site:
         """Return a follower, its node, and an engine without weights."""
         node = self.node(name)
         await refresh_authority(node)
-        engine = TorchEngine(models.build(self.policy), dtype=dtype, run_sync=trio.to_thread.run_sync)
+        model = await trio.to_thread.run_sync(models.build, self.policy)
+        engine = TorchEngine(model, dtype=dtype, run_sync=trio.to_thread.run_sync)
         follower = await Follower(node).open()
         self.followers.append((follower, engine))
         return node, follower, engine

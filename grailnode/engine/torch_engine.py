@@ -8,8 +8,8 @@ between two batches.
 
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -131,18 +131,18 @@ class TorchEngine:
         await self._compute(old.clear)  # to give memory back takes long on an event loop
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        policy = self._policy()
         check_ids([request.prompt for request in requests], self._model.vocabulary)
         results: dict[int, Generation] = {}
         # Every completion counts with its longest possible length, so that the cache of a batch cannot outgrow the
         # memory.
         lengths = [len(request.prompt) + params.max_tokens for request in requests]
-        for batch in split(lengths, self._max_batch_tokens):
-            # `split` sorts by length, so results are carried by index.
-            generations, turns = await self._compute(self._sample, policy, [requests[i] for i in batch], params)
-            self._turn_caches.keep(turns)
-            await self._compute(turns.clear)  # what is not kept, for the same reason as in `commit`
-            results.update(zip(batch, generations, strict=True))
+        async with self._serving_policy() as compute:
+            for batch in split(lengths, self._max_batch_tokens):
+                # `split` sorts by length, so results are carried by index.
+                generations, turns = await compute(self._sample, [requests[i] for i in batch], params)
+                self._turn_caches.keep(turns)
+                await self._compute(turns.clear)  # what is not kept, for the same reason as in `commit`
+                results.update(zip(batch, generations, strict=True))
         return [results[index] for index in range(len(requests))]
 
     async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
@@ -163,18 +163,35 @@ class TorchEngine:
 
     async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
         """Implements Engine.check; a repeated prompt is computed once."""
-        policy = self._policy()
         prompts, completions = [item.prompt for item in requests], [item.completion for item in requests]
         check_ids([*prompts, *completions], self._model.vocabulary)
         results: list[Check] = []
-        for batch in _runs(prompts, completions, self._max_batch_tokens):
-            results += await self._compute(self._check, policy, requests[batch], rules)
+        async with self._serving_policy() as compute:
+            for batch in _runs(prompts, completions, self._max_batch_tokens):
+                results += await compute(self._check, requests[batch], rules)
         return results
 
     def _policy(self) -> Policy:
         if self._serving is None:
             raise EngineError("no policy has been committed")
         return self._serving
+
+    @asynccontextmanager
+    async def _serving_policy(self) -> AsyncIterator[RunSync]:
+        """Yield a function that computes with the policy that serves now, its first argument, whatever is committed
+        meanwhile. Then a worker thread gives the policy back in the end, since nobody else may use it any more.
+        """
+        policies = [self._policy()]
+
+        async def compute(function: Callable[..., Any], *arguments: Any) -> Any:
+            return await self._compute(function, policies[0], *arguments)
+
+        try:
+            yield compute
+        finally:
+            if policies[0] is not self._serving:
+                with trio.CancelScope(shield=True):
+                    await self._compute(policies.clear)
 
     async def _compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with _torch_errors():

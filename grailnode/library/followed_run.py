@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 from torch import Tensor
@@ -37,7 +38,10 @@ class FollowedVersion:
 
 
 def follow(
-    run: str, *, poll_seconds: float = 1.0, report: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
+    run: str | Path,
+    *,
+    poll_seconds: float = 1.0,
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> Iterator[FollowedVersion]:
     """Yield the newest version of a run, and then, whenever the caller asks again, the newest one that is another.
 
@@ -58,10 +62,13 @@ def follow(
 
 
 async def follow_async(
-    run: str, *, poll_seconds: float = 1.0, report: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
+    run: str | Path,
+    *,
+    poll_seconds: float = 1.0,
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
 ) -> AsyncIterator[FollowedVersion]:
     """Yield the versions of a run to a program in trio, as `follow` does."""
-    node = make_spectator(await trio.to_thread.run_sync(open_config_to_read, run))
+    node = make_spectator(await trio.to_thread.run_sync(open_config_to_read, str(run)))
     follower = await Follower(node).open()
     last: tuple[int, bytes] | None = None
     while True:

@@ -4,15 +4,17 @@ The node itself, which uploads and downloads, is a `grailnode --role trainer` wi
 here unless it runs already, and may outlive this process: what was published is uploaded all the same.
 """
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from threading import Lock
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +41,8 @@ _STOP_SECONDS: Final = 20.0
 _AWAY_SECONDS: Final = 60.0  # longer than the pause before a process that failed is started again
 _LAST_LINES: Final = 5
 
+
+Result = TypeVar("Result")
 
 Weights = Mapping[str, Tensor] | Path | str
 """Floating-point tensors by the names in the run's checkpoint, or a directory with a Hugging Face checkpoint."""
@@ -90,6 +94,11 @@ class AsyncTrainer:
         self.policy = policy_directory(config)
         self._training = training
         self._shapes = models.build(Policy.load(self.policy), lora=self.run.lora)
+        self._process: int | None = os.getpid()
+
+    def close(self) -> None:
+        """Refuse all later calls: another program may train with this state."""
+        self._process = None
 
     @property
     def version(self) -> int:
@@ -98,6 +107,7 @@ class AsyncTrainer:
 
     async def publish(self, weights: Weights, *, step: int) -> int:
         """Publish the next version, as `Trainer.publish` does."""
+        self._check(step=step)
         rounded = await trio.to_thread.run_sync(self._rounded, weights)
         try:
             return await self._training.publish(rounded, step)
@@ -106,16 +116,30 @@ class AsyncTrainer:
 
     async def wait_for_uploads(self) -> None:
         """Return when every version that was published is in storage."""
+        self._check()
         await self._training.wait_for_uploads()
 
     async def groups(self, min_count: int = 1, max_count: int | None = None) -> list[Group]:
         """Return verified groups, as `Trainer.groups` does."""
+        self._check(min_count=min_count, max_count=min_count if max_count is None else max_count)
+        if max_count is not None and not 0 <= min_count <= max_count:
+            raise UserError(f"min_count {min_count} and max_count {max_count}: not 0 <= min_count <= max_count")
         return [self._group(group) for group in await self._training.groups(min_count, max_count)]
 
     async def acknowledge(self, groups: Group | Sequence[Group]) -> None:
         """Say that groups were learned from, as `Trainer.acknowledge` does."""
+        self._check()
         groups = [groups] if isinstance(groups, Group) else groups
+        if not isinstance(groups, Sequence) or not all(isinstance(group, Group) for group in groups):
+            raise UserError("acknowledge takes a group, or a list of them, as `groups` returns them")
         await self._training.acknowledge({group.digest: group.version for group in groups})
+
+    def _check(self, **counts: object) -> None:
+        if self._process != os.getpid():
+            raise UserError("this trainer was closed, or opened by another process; open it again")
+        for name, count in counts.items():
+            if not isinstance(count, int):
+                raise UserError(f"{name} {count!r}: not a whole number")
 
     def _rounded(self, weights: Weights) -> dict[str, Tensor]:
         """Return weights in BF16 on the CPU, if they fit the run's policy."""
@@ -123,12 +147,13 @@ class AsyncTrainer:
         if isinstance(weights, str | Path):
             read = load_weights if self.run.lora is None else read_adapters
             tensors: Mapping[str, Tensor] = read(Path(weights))
-        else:
+        elif isinstance(weights, Mapping):
             tensors = {name: weights[name] for name in published_names(self.policy, weights)}
-        if integers := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
-            raise UserError(
-                f"{source}: {integers[0]} has dtype {tensors[integers[0]].dtype}; publish floating-point ones"
-            )
+        else:
+            raise UserError(f"{source}: a {type(weights).__name__}; publish a state dict, or a checkpoint's directory")
+        for name, tensor in tensors.items():
+            if fault := _fault(tensor):
+                raise UserError(f"{source}: {name} {fault}")
         try:
             models.check_fit(self._shapes, tensors)
         except EngineError as error:
@@ -153,7 +178,7 @@ class AsyncTrainer:
 
 
 class Trainer:
-    """A trainer of a run; `open_trainer` makes one. All calls block.
+    """A trainer of a run; `open_trainer` makes one. All calls block, and come from one thread at a time.
 
     Attributes:
         run: the rules that everybody has signed, such as `group_size` and `sampling`.
@@ -164,6 +189,7 @@ class Trainer:
         self.run = trainer.run
         self.policy = trainer.policy
         self._trainer = trainer
+        self._calling = Lock()
 
     @property
     def version(self) -> int:
@@ -182,11 +208,11 @@ class Trainer:
             UserError: names, shapes or dtypes are not those of the run's policy, a value is not finite, or the node has
                 ended.
         """
-        return trio.run(partial(self._trainer.publish, weights, step=step))
+        return self._call(partial(self._trainer.publish, weights, step=step))
 
     def wait_for_uploads(self) -> None:
         """Return when every version that was published is in storage."""
-        trio.run(self._trainer.wait_for_uploads)
+        self._call(self._trainer.wait_for_uploads)
 
     def groups(self, min_count: int = 1, max_count: int | None = None) -> list[Group]:
         """Return verified groups that were not given out before; this waits for at least `min_count`.
@@ -196,13 +222,21 @@ class Trainer:
         A group comes again after a restart of this program, until it is acknowledged. One that is too old for the run
         (`trainer.max_staleness`) does not come.
         """
-        return trio.run(self._trainer.groups, min_count, max_count)
+        return self._call(partial(self._trainer.groups, min_count, max_count))
 
     def acknowledge(self, groups: Group | Sequence[Group]) -> None:
         """Say that groups were learned from, and never have to come again. Call it when your own checkpoint that
         contains them is durable.
         """
-        trio.run(self._trainer.acknowledge, groups)
+        self._call(partial(self._trainer.acknowledge, groups))
+
+    def _call(self, call: Callable[[], Awaitable[Result]]) -> Result:
+        if not self._calling.acquire(blocking=False):
+            raise UserError("another thread is in a call of this trainer; take turns, or use open_trainer_async")
+        try:
+            return trio.run(call)
+        finally:
+            self._calling.release()
 
 
 @contextmanager
@@ -253,7 +287,20 @@ def _open(run: str | Path, name: str, report: Callable[[str], None]) -> Iterator
             check = partial(_check_program, stack.enter_context(_program(run, name, log)), log)
         training = ExternalTraining(node, config.trainer.max_staleness, check)
         trio.run(training.begin, genesis_reader(config, node.run, policy_directory(config)))
-        yield AsyncTrainer(node, training, config)
+        trainer = AsyncTrainer(node, training, config)
+        stack.callback(trainer.close)
+        yield trainer
+
+
+def _fault(tensor: object) -> str:
+    """Return why a value cannot be published as a weight; empty if it can."""
+    if not isinstance(tensor, Tensor):
+        return f"is a {type(tensor).__name__}; publish tensors of torch"
+    if not tensor.is_floating_point():
+        return f"has dtype {tensor.dtype}; publish floating-point ones"
+    if hasattr(tensor, "full_tensor"):  # a DTensor
+        return "is divided among ranks; publish what its full_tensor() returns"
+    return "has no dense values" if tensor.is_meta or tensor.layout != torch.strided else ""
 
 
 def _source(weights: Weights) -> str:

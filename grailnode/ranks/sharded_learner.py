@@ -39,7 +39,7 @@ from roles.trainer.learn.learner import (
 )
 from roles.trainer.learn.optimizer import STEPS, MasterOptimizer, check_state
 from roles.trainer.learn.state_rows import SavedRows, Share, StateRows
-from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, WeightsHash, WrittenWeights, delete_below, shard_path
+from roles.trainer.tensor_shards import RunSync, WeightsHash, WrittenWeights, delete_below, shard_path
 from roles.trainer.verified_batch import VerifiedGroup
 
 Call = tuple[Literal["gradients", "update", "restore", "load", "read", "publish", "save"], Any]
@@ -129,7 +129,7 @@ class ShardedLearner(Learner):
     ) -> tuple[list[int], int]:
         group = self._group
         if group.rank == 0:
-            await run_sync(group.broadcast, group.reads, ("save", (folder, previous)))
+            await run_sync(group.broadcast, group.reads, ("save", (shard_bytes, folder, previous)))
         files, _ = await super().save(state, run_sync, shard_bytes, folder, previous)
         return await run_sync(group.exchange, files[0], group.reads), self._local_ranks
 
@@ -278,8 +278,8 @@ class ShardedLearner(Learner):
                     trio.from_thread.run(self.put_version, state, trio.to_thread.run_sync, *argument)
                     continue
                 if sweeps:
-                    trio.from_thread.run(delete_folders, state, {*argument})
-                trio.from_thread.run(self.save, state, trio.to_thread.run_sync, SHARD_BYTES, *argument)
+                    trio.from_thread.run(delete_folders, state, {*argument[1:]})
+                trio.from_thread.run(self.save, state, trio.to_thread.run_sync, *argument)
 
     def _calls(self, channel: "dist.ProcessGroup") -> Iterator[Call]:
         """Yield the calls of rank 0 until its connection is closed."""

@@ -282,9 +282,14 @@ class Follower:
                 assert weights is not None
                 build = PatchBuild(weights, item.manifest, self._threads, self._new_tensors)
             assert build is not None
-            await self._node.run_sync(build.add, data)
+            # Objects, and the versions between, are large: worker threads give their memory back.
+            objects = [data]
+            del data
+            await self._node.run_sync(_add_last, build, objects)
             if item.is_last:
+                used = [weights, build]
                 weights, build = await self._node.run_sync(build.finish), None
+                await self._node.run_sync(used.clear)
                 progress.finish_step()
 
         try:
@@ -295,6 +300,10 @@ class Follower:
             raise
         assert weights is not None
         return weights
+
+
+def _add_last(build: WeightsBuild, objects: list[bytes]) -> None:
+    build.add(objects.pop())
 
 
 def _objects(manifests: Sequence[Manifest], *, from_anchor: bool) -> list[VersionObject]:

@@ -2,12 +2,14 @@
 
 import random
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+import trio
 from torch import Tensor
 from torch.nn import functional
 
@@ -187,6 +189,38 @@ async def test_what_is_not_kept_of_a_turn_is_not_freed_on_the_event_loop(model: 
     await engine.generate([request, replace(request, turn_cache=TurnCache())], PARAMS)
     assert WatchedCache.threads
     assert threading.get_ident() not in WatchedCache.threads
+
+
+class PausingModel(WrappedModel):
+    """A model whose computation begins with a pause."""
+
+    def __init__(self, model: CausalModel) -> None:
+        super().__init__(model)
+        self.paused, self.released = threading.Event(), threading.Event()
+
+    def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
+        self.paused.set()
+        assert self.released.wait(60)
+        return super().hidden(weights, ids, mask, cache)
+
+
+async def test_a_version_that_only_a_call_still_uses_is_not_freed_on_the_event_loop(model: CausalModel) -> None:
+    pausing, threads = PausingModel(model), set[int]()
+    engine = TorchEngine(pausing, dtype=torch.bfloat16)
+    old = dict(random_weights(model))
+    for tensor in old.values():
+        weakref.finalize(tensor, lambda: threads.add(threading.get_ident()))
+    await serve(engine, old)
+    del tensor
+    old.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.generate, requests_of_many_lengths(2), PARAMS)
+        await trio.to_thread.run_sync(pausing.paused.wait)
+        await serve(engine, random_weights(model, 1))
+        assert not threads
+        pausing.released.set()
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 # The torch engine serves versions of codes and scales, and computes what it computes with their BF16 values

@@ -4,7 +4,9 @@ import hashlib
 import os
 import shutil
 import signal
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from protocol.outer.local_work import encode_work, masters, with_masters, withou
 from protocol.outer.shared_state import SharedState
 from protocol.quantization import Precision
 from roles.ports import StateError
-from roles.trainer.learn.checkpoint_files import checkpoint_folder
+from roles.trainer.learn.checkpoint_files import CheckpointNote, checkpoint_folder, newest_checkpoint, put_checkpoint
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.learn.state_rows import SavedRows
@@ -189,27 +191,51 @@ def test_what_is_refused_changes_nothing_on_any_rank(policy: Path) -> None:
     assert_equal(views[0], train(alone(policy), None, 0, 1)[0][0])
 
 
-def train_without_end(learner: Learner, checkpoint: Path) -> None:
-    """Save the state after two steps, and go on."""
-    _, state = train(learner, None, 0, 2)
-    torch.save(state, checkpoint.with_suffix(".part"))
-    checkpoint.with_suffix(".part").rename(checkpoint)
+def save_without_end(learner: Learner, directory: Path) -> None:
+    """Take steps, and write a checkpoint after each."""
+    state = LocalStore(directory)
+    save = partial(learner.save, state, trio.to_thread.run_sync, 4096)
     while True:
-        learner.gradients(groups_of(2))
+        train(learner, None, learner.steps, learner.steps + 1)
+        trio.run(put_checkpoint, state, (learner.steps, learner.steps), save, b"")
 
 
-def test_when_a_rank_is_killed_all_end_and_go_on_from_the_checkpoint(policy: Path, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    with Ranks(2, policy, SETTINGS, train_without_end, checkpoint) as ranks:
-        eventually(checkpoint.exists, "the checkpoint")
+def newest_note(directory: Path) -> CheckpointNote | None:
+    return trio.run(newest_checkpoint, LocalStore(directory))
+
+
+def stops_amid_a_checkpoint(pid: int, hosts: list[Path]) -> bool:
+    """Stop rank 1, and let it go on unless it has written some files, not all, of a checkpoint behind a whole one."""
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: "State:\tT" in Path(f"/proc/{pid}/status").read_text(), "the rank stops")
+    note, files = newest_note(hosts[0]), Counter(path.parts[-3] for path in hosts[1].glob("checkpoints/*/00001/*"))
+    newest = max(files, default="")
+    if note is not None and newest not in note.folder and files[newest] < note.parts[1]:
+        return True
+    os.kill(pid, signal.SIGCONT)
+    return False
+
+
+def test_a_run_goes_on_from_its_last_whole_checkpoint_if_a_rank_is_killed_while_it_writes_the_next(
+    policy: Path, tmp_path: Path
+) -> None:
+    """All ranks end. As many go on from it, and one more."""
+    hosts = [tmp_path / "a", tmp_path / "b"]
+    for host in hosts:
+        host.mkdir()
+    with Ranks(2, policy, SETTINGS, save_without_end, hosts[0], states=hosts) as ranks:
         pid = ranks.processes[1].pid
         assert pid is not None
+        eventually(partial(stops_amid_a_checkpoint, pid, hosts), "a part of a checkpoint")
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EOFError):
             ranks.answer()
-    views, _ = run_ranks(2, policy, SETTINGS, train, torch.load(checkpoint), 2, 4)
-    expected_views, _ = train(alone(policy), None, 0, 4)
-    assert_equal(views[-1], expected_views[-1])
+    note = newest_note(hosts[0])
+    assert note is not None
+    expected_views, _ = train(alone(policy), None, 0, note.step + 2)
+    for count in (3, 2):
+        views, _ = run_ranks(count, policy, SETTINGS, go_on, hosts[0], note.rows, note.step + 2, states=hosts)
+        assert_equal(views[-1], expected_views[-1])
 
 
 def sit(directory: Path, seat: Seat) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -193,6 +194,42 @@ def test_a_loop_that_is_killed_trains_on_every_group_once_and_loses_no_version(t
     for session in sessions:  # the trainer's node outlives the loop that started it
         with suppress(ProcessLookupError):
             os.killpg(session, signal.SIGKILL)
+
+
+def test_what_a_careless_program_does_is_refused_in_one_line(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run") / "run.toml"
+    weights = load_weights(PACKAGED_POLICY)
+    name = next(iter(weights))
+    refusals: list[tuple[Callable[[Any], object], str]] = [
+        (lambda trainer: trainer.publish(None, step=1), "a NoneType; publish a state dict"),
+        (lambda trainer: trainer.publish(weights | {name: [1.0]}, step=1), f"{name} is a list"),
+        (lambda trainer: trainer.publish(weights | {name: weights[name].int()}, step=1), f"{name} has dtype"),
+        (lambda trainer: trainer.publish(weights | {name: weights[name].to("meta")}, step=1), "no dense values"),
+        (lambda trainer: trainer.publish(weights, step=1.5), "step 1.5: not a whole number"),
+        (lambda trainer: trainer.groups(2, 1), "not 0 <= min_count <= max_count"),
+        (lambda trainer: trainer.acknowledge([bytes(32)]), "a group, or a list of them"),
+    ]
+    with open_trainer(run) as trainer:
+        for call, text in refusals:
+            with pytest.raises(UserError, match=text):
+                call(trainer)
+        trainer.acknowledge([])
+        with ThreadPoolExecutor(1) as other:
+            waiting = other.submit(trainer.groups)
+            eventually(trainer._calling.locked, "the other thread waits")
+            with pytest.raises(UserError, match="another thread is in a call"):
+                trainer.groups(0)
+            trio.run(put_batch, trainer_state(run.parent), 1)
+            assert waiting.result()
+        child = os.fork()
+        if not child:
+            with suppress(UserError):
+                trainer.publish(weights, step=1)
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(UserError, match="was closed"):
+        trainer.publish(weights, step=1)
 
 
 async def test_a_program_in_trio_waits_without_blocking_and_may_cancel(tmp_path: Path) -> None:

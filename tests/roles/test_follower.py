@@ -2,6 +2,10 @@
 version. What storage may show it otherwise is in tests/attacks.
 """
 
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -10,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 import trio
+from torch import Tensor
 
 from grailnode.store.decorators.caching import CachedStore
 from grailnode.store.decorators.disk_cache import DiskCache
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain.manifest import Manifest, PatchRef
-from protocol.digest import digest_weights
+from protocol.digest import Weights, digest_weights
 from protocol.encoding import content_digest
 from protocol.errors import ChainError, GapError, MalformedError, ProtocolError
 from protocol.identity.signing import open_signed, sign
@@ -26,7 +31,7 @@ from roles.policy.follower import Follower
 from roles.ports import StoreError
 from tests.support.attacked_nodes.follower import HOUR_MS, AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, Chain, equal, make_node, small_run
-from tests.support.faults.decorated_store import Link, UnreachableStore
+from tests.support.faults.decorated_store import DecoratedStore, Link, UnreachableStore
 from tests.support.simulation.network import BEGIN, Log, inline
 
 
@@ -55,6 +60,52 @@ async def test_trust_is_on_disk_before_it_is_used():
     assert follower.chain.trust is None
     with pytest.raises(GapError):
         await follower.rebuild(2)
+
+
+class WatchedBytes(bytes):
+    """An object of storage that tells when it is freed."""
+
+    def __del__(self) -> None:
+        FREED.append("object")
+
+
+class WatchedObjects(DecoratedStore):
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        data = await super().get(path, max_bytes, offset=offset, size=size)
+        return WatchedBytes(data) if "/anchors/" in path or "/patches/" in path else data
+
+
+def watched_tensors(weights: Weights) -> dict[str, Tensor]:
+    tensors = {name: tensor.clone() for name, tensor in weights.items()}
+    for tensor in tensors.values():
+        weakref.finalize(tensor, FREED.append, "tensor")
+    return tensors
+
+
+FREED: list[str] = []
+
+
+async def test_objects_and_the_versions_between_are_not_freed_on_the_event_loop():
+    """From the anchor of version 0, and over three patches."""
+    testbed = AttackedFollower()
+    await testbed.publish(4)
+    freed_by_workers = 0
+
+    async def run_sync(function: Callable[..., Any], *arguments: Any) -> Any:
+        nonlocal freed_by_workers
+        before = len(FREED)
+        result = function(*arguments)
+        freed_by_workers += len(FREED) - before
+        return result
+
+    node = replace(testbed.node, store=WatchedObjects(testbed.store), run_sync=run_sync)
+    follower = await Follower(node, new_tensors=watched_tensors).open()
+    await follower.refresh()
+    FREED.clear()
+    for version in (0, 3):
+        await follower.rebuild(version)
+    assert Counter(FREED) == {"object": 1 + 3, "tensor": 3 * len(testbed.genesis)}
+    assert freed_by_workers == len(FREED)
 
 
 # Patches in parts: each is decoded when it has arrived and has its digest, and none changes what the node has

@@ -96,10 +96,11 @@ class StateRows:
                 raise StateError(saved.part(part), "not in the state of this host, nor of another that has joined")
             reader = ShardReader(state, saved.part(part), range(saved.parts[part]), run_sync)
             for _ in range(saved.parts[part]):
-                tensors = await reader.next_shard() if in_place or holder == rank else None
+                shard = [await reader.next_shard() if in_place or holder == rank else None]
                 if peers is not None and not in_place:
-                    tensors = await run_sync(peers.send, tensors, holder)
-                element_counts += await run_sync(self.take, tensors, Share(part, len(parts)))
+                    shard = [await run_sync(peers.send, shard.pop(), holder)]
+                element_counts += await run_sync(self.take, shard[0], Share(part, len(parts)))
+                await run_sync(shard.clear)  # to give memory back takes long on an event loop
         for name, tensor in self._tensors.items():
             incomplete = element_counts[name] < tensor.numel()
             if incomplete and (saved.steps > 0 or name.startswith(MASTER)):

@@ -151,14 +151,16 @@ class HostFiles:
         """Return the references to this host's files of a version, by number."""
         refs = dict[int, ObjectRef]()
         for number in await self.numbers(version):
-            file = await self._node.state.get(shard_path(weights_folder(version), number), MAX_SHARD_BYTES)
-            refs[number] = await self._node.run_sync(reference, file)
+            file = [await self._node.state.get(shard_path(weights_folder(version), number), MAX_SHARD_BYTES)]
+            refs[number] = await self._node.run_sync(reference, file[0])
+            await self._node.run_sync(file.clear)  # to give memory back takes long on an event loop
         return refs
 
     async def put_files(self, version: int, anchor: Sequence[ObjectRef]) -> Sequence[int]:
         """Upload this host's files as shards of a version's anchor, one after the other; return their numbers."""
         numbers = await self.numbers(version)
         for number in numbers:
-            file = await self._node.state.get(shard_path(weights_folder(version), number), anchor[number].size)
-            await self._node.publish(paths.anchor(self._key, anchor[number].digest), file)
+            file = [await self._node.state.get(shard_path(weights_folder(version), number), anchor[number].size)]
+            await self._node.publish(paths.anchor(self._key, anchor[number].digest), file[0])
+            await self._node.run_sync(file.clear)
         return numbers
