@@ -185,7 +185,7 @@ async def test_why_a_server_cannot_be_started_is_named(mode: int, log: str, line
     (tmp_path / ChildServer.LOG).symlink_to(log)
     server = ChildServer(VllmSettings(python=python), tmp_path, tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}', encoding="utf-8")
-    with pytest.raises(EngineError, match=f"(?s)vLLM cannot be started: .*{line}"):
+    with pytest.raises(EngineError, match=f"(?s)^vLLM.*{line}"):
         await server.start()
     server.close()
 

@@ -117,8 +117,10 @@ class ChildServer:
                 self.socket = str(Path(self._socket_directory.name) / secrets.token_hex(4))
                 try:
                     await self._launcher.fork(self.flags(self.socket))
-                except (EngineError, OSError) as error:
-                    raise EngineError(f"vLLM cannot be started: {error}\n{self._last_lines()}") from error
+                except OSError as error:
+                    raise EngineError(f"vLLM cannot be started: {error}") from error
+                except EngineError as error:
+                    raise EngineError(f"{error}:\n{self._last_lines()}") from error
             async with self.client(5.0, 1) as client:
                 while await _health_problem(client):
                     if self.process_id is None:

@@ -3,10 +3,10 @@ sketch and no margin shows them.
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from protocol.environments import Problem
 from protocol.environments.base import Episode
 from protocol.judging.verdict import Reason
 from protocol.rollout.sampling import SamplingParams
@@ -33,18 +33,11 @@ class _FalseEpisode:
         return self.true.reward()
 
 
-class _FalseEnvironment:
-    """An environment that replies as its miner likes."""
-
-    def __init__(self, true: Any, reply: Callable[[int, str, Episode], str | None]) -> None:
-        self._true = true
-        self._reply = reply
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._true, name)
-
-    def begin(self, problem: Problem, seed: bytes) -> _FalseEpisode:
-        return _FalseEpisode(self._true.begin(problem, seed), self._reply)
+def _false_environment(true: Any, reply: Callable[[int, str, Episode], str | None]) -> Any:
+    """Return a copy of an environment that replies as its miner likes."""
+    false = copy(true)
+    false.begin = lambda problem, seed: _FalseEpisode(true.begin(problem, seed), reply)
+    return false
 
 
 def _forge_reply(turn: int, text: str, episode: Episode) -> str | None:
@@ -70,7 +63,7 @@ def _own_tokens_as_reply(turn: int, text: str, episode: Episode) -> str | None:
 
 def _with_replies(reply: Callable[[int, str, Episode], str | None]) -> Callable[[Task, Engine], HonestProducer]:
     def make(task: Task, engine: Engine) -> HonestProducer:
-        environment: Any = _FalseEnvironment(task.environment, reply)
+        environment = _false_environment(task.environment, reply)
         return HonestProducer(replace(task, environment=environment), engine)
 
     return make
