@@ -73,7 +73,7 @@ def test_hosts_of_which_one_is_killed_and_one_is_cut_off_publish_what_one_host_d
     start_other()
     try:
         trainer = StepwiseTrainer(hosts[0], within=network.command_prefix("a"))
-        assert trainer.publish_versions(VERSIONS, when_published=harm) == weights
+        assert trainer.publish_versions(VERSIONS, when_published=harm, anchor=VERSIONS) == weights
         assert min(failures()) > 0
         ends = logged_events(hosts[0] / "logs" / "trainer-training.jsonl", "failed")
         assert [event for event in ends if "rank 1 on host 1 has been silent for 5 s" in event["error"]]

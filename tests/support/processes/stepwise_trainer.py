@@ -56,20 +56,25 @@ class StepwiseTrainer:
         """Numbers of killed processes by title."""
 
     def publish_versions(
-        self, versions: int, first: int = 0, when_published: Callable[[int], object] = lambda number: None
+        self,
+        versions: int,
+        first: int = 0,
+        when_published: Callable[[int], object] = lambda number: None,
+        anchor: int | None = None,
     ) -> dict[int, str]:
         """Learn and publish versions, and return the digest of each one's weights.
 
         Args:
             versions: the last version; first: the one that is published already.
             when_published: called with each version but the last, before there are groups for the next.
+            anchor: a version whose anchor the last head has to name; anchors are uploaded behind their versions.
         """
         try:
             for number in range(first, versions):
                 self._until_published(number)
                 when_published(number)
                 trio.run(put_batch, self._state, number, number)
-            self._until_published(versions)
+            self._until_published(versions, anchor)
             return self._weights()
         finally:
             self._program.end()
@@ -87,12 +92,13 @@ class StepwiseTrainer:
             if _title(pid).startswith(title):
                 os.kill(pid, signal.SIGKILL)
 
-    def _until_published(self, version: int) -> None:
+    def _until_published(self, version: int, anchor: int | None = None) -> None:
         kills_for_later_versions = max(0, self._remaining_kills - _MAX_KILLS)
 
         def is_published() -> bool:
             self._kill_at_random(kills_for_later_versions)
-            return self._head() >= version
+            head = self._head()
+            return head is not None and head.version >= version and (anchor is None or anchor in head.anchors)
 
         eventually(is_published, f"version {version}")
 
@@ -108,9 +114,9 @@ class StepwiseTrainer:
             eventually(lambda: not members(self._program.session), "the processes of a dead supervisor end")
             self._program = self._start()
 
-    def _head(self) -> int:
+    def _head(self) -> Head | None:
         heads = list((self._directory / "store").glob("*/head"))
-        return open_announced(heads[0].read_bytes(), Head).record.version if heads else -1
+        return open_announced(heads[0].read_bytes(), Head).record if heads else None
 
     def _weights(self) -> dict[int, str]:
         files = (self._directory / "store").glob("*/manifests/*")
