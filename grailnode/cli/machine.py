@@ -133,7 +133,7 @@ def environments(context: click.Context) -> None:
 
 @verb("environment_checks.list_", environments)
 def _list() -> None:
-    """List them, too."""
+    """List the tasks, as `grailnode environments` alone does."""
 
 
 @verb("environment_checks.try_", environments)

@@ -69,7 +69,7 @@ def distributions() -> dict[str, str]:
     points = importlib.metadata.entry_points(group=GROUP)
     plugins = {point.name: f"{point.dist.name} {point.dist.version}" for point in points if point.dist}
     built_in = dict.fromkeys(environments.names + environments.data_names, own)
-    return built_in | plugins | built_in
+    return built_in | {name: owner for name, owner in plugins.items() if name not in built_in}
 
 
 def is_built_in(name: str) -> bool:
