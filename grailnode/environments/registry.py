@@ -179,11 +179,11 @@ def check_code(spec: EnvironmentSpec) -> None:
 
 def _distribution(name: str) -> Distribution:
     """Return the distribution of a plug-in; a PluginError says what to do if there is none, or if there are several."""
-    found = [point.dist for point in importlib.metadata.entry_points(group=GROUP, name=name) if point.dist]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        owners = " and ".join(f"{one.name} {one.version}" for one in found)
+    matches = [point.dist for point in importlib.metadata.entry_points(group=GROUP, name=name) if point.dist]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        owners = " and ".join(f"{one.name} {one.version}" for one in matches)
         raise PluginError(f"environment {name!r}: {owners} both have this name; uninstall one of them")
     words = {re.sub("[^a-z0-9]", "", word) for word in re.split("[/:]", name.lower())}  # of openai/GSM8K
     for known, advice in ADVICE.items():
