@@ -2,6 +2,7 @@
 
     python -m bench.requests --miners 2,4,8         a trainer, validators and miners; figures of a window
     python -m bench.requests --sites 4,8,16         a coordinator and sites; figures of an outer round
+    python -m bench.requests --sites 1000 --crowd   likewise, and all sites but three are one task that only contributes
 
 The roles are those of the product, over a store in memory and on a virtual clock. The figures of miners and sites are
 means. CPU is that of the tasks of a role, with all that they compute; the policy has 13,440 weights.
@@ -10,7 +11,7 @@ means. CPU is that of the tasks of a role, with all that they compute; the polic
 import argparse
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +22,21 @@ import trio.testing
 
 from bench.tables import print_table
 from grailnode.store.decorators.limiting import MeteredStore
+from protocol import paths
+from protocol.encoding import content_digest
+from protocol.identity.signing import sign
+from protocol.objects import ObjectRef
+from protocol.outer.local_work import encode_work, with_masters
+from protocol.outer.round_checks import sender_digest
+from protocol.outer.round_records import RoundContribution
 from roles.node.identity import Node
 from roles.ports import ObjectStore
 from tests.support.builders.recipes import demo_rules
+from tests.support.measuring.memory import resident
 from tests.support.measuring.store_tally import TallyMeter
-from tests.support.simulation.network import BEACON_KEY, Network
+from tests.support.simulation.network import BEACON_KEY, Network, key
 from tests.support.simulation.network_runs import run_nodes
-from tests.support.simulation.outer_sites import OuterTestbed
+from tests.support.simulation.outer_sites import OuterTestbed, target_weights
 
 _SETTLE = 2
 """Windows or rounds before those that are measured."""
@@ -119,17 +128,49 @@ def of_network(window: float, windows: int, validators: int, miners: int) -> lis
     return usage.rows(windows)
 
 
-def of_sites(rounds: int, sites: int) -> list[list[str]]:
-    """Return the rows of sites that train together: figures of an outer round."""
+async def _contribute(testbed: OuterTestbed, names: Sequence[str]) -> None:
+    """Send a contribution of each of some sites to every round: what one of the others has changed, and noise."""
+    first, seed = next(iter(testbed.handles.values())), 0
+    await testbed.until(lambda: first.site is not None and first.site.shared is not None)
+    site = first.site
+    assert site is not None
+    while True:
+        assert site.shared is not None
+        opening, shared = site._opening, site.shared
+        rules, number = opening.record.rules, opening.record.number + 1
+        for name in names:
+            seed += 1
+            torch.manual_seed(seed)
+            own, target = key(name), target_weights()
+            local = {n: w + 0.1 * (target[n] - w + 0.1 * torch.randn(w.shape)) for n, w in shared.weights.items()}
+            work = encode_work(shared, with_masters({}, local), None, rules, sender_digest(opening.digest, own.public))
+            ref = ObjectRef(digest=content_digest(work.payload), size=len(work.payload))
+            record = RoundContribution(
+                run=testbed.run_id, worker=own.public, number=number, opening=opening.digest, state=shared.digests,
+                payload=ref, groups=(), local_steps=1, norm=work.norm, feedback=b"", beacon_round=1,
+            )  # fmt: skip
+            await testbed.store.put(paths.payload(own.public, ref.digest), work.payload)
+            await testbed.store.put(record.path, sign(record, own))
+        while site._opening is opening:
+            await trio.sleep(0.1)
+
+
+def of_sites(rounds: int, sites: int, *, crowd: bool) -> list[list[str]]:
+    """Return the rows of sites that train together: figures of an outer round. All of them but three may be a crowd."""
     usage = Usage()
 
     async def scenario() -> None:
         testbed = _MeasuredSites(sites)
         testbed.usage = usage
-        async with testbed.running(per_second=2 * sites):
+        names = testbed.names[: 3 if crowd else sites]
+        async with testbed.running(names, per_second=2 * sites) as nursery:
+            if crowd:
+                nursery.start_soon(_contribute, testbed, testbed.names[3:])
             await testbed.until_round(_SETTLE)
             usage.clear()
-            await testbed.until_round(_SETTLE + rounds)
+            manifest = await testbed.until_round(_SETTLE + rounds)
+            memory = resident("VmHWM") / 2**20
+            print(f"{sites} sites, {len(manifest.counted)} counted, {memory:.0f} MiB at most", flush=True)
 
     trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[usage])
     return usage.rows(rounds)
@@ -140,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--miners", default="2", help="numbers of miners, one run each")
     parser.add_argument("--sites", default="", help="numbers of sites, one run each, instead of miners")
+    parser.add_argument("--crowd", action="store_true", help="let one task contribute for all sites but three")
     parser.add_argument("--window", type=float, default=60.0, help="seconds of a window")
     parser.add_argument("--windows", type=int, default=6, help="windows or rounds that are measured")
     parser.add_argument("--validators", type=int, default=1)
@@ -150,7 +192,7 @@ def main() -> None:
         [str(count), *row]
         for count in map(int, (options.sites or options.miners).split(","))
         for row in (
-            of_sites(options.windows, count)
+            of_sites(options.windows, count, crowd=options.crowd)
             if options.sites
             else of_network(options.window, options.windows, options.validators, count)
         )

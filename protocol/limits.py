@@ -95,12 +95,13 @@ MAX_PATCH_HEADER_BYTES: Final = 16 * MIB  # bytes of a patch's table, packed or 
 MAX_CONTRIBUTION_BYTES: Final = 64 * GIB  # bytes of one contribution's frames
 
 # outer/round_records.py
-MAX_WORKERS: Final = 128  # sites that train together
+MAX_WORKERS: Final = 1024  # sites that train together
 MAX_STREAMS: Final = 16  # parts of the weights that sites send in turn
 MAX_ROUND_GROUPS: Final = 4096  # groups that a site uses in one round
+MAX_ALL_ROUND_GROUPS: Final = 1 << 19  # groups that all sites use in one round
 MAX_ROUND_CONTRIBUTION_BYTES: Final = 256 * KIB  # bytes of one contribution's record
-MAX_ROUND_MANIFEST_BYTES: Final = 32 * MIB  # bytes of one round manifest: MAX_ROUND_GROUPS digests for each worker
-MAX_ROUND_PLAN_BYTES: Final = 64 * KIB  # bytes of one plan of a round
+MAX_ROUND_MANIFEST_BYTES: Final = 32 * MIB  # bytes of one round manifest: 34 for each group, and 512 for each worker
+MAX_ROUND_PLAN_BYTES: Final = 256 * KIB  # bytes of one plan of a round
 MAX_SHARE_PARTS: Final = 1 << 16  # parts of which a site computes products in one round
 MAX_ROUND_PRODUCTS_BYTES: Final = 64 * MIB  # bytes of them: 8 for each worker and part
 MAX_STATE_SHARDS: Final = 1024  # shards of one outer state

@@ -8,18 +8,19 @@ are *random projections*: each element is multiplied by a sign, and then all ele
 is the same modulo `PROJECTED` are added up. The inner product of two projections is that of the contributions but for
 an error of about 1 / sqrt(PROJECTED) of their lengths. The signs follow from a secret of the coordinator, so that no
 site can choose a direction that its projection does not show. Two contributions of one round are compared by their
-projections, too, where one of them is taken out of the sum.
+projections, too, where one of them is taken out of the sum. The more sites there are, the shorter are the projections
+that are remembered: a drift that many sites may have is longer.
 
 What is computed from the projections of many rounds is in protocol/outer/drift.py.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import pairwise
+from functools import cached_property, partial, reduce
+from itertools import islice, pairwise
 from statistics import median_low
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +32,17 @@ from protocol.outer.shared_state import SharedState, ordered_map
 from protocol.pseudogradient import read_head
 from protocol.pseudogradient.arithmetic import Floats
 
+Item = TypeVar("Item")
 Projections = NDArray[np.float32]
 
 PROJECTED: Final = 1 << 14
 """Numbers in a projection."""
+
+REMEMBERED_ROUNDS: Final = 96
+"""Rounds whose projections are remembered."""
+
+REMEMBERED_NUMBERS: Final = 128 * PROJECTED
+"""Numbers of all projections of such a round."""
 
 _BLOCK: Final = 1 << 14
 """Elements of each contribution that are multiplied at a time, to fit in a cache."""
@@ -42,8 +50,8 @@ _BLOCK: Final = 1 << 14
 _CHUNK: Final = 16 * _BLOCK
 """Elements of each contribution that one thread compares at a time, or a 64th of the part if that is more."""
 
-REMEMBERED_ROUNDS: Final = 96
-"""Rounds whose projections are remembered."""
+_DECODED_BYTES: Final = 1 << 30
+"""Memory for the values of a part: where those of all contributions need more, each is decoded twice."""
 
 
 @dataclass(frozen=True)
@@ -70,29 +78,51 @@ def length_factors(lengths: Sequence[float]) -> list[float]:
     return [min(1.0, bound / length) if length > 0 else 1.0 for length in lengths]
 
 
+def projection_size(sites: int) -> int:
+    """Return how many numbers of each projection are remembered: PROJECTED of up to 128 sites, fewer of more."""
+    return min(PROJECTED, 1 << (REMEMBERED_NUMBERS // max(1, sites)).bit_length() - 1)
+
+
+def shortened(projections: Projections, size: int) -> Projections:
+    """Return projections, float32 [R, P], as those with `size` numbers, float32 [R, min(P, size)], which divides P: as
+    the elements have the same signs in both, a number of these is a sum of some of those.
+    """
+    rows, numbers = projections.shape
+    if numbers <= size:
+        return projections
+    result: Projections = reduce(np.add, projections.reshape(rows, numbers // size, size).swapaxes(0, 1))
+    return result
+
+
 @dataclass(frozen=True)
 class SentRound:
     """What the sites sent in a round."""
 
     workers: tuple[bytes, ...]  # those whose contribution was long enough to be compared, in ascending order
-    projections: Projections  # of their contributions, each scaled down to the median length: float32 [R, PROJECTED]
+    # of their contributions, each scaled down to the median length: float32 [R, P], P <= PROJECTED
+    projections: Projections
     # the workers whose contribution disagreed with those of the others in that round
     disagreeing: frozenset[bytes] = frozenset()
     stream: int = 0  # which of the streams they sent. Projections of different streams have nothing in common
 
     def row(self, worker: bytes) -> Matrix:
-        """Return the projection of a site's contribution: float64 [PROJECTED]."""
-        row: Matrix = self.projections[self.workers.index(worker)].astype(np.float64)
+        """Return the projection of a site's contribution: float64 [P]."""
+        row: Matrix = self.projections[self._places[worker]].astype(np.float64)
         return row
 
     def relative_length(self, worker: bytes) -> float:
         """Return the length of a site's contribution as a share of the longest one's."""
-        return self._lengths[self.workers.index(worker)] / (max(self._lengths) or 1.0)
+        return self._relative_lengths[self._places[worker]]
 
     @cached_property
-    def _lengths(self) -> list[float]:
-        rows = self.projections.astype(np.float64)
-        return [math.sqrt(dot(row, row)) for row in rows]
+    def _places(self) -> dict[bytes, int]:
+        return {worker: place for place, worker in enumerate(self.workers)}
+
+    @cached_property
+    def _relative_lengths(self) -> list[float]:
+        lengths = [math.sqrt(dot(row, row)) for row in self.projections]
+        longest = max(lengths) or 1.0
+        return [length / longest for length in lengths]
 
     @cached_property
     def sums(self) -> "SiteSums":
@@ -111,8 +141,8 @@ class SiteSums:
 
     sent: SentRound
     workers: frozenset[bytes]  # these sites
-    total: Matrix  # of what they sent: float64 [PROJECTED]
-    squares: Matrix  # of the squares of its elements: float64 [PROJECTED]
+    total: Matrix  # of what they sent: float64 [P]
+    squares: Matrix  # of the squares of its elements: float64 [P]
     lengths: float = 0.0  # of the lengths
     square_lengths: float = 0.0  # of the squared lengths
     squares_of_squares: float = 0.0  # of the squared lengths of the squares
@@ -157,10 +187,10 @@ def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes
     """
     key, stream = int.from_bytes(secret[:16], "little"), state.stream_number(rules)
     numbers = np.zeros(PROJECTED)
-    for number, (part, rows) in enumerate(state.values_of([payload], rules)):
+    for number, (part, decode) in enumerate(state.values_of([payload], rules)):
         random = np.random.Generator(np.random.Philox(key=key, counter=(stream << 32 | number) << 192))
         bits = np.frombuffer(bytearray(random.bytes(-(-part.elements // 8))), np.uint8)
-        for values in rows:
+        for values in decode():
             add_signed(numbers, values, bits)
     return numbers
 
@@ -190,26 +220,46 @@ def part_products(
     each part or in some: float64 [P, R]. The payloads were checked before; the number of threads changes no bit.
     """
     factors, result = length_factors(_lengths(state, payloads, rules)), []
+    largest = max((part.elements for part in state.stream_parts(rules)), default=0)
+    at_once = min(len(payloads), max(threads, _DECODED_BYTES // max(1, 4 * largest)))
     with ordered_map(threads) as each:
-        for part, decoded in state.values_of(payloads, rules, each, len(payloads), places):
-            rows = list(decoded)
+        for part, decode in state.values_of(payloads, rules, each, at_once, places):
             size = max(_CHUNK, -(-part.elements // (64 * _BLOCK)) * _BLOCK)
-            chunks = pairwise([*range(0, part.elements, size), part.elements])
-            products = np.zeros(len(payloads))
-            for own in each(partial(_chunk_products, rows, factors), chunks):
-                products += own
+            chunks = [*pairwise([*range(0, part.elements, size), part.elements])]
+            whole = [[*decode()]] if at_once == len(payloads) else []
+            total, products = np.zeros(part.elements), list[float]()
+            scales = _batches(iter(factors), at_once)
+            for rows, of_rows in zip(whole or _batches(decode(), at_once), scales, strict=True):
+                list(each(partial(_add_chunk, total, rows, of_rows), chunks))
+            for rows in whole or _batches(decode(), at_once):
+                own = np.zeros(len(rows))
+                for of_chunk in each(partial(_chunk_products, total, rows), chunks):
+                    own += of_chunk
+                products.extend(own)
             result.append(products)
     return np.array(result).reshape(len(result), len(payloads))
 
 
-def _chunk_products(rows: Sequence[Floats], factors: Sequence[float], chunk: tuple[int, int]) -> Matrix:
+def _batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    while batch := list(islice(items, size)):
+        yield batch
+
+
+def _blocks(chunk: tuple[int, int]) -> Iterator[slice]:
+    return (slice(*ends) for ends in pairwise([*range(*chunk, _BLOCK), chunk[1]]))
+
+
+def _add_chunk(total: Matrix, rows: Sequence[Floats], factors: Sequence[float], chunk: tuple[int, int]) -> None:
+    for block in _blocks(chunk):
+        for factor, values in zip(factors, rows, strict=True):
+            add_scaled(total[block], values[block], factor)
+
+
+def _chunk_products(total: Matrix, rows: Sequence[Floats], chunk: tuple[int, int]) -> Matrix:
     """Return the products of the rows with their scaled sum in a chunk: float64 [R]."""
     products = np.zeros(len(rows))
-    for begin, end in pairwise([*range(*chunk, _BLOCK), chunk[1]]):
-        total = np.zeros(end - begin)
-        for factor, values in zip(factors, rows, strict=True):
-            add_scaled(total, values[begin:end], factor)
-        products += [product(values[begin:end], total) for values in rows]
+    for block in _blocks(chunk):
+        products += [product(values[block], total[block]) for values in rows]
     return products
 
 
@@ -250,10 +300,17 @@ NOTHING_SENT: Final = SentRound((), np.empty((0, PROJECTED), np.float32))
 
 
 class SentRounds:
-    """What the sites sent in the newest rounds, at most REMEMBERED_ROUNDS, in their order."""
+    """What the sites sent in the newest rounds, at most REMEMBERED_ROUNDS, in their order. All have projections of one
+    size, that of the round with the most sites.
+    """
 
     def __init__(self, rounds: Sequence[SentRound] = ()) -> None:
-        self.rounds = tuple(rounds[-REMEMBERED_ROUNDS:])
+        newest = rounds[-REMEMBERED_ROUNDS:]
+        size = min((sent.projections.shape[1] for sent in newest), default=PROJECTED)
+        self.rounds = tuple(
+            sent if sent.projections.shape[1] == size else replace(sent, projections=shortened(sent.projections, size))
+            for sent in newest
+        )
 
     def after(self, sent: SentRound) -> "SentRounds":
         """Return these rounds with a new one."""

@@ -29,7 +29,15 @@ from typing import Final
 import numpy as np
 
 from protocol.kernels.inner_products import Matrix, row_products
-from protocol.outer.comparing import Comparison, SentRound, SentRounds, length_factors, median_length
+from protocol.outer.comparing import (
+    Comparison,
+    SentRound,
+    SentRounds,
+    length_factors,
+    median_length,
+    projection_size,
+    shortened,
+)
 from protocol.outer.drift import drift_factors, settled_contributions
 
 DISTRUST: Final = 0.1
@@ -71,13 +79,14 @@ def weigh_round(
     scales = length_factors(lengths)
     factors = scales if settings.clips else [1.0] * len(lengths)
     active = list(range(len(lengths)))
-    cosines_of = partial(_cosines, comparison, np.array(scales))
+    scaled = comparison.projections * np.array(scales)[:, None]
+    cosines_of = partial(_cosines, comparison, np.array(scales), scaled)
     first_cosines = cosines_of(active)
     if settings.agreement is not None:
         _refuse(active, compared, settings.agreement, cosines_of)
-    projections = (comparison.projections * np.array(scales)[:, None])[compared].astype(np.float32)
+    projections = shortened(scaled[compared].astype(np.float32), projection_size(len(compared)))
     sent = SentRound(tuple(workers[place] for place in compared), projections, stream=comparison.stream)
-    disagreeing = frozenset(worker for place, worker in enumerate(workers) if place not in active)
+    disagreeing = frozenset(workers).difference(workers[place] for place in active)
     drifts = [1.0] * len(lengths)
     if settings.bounds_drifts:
         found = drift_factors(earlier.after(sent).rounds, comparison.local_steps, disagreeing)
@@ -105,22 +114,24 @@ def _refuse(
     """Remove from `active` fewer than half of those that are compared in this round: those that do not reach a share of
     the median cosine of what is left, one after the other.
     """
-    while 2 * (sum(place not in active for place in compared) + 1) < len(compared):
-        cosines = cosines_of([place for place in compared if place in active])
+    remaining = list(compared)
+    while 2 * (len(compared) - len(remaining) + 1) < len(compared):
+        cosines = cosines_of(remaining)
         if len(cosines) < 3:
             return
         worst = min(cosines, key=lambda place: cosines[place])
         if cosines[worst] >= agreement * max(0.0, median(cosines.values())):
             return
         active.remove(worst)
+        remaining.remove(worst)
 
 
-def _cosines(comparison: Comparison, scales: Matrix, active: Sequence[int]) -> dict[int, float]:
+def _cosines(comparison: Comparison, scales: Matrix, projections: Matrix, active: Sequence[int]) -> dict[int, float]:
     """Return the cosine of each active contribution, scaled down to the median length (float64 [R]), with the sum of
     the other active ones; 0 for a zero vector. That is the sum of all less the others, which are multiplied by
-    projections.
+    projections, scaled likewise.
     """
-    squares, projections = (scales * comparison.lengths) ** 2, comparison.projections * scales[:, None]
+    squares = (scales * comparison.lengths) ** 2
     absent = np.zeros(projections.shape[1])
     for place in sorted(set(range(len(scales))).difference(active)):
         absent += projections[place]

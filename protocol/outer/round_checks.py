@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from hashlib import sha256
 from typing import Final
 
+from protocol import limits
 from protocol.errors import ChainError, ForkError, GapError, ProtocolError, RollbackError
 from protocol.identity.signing import Signed
 from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest
@@ -27,16 +28,15 @@ def turn_of(number: int, delay: int) -> int:
 
 def owner(run: bytes, turn: int, group: bytes, workers: Sequence[bytes]) -> bytes:
     """Return the key of the worker, of at least one, to which a group (its digest) belongs in a turn (`turn_of`). The
-    one with the lowest hash owns it, so a worker that joins or leaves moves only its own share.
+    work does not grow with their number.
     """
-    prefix = sha256(_DOMAIN + run + turn.to_bytes(8, "little") + group)
+    drawn = sha256(_DOMAIN + run + turn.to_bytes(8, "little") + group).digest()
+    return workers[int.from_bytes(drawn[:16], "little") % len(workers)]
 
-    def rank(worker: bytes) -> bytes:
-        hasher = prefix.copy()
-        hasher.update(worker)
-        return hasher.digest()
 
-    return min(workers, key=rank)
+def most_groups(sites: int) -> int:
+    """Return how many groups each of so many sites may use in a round."""
+    return min(limits.MAX_ROUND_GROUPS, limits.MAX_ALL_ROUND_GROUPS // sites)
 
 
 def sender_digest(opening: bytes, worker: bytes) -> bytes:
@@ -103,6 +103,8 @@ def check_contribution(
         raise RefusedContributionError("signed after the round was closed", reason=RefusalReason.LATE)
     if contribution.state != manifest.state:
         raise RefusedContributionError("starts from another state", reason=RefusalReason.OTHER_STATE)
+    if len(contribution.groups) > most_groups(len(manifest.workers)):
+        raise RefusedContributionError(f"{len(contribution.groups)} groups of a round with so many sites")
     turn = turn_of(contribution.number, manifest.rules.delay)
     for group in contribution.groups:
         if group in used_groups:

@@ -95,10 +95,10 @@ class SharedState:
         each: OrderedMap = map,
         at_once: int = 1,
         places: Collection[int] | None = None,
-    ) -> Iterator[tuple[Part, Iterator[Floats]]]:
-        """Yield the parts of contributions to the next round, or some, and for each the values of each contribution:
-        MalformedError, LimitError or ContributionError if one is broken; only all parts check the norms. Values stay as
-        they are until `at_once` others, so many as `each` decodes at a time, were decoded.
+    ) -> Iterator[tuple[Part, Callable[[], Iterator[Floats]]]]:
+        """Yield the parts of contributions to the next round, or some, and for each what decodes the values of each
+        contribution: MalformedError, LimitError or ContributionError if one is broken; only all parts check the norms.
+        Values stay as they are until `at_once` others, so many as `each` decodes at a time, were decoded.
         """
         stream, parts = self.stream(rules), self.stream_parts(rules)
         decoders = [ContributionDecoder(payload, stream, self.digests.weights) for payload in payloads]
@@ -112,7 +112,7 @@ class SharedState:
                 yield from each(lambda pair: pair[0].values(place, pair[1]), own)
 
         for place in places if payloads else ():
-            yield parts[place], rows(place)
+            yield parts[place], partial(rows, place)
 
     def after(
         self, payloads: Sequence[bytes], factors: Sequence[float], rules: RoundRules, threads: int = 1
@@ -124,13 +124,13 @@ class SharedState:
             return self
         weights, momentum = dict(self.weights), dict(self.momentum or {})
         with ordered_map(threads) as each:
-            for part, rows in self.values_of(payloads, rules, each, threads):
+            for part, decode in self.values_of(payloads, rules, each, threads):
                 base = part.gather(self.weights).copy()
                 own = np.zeros_like(base) if self.momentum is None else part.gather(self.momentum).copy()
                 # A float32 sum depends on its order, and all sites must have the same weights: so the order is the
                 # manifest's.
                 mean, chunks = np.zeros_like(base), [*pairwise([*range(0, part.elements, _CHUNK), part.elements])]
-                for factor, values in zip(factors, rows, strict=True):
+                for factor, values in zip(factors, decode(), strict=True):
                     add = partial(_add_chunk, mean, values, factor)
                     list(each(add, chunks))
                 step = partial(_step_chunk, rules.method, base, own, mean, len(payloads))

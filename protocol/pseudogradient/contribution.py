@@ -161,15 +161,17 @@ class ContributionDecoder:
         self._norm, self._checked = SquaredNorm(), 0
 
     def values(self, place: int, out: Floats | None = None) -> Floats:
-        """Return the values of a part: float32 [n], in `out` if that is given. If all are read in order, the last one
-        checks the norm.
+        """Return the values of a part: float32 [n], in `out` if that is given. If all are read in order, some of them
+        again, the last one checks the norm.
         """
         (begin, end), part = self._frames[place], self.parts[place]
         frame, base = self._payload[begin:end], part.gather(self._base)
-        values = decode_part(frame, self.head.coding, part, base, self.head.entries[place], self._norm, out)
+        is_next = place == self._checked
+        norm = self._norm if is_next else None
+        values = decode_part(frame, self.head.coding, part, base, self.head.entries[place], norm, out)
         # The norm that was compared with the limit is the head's: so at the end the values must have it, bit for bit.
-        self._checked += place == self._checked
-        if self._checked == len(self.parts) == place + 1 and self._norm.value != self.head.squared_norm:
+        self._checked += is_next
+        if is_next and self._checked == len(self.parts) and self._norm.value != self.head.squared_norm:
             raise ContributionError("values of another norm than the head states", "contribution")
         return values
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from protocol.outer import comparing
 from protocol.outer.comparing import (
     PROJECTED,
     REMEMBERED_ROUNDS,
@@ -16,6 +17,7 @@ from protocol.outer.comparing import (
     SentRounds,
     compare,
     length_factors,
+    projection_size,
 )
 from protocol.outer.drift import drift_factors, largest_drift, settled_contributions
 from protocol.outer.robust import DISTRUST, PLAIN_MEAN, RobustSettings, Weighting, weigh_round
@@ -292,8 +294,14 @@ def test_noise_hides_no_drift() -> None:
     assert min(own[place] for own in factors for place in (0, 1, 3)) > 0.8
 
 
-def test_the_drift_factor_leaves_the_drift_that_is_allowed() -> None:
-    """An update of length 1 with a drift of 0.5, of which 0.45 is common to all without it."""
+@pytest.mark.parametrize(("size", "error"), [(PROJECTED, 0.01), (2048, 0.05)])
+def test_the_drift_factor_leaves_the_drift_that_is_allowed(
+    size: int, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update of length 1 with a drift of 0.5, of which 0.45 is common to all without it; and projections as short as
+    those of 1,024 sites.
+    """
+    monkeypatch.setattr(comparing, "REMEMBERED_NUMBERS", 4 * size)
     random, sent = np.random.default_rng(4), SentRounds()
     direction = random.standard_normal(PROJECTED)
     direction /= np.linalg.norm(direction)
@@ -305,8 +313,9 @@ def test_the_drift_factor_leaves_the_drift_that_is_allowed() -> None:
         vectors[2] = np.sqrt(0.75) * vectors[2] + 0.5 * direction
         weighting = weigh_round(workers, comparison_of(vectors), sent, ROBUST)
         sent = sent.after(weighting.sent)
-    assert weighting.drift_factors[2] == pytest.approx((largest_drift(4) * np.sqrt(0.45) / 0.5) ** 2, abs=0.01)
+    assert weighting.drift_factors[2] == pytest.approx((largest_drift(4) * np.sqrt(0.45) / 0.5) ** 2, abs=error)
     assert [weighting.drift_factors[place] for place in (0, 1, 3)] == [1.0] * 3
+    assert {own.projections.shape for own in sent.rounds} == {(4, size)}
 
 
 def test_what_a_disagreeing_site_sent_does_not_count_among_the_others() -> None:
@@ -354,7 +363,18 @@ def test_projections_keep_inner_products_and_depend_on_the_secret() -> None:
     assert not any(fits_projections(lie) for lie in lies)
 
 
-def test_the_number_of_threads_changes_no_bit() -> None:
+def test_rounds_of_many_and_of_few_sites_are_remembered_by_projections_of_one_size() -> None:
+    rows = np.random.default_rng(1).standard_normal((3, PROJECTED)).astype(np.float32)
+    few = SentRound((b"a", b"b", b"c"), rows)
+    workers = tuple(place.to_bytes(2, "big") for place in range(300))
+    many = SentRound(workers, np.ones((300, 4096), np.float32))
+    assert [projection_size(sites) for sites in (0, 128, 129, 300, 1024)] == [PROJECTED, PROJECTED, 8192, 4096, 2048]
+    rounds = SentRounds([few]).after(many).after(few).rounds
+    assert [len(own.projections[0]) for own in rounds] == [4096] * 3
+    assert np.allclose(rounds[0].projections, rows.reshape(3, 4, 4096).sum(axis=1), atol=1e-5)
+
+
+def test_threads_and_memory_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four parts, of which one has several chunks, and rounds with and without momentum."""
     random, rules = np.random.default_rng(3), round_rules()
     shapes = {"a": (1000, 1100), "b": (5,), "c": (1024, 1024), "d": (7, 300_000), "e": (3,)}
@@ -367,8 +387,12 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         local = {name: own - torch.from_numpy(random.uniform(-1, 1, own.shape)) for name, own in shared.weights.items()}
         local = {name: own.float() for name, own in local.items()}
         payloads.append(encode(shared.weights, local, None, DILOCO.coding, shared.digests.weights).payload)
-    one, many = (compare(shared, payloads, rules, bytes(32), threads) for threads in (1, 3))
-    assert all((getattr(one, name) == getattr(many, name)).all() for name in ("lengths", "with_all", "projections"))
+    first, *others = (compare(shared, payloads, rules, bytes(32), threads) for threads in (1, 3))
+    monkeypatch.setattr(comparing, "_DECODED_BYTES", 0)
+    others += [compare(shared, payloads, rules, bytes(32), threads) for threads in (1, 2, 3)]
+    for other in others:
+        names = ("lengths", "with_all", "projections")
+        assert all((getattr(first, name) == getattr(other, name)).all() for name in names)
     states = [shared.after(payloads, [1.0, 0.3, 0.7], rules, threads) for threads in (1, 3)]
     assert states[0].digests == states[1].digests != shared.digests
 

@@ -10,13 +10,14 @@ import trio
 from protocol import paths
 from protocol.identity.signing import Signed, open_signed, sign
 from protocol.limits import MAX_ROUND_GROUPS, MAX_WORKERS
-from protocol.outer.comparing import PROJECTED
+from protocol.outer.comparing import projection_size
 from protocol.outer.dithering import first_state
-from protocol.outer.round_records import RoundContribution, RoundManifest
+from protocol.outer.round_checks import most_groups
+from protocol.outer.round_records import PlannedContribution, RoundContribution, RoundManifest, RoundPlan
 from roles.trainer.outer.round_files import SentContribution, SentRoundRecord, SiteRecord, UsedGroup
 from roles.trainer.outer.round_reader import HEAD_START, KEPT_ROUNDS
 from tests.outer.methods import METHODS
-from tests.support.builders.samples import TRAINER, counted, digest, round_manifest, round_rules
+from tests.support.builders.samples import TRAINER, aggregated, counted, digest, round_manifest, round_plan, round_rules
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
 from tests.support.measuring.store_listing import names_below
 from tests.support.simulation.network import key
@@ -83,11 +84,16 @@ async def test_a_site_takes_no_more_steps_than_a_contribution_can_name_groups_fo
 @pytest.mark.slow
 def test_the_records_of_a_round_with_as_many_sites_and_groups_as_there_may_be_are_within_their_limits() -> None:
     workers = tuple(sorted(digest(f"site {place}") for place in range(MAX_WORKERS)))
-    groups = [sorted(digest(f"{place} {number}") for number in range(MAX_ROUND_GROUPS)) for place in range(MAX_WORKERS)]
+    count = most_groups(MAX_WORKERS)
+    groups = [sorted(digest(f"{place} {number}") for number in range(count)) for place in range(MAX_WORKERS)]
     items = tuple(counted(worker, groups=tuple(own)) for worker, own in zip(workers, groups, strict=True))
-    manifest = round_manifest(1, counted=items, refused=(), workers=workers)
+    aggregated_shares = tuple(aggregated(worker=worker) for worker in workers)
+    manifest = round_manifest(1, counted=items, refused=(), workers=workers, aggregated=aggregated_shares)
     assert open_signed(sign(manifest, TRAINER), RoundManifest, [TRAINER.public]).record == manifest
-    numbers = bytes(4 * PROJECTED)
+    planned = tuple(PlannedContribution(worker=item.worker, payload=item.payload) for item in items)
+    plan = round_plan(contributions=planned, aggregators=workers)
+    assert open_signed(sign(plan, TRAINER), RoundPlan, [TRAINER.public]).record == plan
+    numbers = bytes(4 * projection_size(MAX_WORKERS))
     sent = [SentContribution(worker=worker, disagreeing=True, numbers=numbers) for worker in workers]
     record = SentRoundRecord(stream=0, sent=tuple(sent))
     assert SentRoundRecord.from_bytes(record.to_bytes()) == record

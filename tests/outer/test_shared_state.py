@@ -1,5 +1,6 @@
 """The step of the shared state against a slow reference, its shards, and what a contribution must be."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from protocol import pseudogradient
 from protocol.digest import digest_weights
 from protocol.errors import ContributionError, MalformedError, ProtocolError
 from protocol.identity.signing import Signed, open_signed, sign
-from protocol.outer.round_checks import RefusedContributionError, check_contribution, owner
+from protocol.limits import MAX_ROUND_GROUPS, MAX_WORKERS
+from protocol.outer.round_checks import RefusedContributionError, check_contribution, most_groups, owner
 from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules
 from protocol.outer.shared_state import SharedState
 from tests.outer.methods import METHODS
@@ -202,14 +204,26 @@ def test_a_group_that_is_used_up_is_refused() -> None:
     assert error_info.value.reason == "undealt"
 
 
-def test_each_worker_gets_its_share_and_keeps_it_when_another_joins() -> None:
+def test_each_worker_gets_its_share_and_another_one_in_the_next_turn() -> None:
     workers = [samples.digest(f"worker {index}") for index in range(4)]
     groups = [samples.digest(f"dealt {index}") for index in range(2000)]
-    four = {group: owner(RUN_ID, 1, group, workers) for group in groups}
-    five = {group: owner(RUN_ID, 1, group, [*workers, samples.digest("new")]) for group in groups}
-    assert all(400 < count < 600 for count in Counter(four.values()).values())
-    assert all(five[group] in (four[group], samples.digest("new")) for group in groups)
-    assert {owner(RUN_ID, 2, group, workers) == four[group] for group in groups} == {True, False}
+    owners = {group: owner(RUN_ID, 1, group, workers) for group in groups}
+    assert all(400 < count < 600 for count in Counter(owners.values()).values())
+    assert {owner(RUN_ID, 2, group, workers) == owners[group] for group in groups} == {True, False}
+
+
+def test_many_sites_may_use_fewer_groups_each() -> None:
+    workers = tuple(sorted(samples.digest(f"worker {index}") for index in range(MAX_WORKERS)))
+    manifest = samples.round_manifest(workers=workers)
+    opening: Signed[RoundManifest] = open_signed(sign(manifest, TRAINER), RoundManifest, [TRAINER.public])
+    digests = (samples.digest(f"group {index}") for index in itertools.count())
+    own = (group for group in digests if owner(RUN_ID, 1, group, workers) == workers[0])
+    groups = tuple(sorted(itertools.islice(own, most_groups(MAX_WORKERS) + 1)))
+    changes = {"opening": opening.digest, "worker": workers[0]}
+    check_contribution(opening, contribution(**changes, groups=groups[1:]), set())
+    with pytest.raises(RefusedContributionError, match="so many sites"):
+        check_contribution(opening, contribution(**changes, groups=groups), set())
+    assert most_groups(1) == most_groups(128) == MAX_ROUND_GROUPS > most_groups(MAX_WORKERS) > 500
 
 
 def test_the_error_feedback_is_frozen_in_the_first_steps() -> None:

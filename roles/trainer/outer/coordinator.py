@@ -313,11 +313,14 @@ class Coordinator:
         await self._record(manifest, shared, sent)
 
     async def _watch(self, attendance: Attendance, checked: Checked) -> None:
-        """Look for contributions, and check each when it comes, so that little is left when the round is over."""
+        """Look for contributions, and check each when it comes, so that little is left when the round is over. Only
+        those that have not come are looked for: what a site signed twice is seen at the end.
+        """
         tried = set[bytes]()
         async with trio.open_nursery() as checks:
             while True:
-                await attendance.look(self._node, attendance.opening.record.workers, self._settings.payload_seconds)
+                absent_workers = set(attendance.opening.record.workers).difference(attendance.contributions)
+                await attendance.look(self._node, sorted(absent_workers), self._settings.payload_seconds)
                 for worker in [worker for worker in attendance.sound() if worker not in tried]:
                     tried.add(worker)
                     checks.start_soon(self._check_payload, attendance, checked, worker)

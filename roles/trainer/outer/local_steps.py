@@ -11,11 +11,10 @@ from typing import Protocol
 import trio
 from torch import Tensor
 
-from protocol import limits
 from protocol.digest import Weights
 from protocol.outer.local_work import State, begin_round, masters, with_masters
-from protocol.outer.round_checks import owner, turn_of
-from protocol.outer.round_records import RoundManifest, RoundRules
+from protocol.outer.round_checks import most_groups, owner, turn_of
+from protocol.outer.round_records import RoundManifest
 from protocol.outer.shared_state import SharedState
 from roles.node.identity import Node
 from roles.trainer.spool import Inbox, is_too_stale
@@ -150,7 +149,7 @@ class LocalSteps:
         node, settings = self._node, self._settings
         deadline = node.run.beacon.round_time(opening.closes) - settings.upload_seconds
         turns = {turn_of(self.number, opening.rules.delay)}
-        while not self._are_all_taken(opening.rules) and node.time.now() < deadline:
+        while not self._are_all_taken(opening) and node.time.now() < deadline:
             await self._step(opening, turns)
 
     async def go_ahead(self, opening: RoundManifest, start: Weights, used: frozenset[bytes]) -> None:
@@ -161,17 +160,18 @@ class LocalSteps:
         self.drop()
         self.number, self._start = opening.number + 2, start
         turns = {turn_of(number, opening.rules.delay) for number in (opening.number + 1, self.number)}
-        while not self._are_all_taken(opening.rules):
+        while not self._are_all_taken(opening):
             await self._step(opening, turns, used, ahead=True)
 
     async def settle(self, manifest: RoundManifest, shared: SharedState) -> None:
         """Move the steps ahead onto the state after the round before them, or drop them. The weights become fl(shared +
         fl(local - start)). The steps are dropped if there are none, if the manifest's rules have no delay, or if a
-        group that they used belongs to another worker now.
+        group that they used belongs to another worker now, or they are too many.
         """
         node, start = self._node, self._start
         turn, worker = turn_of(self.number, manifest.rules.delay), node.key.public
         is_dealt = all(owner(manifest.run, turn, group, manifest.workers) == worker for group in self.groups)
+        is_dealt = is_dealt and len(self.groups) <= most_groups(len(manifest.workers))
         if not start or not self.count or not manifest.rules.delay or not is_dealt:
             self.drop()
             return
@@ -183,10 +183,10 @@ class LocalSteps:
         moved_masters = {name: shared[name] + (tensor - start[name]) for name, tensor in masters(state).items()}
         self._learner.restore(with_masters(state, moved_masters))
 
-    def _are_all_taken(self, rules: RoundRules) -> bool:
+    def _are_all_taken(self, opening: RoundManifest) -> bool:
         """Return whether the rules, or the groups that a contribution can name, allow no further step."""
         groups = len(self.groups) + self._settings.groups_per_step
-        return self.count >= rules.local_steps or groups > limits.MAX_ROUND_GROUPS
+        return self.count >= opening.rules.local_steps or groups > most_groups(len(opening.workers))
 
     async def _step(
         self, opening: RoundManifest, turns: set[int], used: frozenset[bytes] = frozenset(), *, ahead: bool = False

@@ -30,7 +30,7 @@ from protocol.chain.safetensors import shards
 from protocol.encoding import Record
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest, Key, Signed
-from protocol.outer.comparing import PROJECTED, REMEMBERED_ROUNDS, SentRound
+from protocol.outer.comparing import PROJECTED, REMEMBERED_NUMBERS, REMEMBERED_ROUNDS, SentRound, projection_size
 from protocol.outer.round_records import OuterNumber, RoundManifest
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
@@ -53,7 +53,7 @@ SENT = "outer/sent/"
 POINTER = "outer/pointer"
 
 _SHARD_BYTES = 64 * limits.MIB  # of tensors in a file on this node's disk
-_USED_GROUPS = 16 * limits.MAX_WORKERS * limits.MAX_ROUND_GROUPS  # that a site remembers: those of 16 full rounds
+_USED_GROUPS = 16 * limits.MAX_ALL_ROUND_GROUPS  # that a site remembers: those of 16 full rounds
 
 
 class UsedGroup(Record):
@@ -84,14 +84,14 @@ class SentContribution(Record):
     worker: Key  # the site's public key
     disagreeing: bool  # with the other contributions to the round
     # the projection, float32 little-endian
-    numbers: Annotated[bytes, Field(min_length=4 * PROJECTED, max_length=4 * PROJECTED)]
+    numbers: Annotated[bytes, Field(max_length=4 * PROJECTED)]
 
 
 class SentRoundRecord(Record):
     """The projections of all contributions to a round, as a coordinator stores them for later rounds (`SentRound`)."""
 
     kind: ClassVar[str] = "sent-round"
-    max_bytes: ClassVar[int] = (4 * PROJECTED + 128) * limits.MAX_WORKERS
+    max_bytes: ClassVar[int] = 4 * REMEMBERED_NUMBERS + 128 * limits.MAX_WORKERS
     stream: Annotated[int, Field(ge=0, lt=limits.MAX_STREAMS)]  # of weights that the contributions change
     # of the sites whose contributions were long enough to be compared
     sent: Annotated[tuple[SentContribution, ...], Field(max_length=limits.MAX_WORKERS)]
@@ -191,10 +191,10 @@ async def get_sent(state: ObjectStore, newest: int) -> dict[int, SentRound]:
         except NotFoundError:
             continue
         record = SentRoundRecord.from_bytes(data)
-        numbers = [np.frombuffer(item.numbers, "<f4").astype(np.float32) for item in record.sent]
+        numbers = np.frombuffer(b"".join(item.numbers for item in record.sent), "<f4").astype(np.float32)
         rounds[number] = SentRound(
             tuple(item.worker for item in record.sent),
-            np.array(numbers, np.float32).reshape(len(numbers), PROJECTED),
+            numbers.reshape(len(record.sent), projection_size(len(record.sent))),
             frozenset(item.worker for item in record.sent if item.disagreeing),
             record.stream,
         )
