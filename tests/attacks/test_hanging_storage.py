@@ -153,17 +153,6 @@ async def test_miners_whose_spaces_hang_delay_only_each_other():
     assert len(outcomes) == 1 + len(hanging)  # each of them 'unreachable' in the end
 
 
-async def test_a_restart_during_a_short_outage_of_storage_loses_no_window():
-    testbed = await make_honest_testbed()
-    await testbed.clock.sleep_until(closing_time(testbed) + 0.5)
-    testbed.store.silent_prefixes = ("",)
-    async with running((await testbed.open_collector()).run):
-        await trio.sleep(2.0)
-        testbed.store.silent_prefixes = ()
-        await trio.sleep(10.0)
-    assert await testbed.outcomes() == {"used"}
-
-
 async def test_a_report_that_storage_refuses_delays_nothing():
     reports, later = paths.kind_prefix(TRAINER.public, "reports"), WINDOW + 4
     store: Any = UnreachableStore(SlowStore(), reports, operations=("put",), seconds=0.0)

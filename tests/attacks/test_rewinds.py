@@ -1,7 +1,6 @@
 """Rewinds after a theft: a node that followed the thief goes back to the honest chain when it learns of it."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
 from roles.policy.serving import keep_fresh, serve
-from roles.ports import StoreError
 from tests.attacks.hanging_store import HangingStore, follow_chain_on
 from tests.support.attacked_nodes.follower import ROOTS, SECOND, SUCCESSOR, AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, change_elements, equal
@@ -168,26 +166,6 @@ async def test_a_revoked_trainers_hanging_patches_do_not_keep_a_follower_busy():
         await successor_takes_over(testbed)
         await trio.sleep(60)
         assert testbed.follower.version_for(6) == 3
-
-
-async def test_a_rewind_does_not_wait_for_a_hanging_patch_of_the_thief():
-    store = HangingStore()
-    testbed = await follow_chain_on(store)
-    await testbed.publish()  # the thief's
-    await testbed.restart()  # without weights in memory
-    await testbed.follower.refresh()
-    await hang(store, testbed.patch_path(4))
-
-    async def rebuild() -> None:
-        with suppress(StoreError, ProtocolError):
-            await testbed.follower.rebuild(4)
-
-    async with running(rebuild):
-        await trio.sleep(1)
-        await successor_takes_over(testbed)
-        with trio.fail_after(60):
-            await testbed.follower.refresh()
-            await testbed.assert_follows()
 
 
 # Two trainers with valid heads, of which one has stopped or lies: the newest chain that can be fetched is followed
