@@ -75,26 +75,6 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
     assert run_seed(one).trace == outcome_of(one).trace != outcome_of(other).trace
 
 
-async def order_of_wakes() -> list[int]:
-    """Return the order in which eight tasks run that become ready at the same moment."""
-    order: list[int] = []
-
-    async def wake(number: int) -> None:
-        await trio.sleep(1)
-        order.append(number)
-
-    async with trio.open_nursery() as nursery:
-        for number in range(8):
-            nursery.start_soon(wake, number)
-    return order
-
-
-def test_the_seed_decides_which_of_the_ready_tasks_runs_first():
-    orders = [tuple(run_seeded(seed, order_of_wakes)) for seed in range(10)]
-    assert [tuple(run_seeded(seed, order_of_wakes)) for seed in range(10)] == orders
-    assert len(set(orders)) > 5
-
-
 # A network recovers from each fault alone; `python -m bench.faults` runs pairs of them
 
 
