@@ -64,14 +64,6 @@ def test_the_table_does_not_depend_on_the_last_bits_of_a_logarithm() -> None:
             assert abs(value % 1 - 0.5) > 1e-5
 
 
-def test_noise_is_exact_in_float32() -> None:
-    words = torch.tensor(EDGES)
-    noise = sampling.gumbel(words)
-    assert noise.dtype == torch.float32
-    assert ((noise.double() / sampling.NOISE_UNIT) % 1 == 0).all()
-    assert (noise.abs() < 2**24 * sampling.NOISE_UNIT).all()
-
-
 def test_words_are_uniform() -> None:
     """Chi-square over 256 cells of the high and of the low byte: 255 degrees of freedom, 0.9999 quantile 346."""
     words = sampling.hash_words(sampling.seed_words([SEED])[0], torch.arange(64), torch.arange(4096)).reshape(-1)
