@@ -114,15 +114,6 @@ async def test_a_good_draft_saves_most_passes_of_the_policy_and_a_bad_one_few(
     assert counting.count < longest / 2 if has_good_draft else longest / 2 < counting.count <= longest
 
 
-async def test_a_new_version_is_drafted_by_its_own_copy(model: CausalModel) -> None:
-    engine = DraftEngine(model, run_sync=inline)
-    for version in range(2):
-        await engine.stage(version, random_weights(model, version))
-        await engine.commit()
-        own = await (await engine_of(model, random_weights(model, version))).generate(REQUESTS, LONG)
-        assert [g.tokens for g in await engine.generate(REQUESTS, LONG)] == [g.tokens for g in own]
-
-
 @pytest.mark.parametrize("name", few_daily(FAMILIES, 3))
 async def test_each_family_drafts_or_is_refused(name: str, tmp_path: Path) -> None:
     family = write_family(tmp_path, name)
