@@ -43,11 +43,6 @@ def head_that_expires_in_two_hours(testbed: AttackedFollower) -> bytes:
     return sign(testbed.head(expires_ms=int(testbed.clock.now() * 1000) + 2 * HOUR_MS), TRAINER)
 
 
-def head_of_a_fork(testbed: AttackedFollower) -> bytes:
-    digests = [manifest.digest for manifest in testbed.chain.signed_manifests[:3]]
-    return sign(testbed.head(manifests=(*digests, samples.digest("another version 3"))), TRAINER)
-
-
 FALSE_HEADS: dict[str, tuple[Callable[[AttackedFollower], bytes], str]] = {
     "arbitrary: signed by a stranger": (signed_head(STRANGER, epoch=1), NOT_SIGNED),
     "arbitrary: signed by a miner": (signed_head(MINER, epoch=1), NOT_SIGNED),
@@ -74,7 +69,6 @@ FALSE_HEADS: dict[str, tuple[Callable[[AttackedFollower], bytes], str]] = {
     ),
     "rollback: an older version": (signed_head(newest=2), "epoch 0 version 2 behind epoch 0 version 3"),
     "rollback: an older version under a newer epoch": (signed_head(newest=1, epoch=7), "version 1 behind"),
-    "rollback: another version of the same number": (head_of_a_fork, "another manifest for trusted version 3"),
     "mix: of another run of the same trainer": (
         signed_head(run=samples.digest("another run")),
         "a head of another run",

@@ -13,9 +13,9 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
 from roles.policy.serving import keep_fresh, serve
-from tests.attacks.hanging_store import HangingStore, follow_chain_on
 from tests.support.attacked_nodes.follower import ROOTS, SECOND, SUCCESSOR, AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, change_elements, equal
+from tests.support.faults.decorated_store import HangingStore
 from tests.support.simulation.virtual_clock import running
 
 
@@ -107,7 +107,7 @@ async def test_the_engine_replaces_the_thiefs_weights_by_the_honest_ones_of_that
 
 async def test_a_rewind_that_arrives_while_a_head_is_being_fetched():
     store = InterruptingStore()
-    testbed = await follow_chain_on(store)
+    testbed = await follow_chain(store=store)
     await testbed.publish()  # the thief's
     await testbed.follow()
     await honest_from(testbed, 3, 4)
@@ -134,7 +134,7 @@ async def sleep_uncancellably() -> None:
 
 async def test_a_rewind_during_an_uncancellable_read_of_the_thiefs_patch():
     store = InterruptingStore()
-    testbed = await follow_chain_on(store)
+    testbed = await follow_chain(store=store)
     await testbed.publish()  # the thief's
     await testbed.follower.refresh()
     store.actions[testbed.patch_path(4)] = sleep_uncancellably
@@ -157,7 +157,7 @@ async def test_a_rewind_during_an_uncancellable_read_of_the_thiefs_patch():
 
 async def test_a_revoked_trainers_hanging_patches_do_not_keep_a_follower_busy():
     store = HangingStore()
-    testbed = await follow_chain_on(store)
+    testbed = await follow_chain(store=store)
     await testbed.publish(3)  # the thief's
     await hang(store, testbed.patch_path(5), testbed.patch_path(6))
     async with running(keep_fresh, testbed.node, testbed.follower, 1.0):
