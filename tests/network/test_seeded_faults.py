@@ -16,10 +16,9 @@ from grailnode.observe.ledger_check import verify_ledger
 from protocol.errors import ProtocolError
 from tests.support.faults.full_disk import DiskFill
 from tests.support.pytest_options.few_daily import few_daily
-from tests.support.simulation.faulty_network import CHECKER, TRAINER, FaultSchedule, FaultyNetwork
+from tests.support.simulation.faulty_network import CHECKER, SCENARIOS, TRAINER, FaultSchedule, FaultyNetwork
 from tests.support.simulation.invariants import violations
 from tests.support.simulation.network import key
-from tests.support.simulation.scenarios import SCENARIOS
 from tests.support.simulation.seeded_runs import SeedOutcome, run_schedule, run_seed, silence_beacon_log
 from tests.support.simulation.virtual_clock import run_seeded
 

@@ -22,8 +22,7 @@ from protocol.patch.container import PREAMBLE
 from protocol.patch.fields import varint
 from tests.patch.containers import container, joined, row
 from tests.patch.weights import rounded_update, same_bits
-from tests.support.faults.patch_mutations import MUTATORS, mutations
-from tests.support.faults.patch_parsers import corpus, parsers
+from tests.support.faults.patch_mutations import MUTATORS, corpus, mutations, parsers
 from tests.support.measuring.memory import peak_extra
 
 MUTATIONS_PER_CASE = 1500
