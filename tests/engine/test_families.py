@@ -26,6 +26,7 @@ from tests.support.builders import genesis
 from tests.support.builders.families import FAMILIES, Family, difference, write_family
 from tests.support.builders.policies import RECIPE, random_weights, write_policy
 from tests.support.processes.command_line import fail
+from tests.support.pytest_options.few_daily import few_daily
 
 MODELS_PAGE = Path(__file__).parents[2] / "docs" / "guide" / "models.md"
 LARGEST_DIFFERENCE = 2e-5
@@ -246,9 +247,9 @@ def test_models_on_which_nodes_would_disagree_are_refused(config: dict[str, Any]
 # The check of what vLLM computes from a checkpoint, beside engines of torch that compute right or wrong
 
 
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
-    return write_family(tmp_path, request.param)
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return write_family(tmp_path_factory.mktemp("family"), request.param)
 
 
 async def check(model: CausalModel, weights: Weights, served: Weights, dtype: torch.dtype, directory: Path) -> None:
@@ -262,7 +263,7 @@ async def check(model: CausalModel, weights: Weights, served: Weights, dtype: to
     check_layout(model, directory / "weights", [request.prompt for request in requests], results)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", few_daily([torch.bfloat16, torch.float32], 2), ids=str)
 async def test_right_computations_pass(family: Family, dtype: torch.dtype, tmp_path: Path) -> None:
     weights = random_weights(family.model)
     await check(family.model, weights, weights, dtype, tmp_path)
