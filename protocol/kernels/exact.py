@@ -15,7 +15,7 @@ from llvmlite import ir
 from torch import Tensor
 from torch.nn import functional
 
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import inlined, kernel
 from protocol.kernels.logit_simd import _broadcast, _floats, _fused, _load, _long, _pointer
 from protocol.kernels.simd import VECTOR_SIZE, cgutils, intrinsic, types
 
@@ -112,7 +112,7 @@ def _add_scaled(_typing: Any, factor: Any, vector: Any, offset: Any, sums: Any, 
     return types.none(types.float32, vector, types.int64, sums, types.int64), generate
 
 
-@kernel()
+@inlined
 def exact_exp(x: Any) -> Any:
     """Return exp(x) in float64 for x <= 0, to 1e-15; 0 below -700. NaN for NaN."""
     power = math.floor(max(x, _LEAST) * (1.0 / math.log(2.0)) + 0.5)
@@ -126,7 +126,7 @@ def exact_exp(x: Any) -> Any:
     return 0.0 if x < _LEAST else result
 
 
-@kernel()
+@inlined
 def exact_log(x: Any) -> Any:
     """Return the natural logarithm of a positive, finite float64, to 1e-15."""
     mantissa, power = math.frexp(x)
@@ -140,7 +140,7 @@ def exact_log(x: Any) -> Any:
     return power * _LN2_HIGH + (power * _LN2_LOW + 2.0 * ratio * series)
 
 
-@kernel("float32[::1]", "float32[::1]", "int64", "int64", "int64", "float32[::1]")
+@kernel
 def _products(left: Any, right: Any, rows: Any, columns: Any, width: Any, result: Any) -> None:
     blocks, whole = width // LANES, rows // _ROWS * _ROWS
     for column in range(columns):
@@ -151,13 +151,13 @@ def _products(left: Any, right: Any, rows: Any, columns: Any, width: Any, result
             result[row * columns + column] = _dot(left, right, row * width, column * width, blocks)
 
 
-@kernel("float32[::1]", "int64", "int64", "float32[::1]")
+@kernel
 def _squares(values: Any, rows: Any, width: Any, result: Any) -> None:
     for row in range(rows):
         result[row] = _dot(values, values, row * width, row * width, width // LANES)
 
 
-@kernel("float32[::1]", "float32[::1]")
+@kernel
 def _silu(values: Any, result: Any) -> None:
     for index in range(values.size):
         x = np.float64(values[index])
@@ -165,25 +165,14 @@ def _silu(values: Any, result: Any) -> None:
         result[index] = F(x / (1.0 + small) if x >= 0.0 else x * small / (1.0 + small))
 
 
-@kernel("float32[::1]", "float32[::1]")
+@kernel
 def _logs(values: Any, result: Any) -> None:
     for index in range(values.size):
         x = np.float64(values[index])
         result[index] = F(exact_log(x) if 0.0 < x < np.inf else np.log(x))
 
 
-@kernel(
-    "float32[::1]",
-    "float32[::1]",
-    "float32[::1]",
-    "boolean[:, :, ::1]",
-    "int64",
-    "int64",
-    "int64",
-    "float32",
-    "float32[::1]",
-    "float32[::1]",
-)
+@kernel
 def _attend(
     queries: Any,
     keys: Any,

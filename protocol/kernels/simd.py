@@ -11,7 +11,7 @@ import llvmlite.binding
 from llvmlite import ir
 from numba import core, extending
 
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import inlined
 
 cgutils: Any = core.cgutils
 types: Any = core.types
@@ -105,12 +105,12 @@ def _deposit(_typing: Any, bits: Any, mask: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
-@kernel()
+@inlined
 def _nth_one_by_deposit(mask: Any, number: Any) -> Any:
     return lowest_bit(_deposit(types.uint64(1) << number, mask))
 
 
-@kernel()
+@inlined
 def _nth_one_by_halves(mask: Any, number: Any) -> Any:
     place = types.uint64(0)
     for halving in range(6):

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from protocol.kernels.exact import exact_exp
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import inlined, kernel
 from protocol.kernels.logit_simd import add_exponentials, contenders, take_maxima
 from protocol.kernels.simd import VECTOR_SIZE, highest_bit, lowest_bit
 
@@ -23,7 +23,7 @@ _LEAST_NOISE_BOUND: Final = 4.0
 """More than the largest amount by which noise lowers a score: the Gumbel quantile of 2**-33 is -3.13."""
 
 
-@kernel()
+@inlined
 def _mix(x: Any) -> Any:
     """Compute `sampling._mix` in 32-bit arithmetic."""
     x = U(x ^ (x >> U(17)))
@@ -35,7 +35,7 @@ def _mix(x: Any) -> Any:
     return U(x ^ (x >> U(14)))
 
 
-@kernel()
+@inlined
 def _noise(token: Any, key: Any, other: Any, table: Any) -> Any:
     """Compute `sampling.gumbel` of the token's word."""
     word = _mix(U(_mix(U(token) ^ key) ^ other))
@@ -50,7 +50,7 @@ def _noise(token: Any, key: Any, other: Any, table: Any) -> Any:
     return F(units) * F(2.0**-19)
 
 
-@kernel()
+@inlined
 def _best_token(flat: Any, base: Any, width: Any, key: Any, other: Any, table: Any, top: Any) -> Any:
     """Return the best score of a row above `top`, and its token, of equal ones the smallest id; `top` and `width` if
     none.
@@ -75,17 +75,7 @@ def _best_token(flat: Any, base: Any, width: Any, key: Any, other: Any, table: A
     return top, winner
 
 
-@kernel(
-    "float32[:, ::1]",
-    "int64[::1]",
-    "float32[::1]",
-    "uint32[:, ::1]",
-    "int64[::1]",
-    "int64",
-    "int64[:, ::1]",
-    "float32[::1]",
-    "float32[::1]",
-)
+@kernel
 def best_scores(
     logits: Any, tokens: Any, token_logits: Any, seeds: Any, lengths: Any, first: Any, table: Any, own: Any, best: Any
 ) -> None:
@@ -116,7 +106,7 @@ def best_scores(
             row += W(1)
 
 
-@kernel("float32[:, ::1]", "uint32[:, ::1]", "int64[::1]", "int64[:, ::1]", "float32[::1]", "int64[::1]")
+@kernel
 def best_tokens(scaled: Any, seeds: Any, positions: Any, table: Any, largest: Any, tokens: Any) -> None:
     """Find the token with the best score of each row; of equal scores, the one with the smallest id.
 
@@ -139,7 +129,7 @@ def best_tokens(scaled: Any, seeds: Any, positions: Any, table: Any, largest: An
         tokens[row] = numba.int64(winner) if winner < width else -1
 
 
-@kernel("float32[:, ::1]", "float32[::1]", "float32[::1]", "float32[::1]")
+@kernel
 def exponential_sums(scaled: Any, scratch: Any, largest: Any, sums: Any) -> None:
     """Compute the largest value of each row of float32 [N, V], and the sum of exp(value - largest): float32 [N] each. A
     row with a NaN has a NaN as its sum. `scratch` is float32 [64].
