@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from protocol.kernels.jit import inlined, kernel
-from protocol.kernels.logit_simd import _broadcast, _floats, _fused, _load, _long, _pointer
-from protocol.kernels.simd import VECTOR_SIZE, cgutils, intrinsic, types
+from protocol.kernels.logit_simd import FLOATS, fused
+from protocol.kernels.simd import VECTOR_SIZE, broadcast, cgutils, intrinsic, load_vector, types, vector_pointer
 
 LANES: Final = VECTOR_SIZE
+_word: Final = ir.IntType(64)
 
 _LN2_HIGH: Final = 6.93147180369123816490e-01  # its product with an integer below 2**21 is exact
 _LN2_LOW: Final = 1.90821492927058770002e-10
@@ -47,14 +48,14 @@ def _dots(
     context: Any, builder: Any, signature: Any, args: Any, left_offsets: list[Any], right_offset: Any, blocks: Any
 ) -> list[Any]:
     """Return the sums of products of several parts of the first argument with one part of the second."""
-    zeros = ir.Constant(_floats, [0.0] * LANES)
+    zeros = ir.Constant(FLOATS, [0.0] * LANES)
     sums = [cgutils.alloca_once_value(builder, zeros) for _ in left_offsets]
     with cgutils.for_range(builder, blocks) as loop:
-        step = builder.mul(loop.index, ir.Constant(_long, LANES))
-        other = _load(context, builder, signature.args[1], args[1], builder.add(right_offset, step))
+        step = builder.mul(loop.index, ir.Constant(_word, LANES))
+        other = load_vector(context, builder, signature.args[1], args[1], builder.add(right_offset, step))
         for partial_sums, offset in zip(sums, left_offsets, strict=True):
-            one = _load(context, builder, signature.args[0], args[0], builder.add(offset, step))
-            builder.store(_fused(builder, one, other, builder.load(partial_sums)), partial_sums)
+            one = load_vector(context, builder, signature.args[0], args[0], builder.add(offset, step))
+            builder.store(fused(builder, one, other, builder.load(partial_sums)), partial_sums)
     return [_sum(builder, builder.load(partial_sums)) for partial_sums in sums]
 
 
@@ -85,12 +86,12 @@ def _set_dots(
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        width = builder.mul(args[4], ir.Constant(_long, LANES))
-        rows = [builder.mul(width, ir.Constant(_long, row)) for row in range(_ROWS)]
+        width = builder.mul(args[4], ir.Constant(_word, LANES))
+        rows = [builder.mul(width, ir.Constant(_word, row)) for row in range(_ROWS)]
         offsets = [builder.add(args[2], row) for row in rows]
         data = context.make_array(signature.args[5])(context, builder, args[5]).data
         for row, total in enumerate(_dots(context, builder, signature, args, offsets, args[3], args[4])):
-            index = builder.add(args[6], builder.mul(args[7], ir.Constant(_long, row)))
+            index = builder.add(args[6], builder.mul(args[7], ir.Constant(_word, row)))
             builder.store(total, builder.gep(data, [index]))
         return context.get_dummy_value()
 
@@ -103,10 +104,10 @@ def _add_scaled(_typing: Any, factor: Any, vector: Any, offset: Any, sums: Any, 
     """Set sums[place + i] = factor * vector[offset + i] + sums[place + i], rounded once, for 64 elements."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        new = _load(context, builder, signature.args[1], args[1], args[2])
-        before = _load(context, builder, signature.args[3], args[3], args[4])
-        pointer = _pointer(context, builder, signature.args[3], args[3], args[4])
-        builder.store(_fused(builder, _broadcast(builder, args[0], _floats), new, before), pointer, align=4)
+        new = load_vector(context, builder, signature.args[1], args[1], args[2])
+        before = load_vector(context, builder, signature.args[3], args[3], args[4])
+        pointer = vector_pointer(context, builder, signature.args[3], args[3], args[4])
+        builder.store(fused(builder, broadcast(builder, args[0], FLOATS.element), new, before), pointer, align=4)
         return context.get_dummy_value()
 
     return types.none(types.float32, vector, types.int64, sums, types.int64), generate

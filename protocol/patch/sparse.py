@@ -7,7 +7,7 @@ section of the entropy coder's words and a section of raw bits.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -302,13 +302,12 @@ class Decoder:
         changes, cursor = self._changes(chunk)
         ends = cursor + np.array([*chunk.counts, *[0] * (GROUPS - len(chunk.counts))])
         gaps = (changes[cursor] >> np.uint64(33)).astype(np.int64)
-        form = (self._model.form,) if self._model.classes else ()
-        state = (*form, self._order, changes, cursor)
+        state = self._order, changes, cursor
         for begin in range(0, old.size, PIECE_ELEMENTS):
             source = old[begin : begin + PIECE_ELEMENTS]
             target = self._scratch[: source.size] if new is None else new[begin : begin + PIECE_ELEMENTS]
-            if form:
-                place_count = self._apply(source, target, state, (self._classes, gaps), chunk)
+            if self._model.classes:
+                place_count = self._apply(source, target, state, gaps, chunk)
             else:
                 place_count = _check(apply_all(source, target, *state, self._places, gaps), chunk)
             yield chunk.begin + begin, target, self._places[:place_count]
@@ -316,13 +315,15 @@ class Decoder:
         if (cursor != ends).any():
             raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
 
-    def _apply(self, old: Bits, new: Bits, state: tuple[Any, ...], rest: tuple[Any, ...], chunk: Chunk) -> int:
-        whole, places = new.size // VECTOR_SIZE * VECTOR_SIZE, self._places
-        place_count = _check(apply_changes(old[:whole], new[:whole], *state, places, *rest), chunk)
+    def _apply(
+        self, old: Bits, new: Bits, state: tuple[Bits, Bits, Bits], gaps: NDArray[np.int64], chunk: Chunk
+    ) -> int:
+        whole, places, form = new.size // VECTOR_SIZE * VECTOR_SIZE, self._places, self._model.form
+        place_count = _check(apply_changes(old[:whole], new[:whole], form, *state, places, self._classes, gaps), chunk)
         if whole < new.size:
             # In a copy that is padded to a whole vector. A change of the padding would be one behind the end.
             tail = _padded_tail(old)
-            more = _check(apply_changes(tail, tail, *state, places[place_count:], *rest), chunk)
+            more = _check(apply_changes(tail, tail, form, *state, places[place_count:], self._classes, gaps), chunk)
             if tail[new.size - whole :].any():
                 raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
             new[whole:] = tail[: new.size - whole]
