@@ -152,6 +152,11 @@ class Header:
     def patch_bytes(self) -> int:
         return self.frames_begin + sum(self.rows.sizes)
 
+    @property
+    def changed(self) -> int:
+        """Number of changed elements of all tensors."""
+        return sum(row.changed for row in self.rows)
+
 
 def units_of(rows: Iterable[TensorRow]) -> dict[str, tuple[TensorRow, ...]]:
     """Return the rows of the tensors of each frame, by the name of the last one, to which the others are joined."""
