@@ -276,9 +276,9 @@ class Follower:
 
         async def add(item: VersionObject, data: bytes) -> None:
             nonlocal weights, build
-            if item.from_anchor and item.number == 0:
+            if item.from_anchor and item.is_first:
                 build = AnchorBuild(item.manifest, self._new_tensors)
-            elif item.number == 0:
+            elif item.is_first:
                 assert weights is not None
                 build = PatchBuild(weights, item.manifest, self._threads, self._new_tensors)
             assert build is not None
@@ -308,9 +308,9 @@ def _add_last(build: WeightsBuild, objects: list[bytes]) -> None:
 
 def _objects(manifests: Sequence[Manifest], *, from_anchor: bool) -> list[VersionObject]:
     return [
-        VersionObject(manifest, from_anchor, number)
-        for manifest in manifests
-        for number in range(len(objects_of(manifest, from_anchor)))
+        VersionObject(manifest, ref, from_anchor, is_first=number == 1, is_last=number == len(refs))
+        for manifest, refs in ((manifest, objects_of(manifest, from_anchor)) for manifest in manifests)
+        for number, ref in enumerate(refs, 1)
     ]
 
 

@@ -115,18 +115,10 @@ class VersionObject:
     """One of the objects of which a version is built: a shard of its anchor, or a part of its patch."""
 
     manifest: Manifest
+    ref: ObjectRef  # by which the manifest names the object
     from_anchor: bool
-    number: int
-
-    @property
-    def ref(self) -> ObjectRef:
-        """By which the manifest names the object."""
-        return objects_of(self.manifest, self.from_anchor)[self.number]
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the version is complete with this object."""
-        return self.number + 1 == len(objects_of(self.manifest, self.from_anchor))
+    is_first: bool
+    is_last: bool  # whether the version is complete with it
 
 
 def objects_of(manifest: Manifest, from_anchor: bool) -> Sequence[ObjectRef]:

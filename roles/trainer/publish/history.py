@@ -65,13 +65,10 @@ class History:
             retired = await state.get(item.path, len(RETIRED)) == RETIRED
             (history.retired_anchors if retired else history.anchors).add(int(item.path.removeprefix(ANCHORS)))
         with suppress(NotFoundError):
-            history.first_patch = int(await state.get(FIRST_PATCH, 32))
-        with suppress(NotFoundError):
-            history.epoch = int(await state.get(EPOCH, 32))
-        with suppress(NotFoundError):
             history.writer = await state.get(WRITER, 32)
-        with suppress(NotFoundError):
-            history.rewind = int(await state.get(REWIND, 32))
+        history.first_patch, history.epoch, history.rewind = [
+            await read_number(state, path) for path in (FIRST_PATCH, EPOCH, REWIND)
+        ]
         # The note on a version's files is also the mark that it is published: one put, so a crash leaves both or
         # neither. Its manifest was recorded long before that mark, so a mark without a manifest is damage.
         history.published_version = await newest_published_version(state)
@@ -210,6 +207,13 @@ class History:
                 raise ChainError("the head would name an anchor that is not in storage", f"version {version}")
         if head.oldest_patch < self.first_patch:
             raise ChainError("the head would name a patch that is retired", f"version {head.oldest_patch}")
+
+
+async def read_number(state: ObjectStore, path: str) -> int:
+    """Return a number of the record; 0 if it was never written."""
+    with suppress(NotFoundError):
+        return int(await state.get(path, 32))
+    return 0
 
 
 async def read_manifests(state: ObjectStore) -> dict[int, Signed[Manifest]]:
