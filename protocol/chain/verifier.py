@@ -30,9 +30,7 @@ from protocol.run import RunManifest
 
 
 class Trust(Record):
-    """The newest version that a node has trusted. The node writes it to disk before it acts on it, and never follows an
-    older chain.
-    """
+    """The newest version that a node has trusted, on disk before it acts on it: it never follows an older chain."""
 
     kind: ClassVar[str] = "trust"
     run: Digest
@@ -239,9 +237,7 @@ class ChainVerifier:
         return other
 
     def version_for(self, window: int) -> int:
-        """Return the newest version that serves a window; GapError if none in the head does yet, or if manifests are
-        missing, so that a newer version might.
-        """
+        """Return the newest version that serves a window; GapError for none, or if a newer one may be missing."""
         if not self._complete():
             raise GapError("manifests that the head lists are missing", f"window {window}")
         versions = [m.version for m in self.manifests() if m.first_window <= window]

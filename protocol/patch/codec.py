@@ -109,9 +109,7 @@ def check_same_tensors(old: Weights, new: Weights) -> None:
 
 
 class PatchEncoder:
-    """The encoding of a patch, some tensors at a time: only their frames stay in memory. Each thread encodes a tensor
-    at a time and needs a `Scratch` of memory.
-    """
+    """The encoding of a patch, some tensors at a time: only their frames, and a `Scratch` a thread, are in memory."""
 
     def __init__(self, profile: str, *, threads: int = 1) -> None:
         if profile not in PROFILES:

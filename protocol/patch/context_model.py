@@ -179,9 +179,7 @@ def _codes(counts: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def _sample(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], float]:
-    """Count the changes in a sample by the exponent of their old value; return the counts and the sample's share of the
-    tensor.
-    """
+    """Count a sample's changes by the exponent of their old value; return the counts and its share of the tensor."""
     # The exponents differ from row to row, so the sample is spread over the tensor.
     pieces = [slice(0, old.size)]
     if old.size > SAMPLE_ELEMENTS:
@@ -219,9 +217,7 @@ def classes_of(changes: NDArray[np.int64], share: float = 1.0) -> tuple[int, int
 
 
 def write_model(model: Model) -> bytes:
-    """Serialize a model: the number of classes and the first exponent; then for each group its code, the number of its
-    step symbols, and their codes.
-    """
+    """Serialize a model: classes, first exponent; for each group its code, its number of step symbols, their codes."""
     groups = (bytes((group.code, len(group.steps) - 1)) + group.steps for group in model.groups)
     return bytes((model.classes, model.first)) + b"".join(groups)
 

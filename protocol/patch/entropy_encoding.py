@@ -125,9 +125,7 @@ def scan(
 
 @kernel
 def sort(changes: UInt64Array, count: int, ends: Int64Array, target: UInt64Array) -> Any:
-    """Write changes to `target` by group, in their order. `ends` is where each group begins in it, and afterwards where
-    it ends: int64[GROUPS].
-    """
+    """Write changes to `target` by group. `ends` is where each group begins, then where it ends: int64[GROUPS]."""
     # Counting sort: the place of each group is known beforehand, so every change is written once.
     for number in range(count):
         change = changes[number]
@@ -238,9 +236,7 @@ def put_changes(
 
 @inlined
 def put_bits(out: UInt32Array, position: int, pending: int, fill: int, value: int, width: int) -> Any:
-    """Append a value of at most `width` <= 32 bits to `out[position]`, which has `fill` pending bits so far; return the
-    new position, pending bits and fill.
-    """
+    """Append a value of `width` <= 32 bits behind `fill` pending ones; return position, pending bits and fill."""
     # Fewer than 32 bits are pending, so 32 more fit. The integer is always written, and stays if it is full.
     pending |= value << fill
     fill += width

@@ -235,9 +235,7 @@ def _read_chunk(cursor: Cursor, begin: int, end: int, model: Model, offset: int)
 
 
 def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout: Layout) -> tuple[Model, list[Chunk]]:
-    """Read the model and the directory of a sparse frame, hostile bytes that have as many changes as the table says. A
-    ProtocolError says where they break docs/spec/patch.md.
-    """
+    """Read model and directory of a sparse frame (hostile bytes), which has as many changes as the table says."""
     cursor = Cursor(frame, "sparse frame")
     model = read_model(cursor, layout)
     chunks: list[Chunk] = []

@@ -129,9 +129,7 @@ def gate_block(
     residual: Floats,
     block: BlockArrays,
 ) -> Any:
-    """Gate the elements from `begin` to before `end`; see `gate_exact` and `scan`. Return how many updates are not
-    finite; the block's floats and flags say what is sent.
-    """
+    """Gate elements into the block's floats and flags (`gate_exact`, `scan`); return how many are not finite."""
     base, local, feedback = inputs[0][begin:end], inputs[1][begin:end], inputs[2][begin:end]
     values, flags = block[0][: end - begin], block[1][: end - begin]
     if grid[2] != U(0):

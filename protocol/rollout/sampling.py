@@ -88,9 +88,7 @@ def noise_table(device: torch.device) -> Tensor:
 
 
 def hash_words(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Hash (seed, position, token id of int64 [V]) to a 32-bit word, from which the noise is computed (see `noise`):
-    int64 [..., V] in [0, 2**32).
-    """
+    """Hash seed, position and each token id of int64 [V] to a word, of which noise is made: int64 [..., V]."""
     return hash_pairs(seeds[..., None, :], positions[..., None], tokens)
 
 
@@ -154,9 +152,7 @@ def seed_words(seeds: list[bytes], device: torch.device | None = None) -> Tensor
 
 
 def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Compute the Gumbel noise of every token of the vocabulary, float32 [..., V], of seeds int64 [..., 4]
-    (`seed_words`) at positions int64 [...] in their completions.
-    """
+    """Compute the noise of a vocabulary, float32 [..., V], for seed words int64 [..., 4] and positions int64 [...]."""
     return gumbel(hash_words(seeds, positions, torch.arange(vocabulary, device=seeds.device)))
 
 

@@ -69,9 +69,7 @@ class Follower:
         self._rebuild_scope = trio.CancelScope()
 
     async def open(self) -> "Follower":
-        """Begin with the trust in this node's state, and return the follower. A ProtocolError (that is damaged) or a
-        StoreError (it cannot be read) must not be ignored.
-        """
+        """Begin with the trust in this node's state; a ProtocolError or StoreError of it must not be ignored."""
         node, trust = self._node, None
         with suppress(NotFoundError), error_context(f"{TRUST_PATH} of this node's state"):
             trust = Trust.from_bytes(await node.state.get(TRUST_PATH, Trust.max_bytes))
@@ -217,9 +215,7 @@ class Follower:
             self._drop_old_parts()
 
     async def rebuild(self, version: int) -> VerifiedWeights:
-        """Return the verified weights of a version, rebuilt unless they are in memory; the newest few stay there, also
-        if it cannot be rebuilt now (StoreError, ProtocolError).
-        """
+        """Return a version's verified weights, rebuilt unless in memory; StoreError or ProtocolError if it fails."""
         async with self._rebuild_lock:
             with trio.CancelScope() as self._rebuild_scope:
                 weights = await self._rebuild(version)
@@ -257,9 +253,7 @@ class Follower:
         self._parts = {key: data for key, data in self._parts.items() if key[0] > newest}
 
     async def _carry_out(self, plan: Plan, base: int | None) -> VerifiedWeights:
-        """Carry out a plan: the next objects are fetched while one is decoded. After a failure, the last version that
-        was verified before it stays in memory.
-        """
+        """Carry out a plan. After a failure, the last version that was verified before it stays in memory."""
         anchors = [plan.anchor] if plan.anchor is not None else []
         items = [*_objects(anchors, from_anchor=True), *_objects(plan.patches, from_anchor=False)]
         weights = self._weights[base] if plan.anchor is None and base is not None else None

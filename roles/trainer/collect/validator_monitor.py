@@ -93,9 +93,7 @@ class ValidatorMonitor:
         await self._node.state.put(DISTRUSTED + validator.hex(), verdict)
 
     async def finish(self, window: int) -> None:
-        """Compare what the validators of a finished window computed with what this trainer's canary has computed, and
-        count where the values of two nodes differ to one side.
-        """
+        """Compare a finished window with the trainer's own canary, and count differences to one side."""
         own, proof, accepted_groups = self._node.key.public, self._node.run.proof, self._accepted_groups.get(window, [])
         notes = await self._notes(window)
         noted: dict[bytes, Opinion] = {}  # by validator, about the last group that the canary has computed
@@ -262,9 +260,7 @@ def _validators(opinions: Sequence[Opinion]) -> list[bytes]:
 
 
 def _computed(judgements: Mapping[bytes, tuple[str, Judgement]], *, has_rewards: bool) -> dict[bytes, Computed]:
-    """Return what nodes compute of a group, by how they compute and their judgements, without those whose
-    log-probabilities cannot be right.
-    """
+    """Return what nodes compute of a group, without those whose log-probabilities cannot be right."""
     whole = {logprobs: whole_logprobs(logprobs) for logprobs in {item.logprobs for _, item in judgements.values()}}
     sums = {logprobs: int(values.sum()) for logprobs, values in whole.items() if values is not None}
     return {

@@ -56,9 +56,7 @@ class History:
 
     @classmethod
     async def open(cls, state: ObjectStore) -> "History":
-        """Read the record as the last run left it. This changes nothing, so any process of the node may do it. A
-        damaged state is a StateError, StoreError or ProtocolError.
-        """
+        """Read the record, which changes nothing; a damaged state is a StateError, StoreError or ProtocolError."""
         history = cls(state)
         history.manifests = await read_manifests(state)
         async for item in state.list(ANCHORS):
@@ -81,9 +79,7 @@ class History:
 
     @property
     def promised_version(self) -> int:
-        """The newest version that followers may have seen: a process that was killed may have shown the one that it had
-        signed and not yet recorded as published. -1 before the first.
-        """
+        """The newest version that followers may have seen: signed, and perhaps not yet recorded; -1 for none."""
         return max(self.manifests, default=-1)
 
     async def clean_up(self) -> None:
@@ -175,9 +171,7 @@ class History:
         return available
 
     async def retire(self, head: Head) -> None:
-        """Record that what a head of the newest published version leaves out will never be named again. It may be
-        deleted in storage once every head that may name it has expired.
-        """
+        """Record that what a head of the newest published version leaves out will never be named again."""
         # Memory changes before the first await: while this task waits for the disk, another one, whose anchor is
         # complete now, may make a head, and that must not name what is retired here.
         previous_first_patch, self.first_patch = self.first_patch, max(self.first_patch, head.oldest_patch)

@@ -128,9 +128,7 @@ class HostFiles:
         return self._reader(base.version, own)
 
     async def put_part(self, offset: int, ref: ObjectRef) -> bool:
-        """Upload the part of the newest patch that begins at an offset in this host's frames; return whether storage
-        shows it.
-        """
+        """Upload the newest patch's part at an offset in this host's frames; return whether storage shows it."""
         part = self._newest.frames()[offset : offset + ref.size]  # others, if this process has started since
         return await self._node.run_sync(reference, part) == ref and await self.upload_part(part, ref)
 

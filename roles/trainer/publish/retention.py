@@ -18,9 +18,7 @@ _MAX_RANGE = MAX_CHAIN // 2  # versions; the other half of what a head can list 
 
 
 def check_retention(anchor_interval: int, keep_patches: int, keep_anchors: int) -> None:
-    """Refuse settings under which a head could come to list more versions than MAX_CHAIN: ValueError says what to
-    lower.
-    """
+    """Refuse settings by which a head may list more versions than MAX_CHAIN: ValueError says what to lower."""
     if anchor_interval * keep_anchors > _MAX_RANGE:
         name = "keep_anchors" if keep_anchors > 1 else "anchor_interval"
         raise ValueError(
@@ -91,9 +89,7 @@ class DeletionSchedule:
         self._deletion_times: dict[str, float] = {}
 
     def paths_to_delete(self, unnamed: Iterable[str], now: float) -> list[str]:
-        """Return which paths of the objects that no present head names may be deleted now (seconds of a clock that
-        never goes back), in order.
-        """
+        """Return, in order, which unnamed paths may be deleted now (seconds of a clock that never goes back)."""
         # The dictionary is made anew, so an object that a head names again meanwhile begins its wait again.
         self._deletion_times = {path: self._deletion_times.get(path, now + self._delay) for path in unnamed}
         return sorted(path for path, time in self._deletion_times.items() if time <= now)

@@ -87,9 +87,7 @@ def _locate(
     places: NDArray[Any],
     new_values: UInt16Array,
 ) -> Any:
-    """Write those changes [N] of a checkpoint tensor that belong to a piece into `places`, which are in the parameter's
-    storage, and `new_values`; return how many they are.
-    """
+    """Write a piece's share of changes [N] to `places` in the storage and `new_values`; return how many they are."""
     place_count = np.uint64(0)
     for number in range(indices.size):
         # An element's index is source_offset + sum of step[d] * stride[d]. Dividing by the largest stride first gives

@@ -27,9 +27,7 @@ class _Group:
 
 
 class DrawnRows:
-    """The rows of a batch whose token is ours to draw. They stay the same from step to step until a request comes or
-    goes, so that a step costs the host little for each row.
-    """
+    """The rows of a batch that are ours to draw, grouped anew only when a request comes or goes: steps stay cheap."""
 
     def __init__(self, rows: Sequence[tuple[int, RequestArguments]], device: torch.device) -> None:
         by_settings: dict[tuple[object, ...], list[int]] = {}
