@@ -169,17 +169,11 @@ def encode(
 ) -> bytes:
     """Encode the patch from `old`, the last published version, to `new`, with the same tensors.
 
-    Args:
-        profile: one of PROFILES.
-        base_digests: BLAKE3 of each old tensor; None to compute them, which reads the old tensors once more.
-        digests: BLAKE3 of each new tensor, computed by the caller from these tensors; None to compute the digests of
-            the changed tensors, which reads them once more.
-        threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
+    Digests are the BLAKE3 of each old or new tensor, which the caller has computed of these very tensors; without them
+    the tensors are read once more. Each thread encodes a tensor at a time, and needs a `Scratch` of memory.
 
-    Raises:
-        ValueError: there is no such profile; the tensors differ in name, dtype or shape, are not contiguous or not on
-            the CPU; or a digest is equal for a changed tensor, or differs for an unchanged one.
-        MalformedError: weights may not have one of the dtypes.
+    ValueError if there is no such profile, the tensors differ in name, dtype or shape, are not contiguous on the CPU,
+    or a digest is that of another tensor; MalformedError if weights may not have one of the dtypes.
     """
     encoder = PatchEncoder(profile, threads=threads)
     encoder.add(old, new, base_digests=base_digests, digests=digests)

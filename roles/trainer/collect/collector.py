@@ -80,12 +80,7 @@ class TableWriter:
 
 
 class Collector:
-    """Collects the verified groups of one run for one trainer.
-
-    Args:
-        poll_seconds: between two looks for verdicts.
-        canaries: how many canary miners this node has run to test the validators; their groups are not trained on.
-    """
+    """Collects the verified groups of one run for one trainer; those of its own canary miners are not trained on."""
 
     def __init__(self, node: Node, poll_seconds: float = 0.25, canaries: int = 0) -> None:
         self._node = node

@@ -137,11 +137,9 @@ class ValidatorMonitor:
         return set(miners) - self._compared_miners.get(window, set())
 
     def compare(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict], *, is_paid: bool) -> None:
-        """Note where the verdicts on a miner's window, by validator, contradict each other; once for each miner.
-
-        Args:
-            is_paid: whether the miner earns by its groups. Only these are evidence of bias: other keys are free, and
-                could show those groups alone in which an honest validator happens to differ to one side.
+        """Note where the verdicts on a miner's window, by validator, contradict each other; once for each miner. Only
+        groups by which it earns are evidence of bias: other keys are free, and could show those alone in which an
+        honest validator happens to differ to one side.
         """
         if miner in self._compared_miners.setdefault(window, set()):
             return
@@ -225,12 +223,8 @@ def _compare_with_canary(
     run: RunManifest, own: bytes, groups: Sequence[tuple[list[Opinion], dict[bytes, Computed], CanaryNote]]
 ) -> tuple[list[EndEvidence], dict[bytes, Opinion]]:
     """Return what the ends of groups add to the evidence against their validators, and for each validator with other
-    log-probabilities than the trainer's canary its opinion of the last such group. Add what the canary has computed to
-    the sums of a group. What many validators have in common is computed once.
-
-    Args:
-        own: the trainer's key.
-        groups: the opinions that accept each group, what they compute of it if it is evidence, and the canary's note.
+    log-probabilities than the trainer's canary its opinion of the last such group. `groups` has the opinions that
+    accept each group, what they compute of it if it is evidence, and the canary's note, whose sums are added to that.
     """
     has_filters = run.sampling.params().filters.active
     has_rewards = run.exact_rewards and continues_all(run.sampling.max_tokens)  # else R1 decides what is continued

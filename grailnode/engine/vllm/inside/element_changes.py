@@ -48,11 +48,8 @@ class ElementChange:
 
 
 def element_changes(placement: Placement, indices: NDArray[np.int64], values: Bits) -> list[ElementChange]:
-    """Return the changes of a tensor for the parts of it that lie on this rank.
-
-    Args:
-        indices: of the changed elements of the flat tensor, distinct: [N].
-        values: BF16, their new bits: uint16 [N].
+    """Return the changes of those parts of a tensor that lie on this rank, from the distinct indices [N] of changed
+    elements of the flat tensor, and their new BF16 bits: uint16 [N].
     """
     return [_change(piece, indices, values) for piece in placement.pieces]
 
