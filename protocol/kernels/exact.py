@@ -142,18 +142,19 @@ def exact_log(x: Any) -> Any:
 
 
 @kernel
-def _products(left: Any, right: Any, rows: Any, columns: Any, width: Any, result: Any) -> None:
+def _products(left: Any, right: Any, result: Any) -> None:
+    (rows, width), columns = left.shape, len(right)
     blocks, whole = width // LANES, rows // _ROWS * _ROWS
     for column in range(columns):
         for row in range(0, whole, _ROWS):
-            place = row * columns + column
-            _set_dots(left, right, row * width, column * width, blocks, result, place, columns)
+            _set_dots(left, right, row * width, column * width, blocks, result, row * columns + column, columns)
         for row in range(whole, rows):
-            result[row * columns + column] = _dot(left, right, row * width, column * width, blocks)
+            result[row, column] = _dot(left, right, row * width, column * width, blocks)
 
 
 @kernel
-def _squares(values: Any, rows: Any, width: Any, result: Any) -> None:
+def _squares(values: Any, result: Any) -> None:
+    rows, width = values.shape
     for row in range(rows):
         result[row] = _dot(values, values, row * width, row * width, width // LANES)
 
@@ -174,23 +175,12 @@ def _logs(values: Any, result: Any) -> None:
 
 
 @kernel
-def _attend(
-    queries: Any,
-    keys: Any,
-    values: Any,
-    visible: Any,
-    heads: Any,
-    shared: Any,
-    width: Any,
-    scale: Any,
-    scores: Any,
-    result: Any,
-) -> None:
-    batch, new, total = visible.shape
-    blocks = width // LANES
+def _attend(queries: Any, keys: Any, values: Any, visible: Any, scale: Any, scores: Any, result: Any) -> None:
+    (batch, heads, new, width), total, mixed = queries.shape, keys.shape[2], result.reshape(result.size)
+    shared, blocks = heads // keys.shape[1], width // LANES
     for sequence in range(batch):
         for head in range(heads):
-            base = (sequence * (heads // shared) + head // shared) * total * width
+            base = (sequence * keys.shape[1] + head // shared) * total * width
             for position in range(new):
                 own = ((sequence * heads + head) * new + position) * width
                 largest = F(-np.inf)
@@ -205,9 +195,9 @@ def _attend(
                         weight_sum += np.float64(weight)
                         for block in range(blocks):
                             place = block * LANES
-                            _add_scaled(weight, values, base + key * width + place, result, own + place)
+                            _add_scaled(weight, values, base + key * width + place, mixed, own + place)
                 for place in range(own, own + width):
-                    result[place] = F(result[place] / F(weight_sum))
+                    mixed[place] = F(mixed[place] / F(weight_sum))
 
 
 def padded_width(width: int) -> int:
@@ -225,16 +215,15 @@ def padded(rows: Tensor) -> np.ndarray:
 
 def products(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Compute left @ right.T: float32 [N, J] from contiguous [N, K] and [J, K], where K is a multiple of LANES."""
-    (rows, width), columns = left.shape, len(right)
-    result = np.empty((rows, columns), dtype=np.float32)
-    _products(left.reshape(-1), right.reshape(-1), rows, columns, width, result.reshape(-1))
+    result = np.empty((len(left), len(right)), dtype=np.float32)
+    _products(left, right, result)
     return result
 
 
 def square_sums(values: np.ndarray) -> np.ndarray:
     """Compute the sum of the squares of each row: float32 [N] from contiguous [N, K], K a multiple of LANES."""
     result = np.empty(len(values), dtype=np.float32)
-    _squares(values.reshape(-1), len(values), values.shape[1], result)
+    _squares(values, result)
     return result
 
 
@@ -256,19 +245,6 @@ def attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: n
     """Compute attention: float32 [B, H, S, E]; keys that are not visible (bool [B, S, K]) change nothing. Queries are
     float32 [B, H, S, E], keys and values [B, C, K, E], all contiguous; C divides H, and LANES divides E.
     """
-    heads, width, shared = queries.shape[1], queries.shape[3], queries.shape[1] // keys.shape[1]
-    result = np.zeros_like(queries)
-    scores = np.empty(keys.shape[2], dtype=np.float32)
-    _attend(
-        queries.reshape(-1),
-        keys.reshape(-1),
-        values.reshape(-1),
-        visible,
-        heads,
-        shared,
-        width,
-        np.float32(scale),
-        scores,
-        result.reshape(-1),
-    )
+    result, scores = np.zeros_like(queries), np.empty(keys.shape[2], dtype=np.float32)
+    _attend(queries, keys, values, visible, np.float32(scale), scores, result)
     return result

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import PatchError
 from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
-from protocol.patch.context_model import Model, Statistics, choose_classes, form_of, read_model, write_model
+from protocol.patch.context_model import Model, Statistics, classes_of, form_of, read_model, sample_changes, write_model
 from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, apply_all, apply_changes, get_changes, reasons
 from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, put_changes, put_raw, scan, scan_all, sort, tally
 from protocol.patch.fields import BoundedBuffer, BufferFullError, Cursor, varint
@@ -170,7 +170,7 @@ def encode_sparse(
 
     The model is fitted to the changes of the first chunks (see SAMPLE_SHARE), which for most tensors are all chunks.
     """
-    encoder = _Encoder(layout, *(choose_classes(old, new, layout) if classes else (0, 0)), scratch)
+    encoder = _Encoder(layout, *(classes_of(*sample_changes(old, new, layout)) if classes else (0, 0)), scratch)
     ranges = list(chunks_of(shape))
     # 1. Find the changes of the first chunks until they are enough for a model. They are kept, and coded below.
     sample: list[_ChunkChanges] = []
