@@ -66,7 +66,7 @@ def test_no_token_with_the_best_score_is_excluded() -> None:
     logits[rows, order] = torch.nextafter(-noises[order], torch.tensor(math.inf)) + 1e-6
     logits[rows, 0] = -noises[0]
     own = logits[:, 0] + noises[0]
-    best, _ = sampling.search_on_cpu(logits, words.expand(len(order), 4), torch.zeros_like(order), own)
+    best, _ = sampling.search_on_cpu(logits, words.repeat(len(order), 1), torch.zeros_like(order), own)
     assert ((best > own) | (order == 0)).all()
 
 

@@ -247,7 +247,7 @@ def test_honest_rounding_at_a_filters_border_is_no_miss(filters: Filters, spread
     count, vocabulary = 3000, 40
     logits = torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(3)) * 2.0
     logits[::3] = logits[::3].round()  # ties, and nuclei that end where many tokens are equally likely
-    words, places = sampling.seed_words(seeds(1)), torch.arange(count)
+    words, places = sampling.token_places(seeds(1), [count])
     tokens = sampling.choose(jitter(logits, spread, 1), words, places, 1.0, filters)
     margins = sampling.batch_margins(jitter(logits, spread, 2), tokens, words, places, 1.0, filters, 2 * spread)
     assert margins.max() <= 2 * spread
@@ -276,7 +276,7 @@ def test_a_margin_that_is_certain_only_within_the_slack_is_a_miss_and_no_rejecti
     """Rounding beyond the slack, as in few tokens with bfloat16, is no ground to reject if the border was uncertain."""
     count = 4000
     logits = torch.randn(count, 40, generator=torch.Generator().manual_seed(5)) * 2.0
-    words, places = sampling.seed_words(seeds(1)), torch.arange(count)
+    words, places = sampling.token_places(seeds(1), [count])
     tokens = sampling.choose(jitter(logits, 0.5, 1), words, places, 1.0, filters)
     margins = sampling.batch_margins(jitter(logits, 0.5, 2), tokens, words, places, 1.0, filters, 0.01, 2.0)
     assert margins.max() < 2.0
