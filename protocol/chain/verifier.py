@@ -53,18 +53,8 @@ class ChainVerifier:
     """The verified chain of one run.
 
     Use: `accept_head`, then fetch each of `missing_manifests` and `accept_manifest` it, then `plan`. The caller
-    persists `trust` before it uses a plan.
-
-    Args:
-        trust: what this node trusted before; None for a new node.
-        revisions: the authority, read at each check; None for the authority in the run manifest.
-
-    Attributes:
-        trust: the highest (epoch, version, digest) trusted so far; None before the first.
-        head: the newest accepted head; None before the first.
-
-    Raises:
-        ValueError: the trust is of another run.
+    persists `trust` before it uses a plan. A new node has none; ValueError if it is of another run. The authority is
+    read from the revisions at each check; without them it is that of the run manifest.
     """
 
     def __init__(
@@ -75,8 +65,8 @@ class ChainVerifier:
         self._run_id = run_id
         self._run = run
         self._revisions = revisions or Revisions(run_id, run.authority)
-        self.trust = trust
-        self.head: Head | None = None
+        self.trust = trust  # the highest (epoch, version, digest) trusted so far; None before the first
+        self.head: Head | None = None  # the newest accepted one; None before the first
         self._manifests: dict[int, Signed[Manifest]] = {}
 
     def accept_head(self, data: bytes, now: float, *, allow_expired: bool = False) -> Head:

@@ -81,15 +81,9 @@ def check_completions(
     *,
     first: int = 0,
 ) -> Check:
-    """Check completions, N tokens in all, under the policy that computed their hidden states.
-
-    Args:
-        hidden: [N, D], the states from which the tokens are drawn, one completion behind another, on any device.
-        project: computes the logits float32 [n, V] of states [n, D].
-        first: how many tokens of the first completion come before these.
-
-    Returns:
-        The results on the device of the logits.
+    """Check completions, N tokens in all, under the policy that computed the hidden states [N, D] from which they are
+    drawn, one completion behind another, on any device. `project` computes the logits float32 [n, V] of states [n, D],
+    on whose device the results are; `first` tokens of the first completion come before these.
     """
     params = rules.params
     tokens = torch.tensor([token for item in completions for token in item.tokens], dtype=torch.int64)

@@ -44,13 +44,8 @@ def retained_range(
     well. At most about twice `keep_anchors` anchors are retained in all, and the base is at most
     `keep_patches + anchor_interval + ceil(keep_patches / keep_anchors)` versions old while uploads succeed.
 
-    Args:
-        newest: the newest version that the head shows.
-        available: versions up to `newest` whose anchor is complete in storage and was never retired.
-        first_patch: patches of versions before this one are retired.
-
-    Raises:
-        ChainError: no anchor is near enough to the newest version.
+    `available` are versions up to `newest` whose anchor is complete in storage and was never retired; patches of
+    versions before `first_patch` are retired. ChainError if no anchor is near enough to the newest version.
     """
     # A base leads to the newest version if the patch after it, and so all later ones, are not retired.
     available = {version for version in available if version > newest - MAX_CHAIN}
