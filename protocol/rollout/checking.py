@@ -7,7 +7,7 @@ few bytes a token. So logits are computed from the hidden states one piece at a 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,8 +42,7 @@ class DrawnTokens:
     sketch: SketchKey  # with which their sketch is computed
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """What a policy says of N tokens."""
 
     sketch: Tensor  # float32 [N, 4], the values of the sketch before they are rounded (`sketch.rounded`)
@@ -56,8 +55,7 @@ class Check:
 
     def split(self, lengths: Sequence[int]) -> list["Check"]:
         """Return the checks of completions of these lengths, whose sum is N."""
-        parts = zip(*(torch.split(column, list(lengths)) for column in self._columns), strict=True)
-        return [Check(*part) for part in parts]
+        return [Check(*part) for part in zip(*(torch.split(column, list(lengths)) for column in self), strict=True)]
 
     @classmethod
     def join(cls, checks: Sequence["Check"]) -> "Check":
@@ -65,11 +63,7 @@ class Check:
         if not checks:
             nothing = torch.empty(0)
             return cls(torch.empty(0, sketch.BYTES_PER_TOKEN), nothing, nothing.bool(), nothing, nothing)
-        return cls(*map(torch.cat, zip(*(check._columns for check in checks), strict=True)))
-
-    @property
-    def _columns(self) -> tuple[Tensor, ...]:
-        return self.sketch, self.margins, self.stops, self.logprobs, self.rivals
+        return cls(*map(torch.cat, zip(*checks, strict=True)))
 
 
 def check_completions(
