@@ -69,14 +69,11 @@ class ChainRepair:
         # Storage may show one version more than is marked: the process was killed between head and mark, and its next
         # start goes on by itself (publisher.py). More than one, or a manifest that this state has not signed, means
         # that the state is a copy of an earlier time.
-        own_manifest, version = history.manifests.get(head.version), history.published_version
-        path = published_path(version)
-        return (
-            (version >= 0 and not await self._is_complete(version, await count_shards(self._node.state, path)))
-            or head.version > version + 1
-            or own_manifest is None
-            or own_manifest.digest != head.digest(head.version)
-        )
+        version = history.published_version
+        if head.version > version + 1 or not history.has_signed(head.version, head.digest(head.version)):
+            return True
+        files = await count_shards(self._node.state, published_path(version)) if version >= 0 else 0
+        return version >= 0 and not await self._is_complete(version, files)
 
     async def run(self) -> None:
         """Rebuild chain and outbox in the node's state; RepairError if storage is behind it, or has another history."""

@@ -82,6 +82,10 @@ class History:
         """The newest version that followers may have seen: signed, and perhaps not yet recorded; -1 for none."""
         return max(self.manifests, default=-1)
 
+    def has_signed(self, version: int, digest: bytes) -> bool:
+        """Return whether the manifest with a digest is the one that this node has signed for a version."""
+        return version in self.manifests and self.manifests[version].digest == digest
+
     async def clean_up(self) -> None:
         """Delete what a crash left over. Only the publisher may do it, because it is the only writer."""
         await self.delete_needless_weights()
