@@ -6,7 +6,7 @@ version only when their digest is the one in the manifest, and the version befor
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -48,18 +48,8 @@ class VerifiedWeights:
         return self.steps[places[-1] :] if places else ()
 
 
-class WeightsBuild(Protocol):
-    """A version that is being built."""
-
-    def add(self, data: bytes) -> None:
-        """Take the next object."""
-
-    def finish(self) -> VerifiedWeights:
-        """Return the version after the last object; ProtocolError if its weights are not those of the manifest."""
-
-
 class AnchorBuild:
-    """Builds a version from the shards of its anchor (implements WeightsBuild)."""
+    """Builds a version from the shards of its anchor."""
 
     def __init__(self, manifest: Manifest, new_tensors: NewTensors | None = None) -> None:
         self._manifest = manifest
@@ -83,8 +73,8 @@ class AnchorBuild:
 
 
 class PatchBuild:
-    """Builds the version after `base` from the parts of its patch (implements WeightsBuild). In memory both versions
-    share the tensors that do not change; `new_tensors` may say that they lie elsewhere.
+    """Builds the version after `base` from the parts of its patch. In memory both versions share the tensors that do
+    not change; `new_tensors` may say that they lie elsewhere.
     """
 
     def __init__(
@@ -108,6 +98,9 @@ class PatchBuild:
         while steps and sum(len(step.patch) for step in steps) > most:
             steps = steps[1:]
         return replace(weights, steps=steps)
+
+
+WeightsBuild = AnchorBuild | PatchBuild
 
 
 @dataclass(frozen=True)
