@@ -27,7 +27,7 @@ from grailnode.engine.vllm.vllm_settings import VllmSettings
 from grailnode.run.base_files import lora_spec
 from protocol.digest import Weights
 from protocol.rollout.filters import Filters
-from protocol.rollout.sampling import SamplingParams, batch_margins, log_probabilities
+from protocol.rollout.sampling import SamplingParams, batch_margins, log_probabilities, token_places
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError, Generation, Request
 from tests.engine.engine_contract import EngineContract, NewEngine, changed, check_tokens, serve
@@ -93,7 +93,9 @@ async def check(model: CausalModel, weights: dict[str, Tensor], params: Sampling
     for request, plain, generation, forward in zip(REQUESTS, expected, generations, checked, strict=True):
         tokens, length = torch.tensor(generation.tokens), len(generation.tokens)
         assert generation.tokens == plain.tokens
-        margins = batch_margins(forward.logits, tokens, [request.seed], [length], params.temperature, params.filters)
+        margins = batch_margins(
+            forward.logits, tokens, *token_places([request.seed], [length]), params.temperature, params.filters
+        )
         assert margins.max() == 0
         torch.testing.assert_close(generation.hidden, forward.hidden, rtol=0, atol=NOISE)
         likely = log_probabilities(forward.logits, tokens, params.temperature, params.filters)
