@@ -161,8 +161,8 @@ class ContributionDecoder:
         self._norm, self._checked = SquaredNorm(), 0
 
     def values(self, place: int, out: Floats | None = None) -> Floats:
-        """Return the values of a part: float32 [n], in `out` if that is given. If all are read in order, some of them
-        again, the last one checks the norm.
+        """Return the values of a part: float32 [n], in `out` if given. In order, even if some are read twice, the last
+        one checks the norm.
         """
         (begin, end), part = self._frames[place], self.parts[place]
         frame, base = self._payload[begin:end], part.gather(self._base)
