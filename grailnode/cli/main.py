@@ -4,6 +4,7 @@ A command's declaration is imported when that command is asked for, and what it 
 """
 
 import importlib
+import io
 import sys
 from typing import Any, Final, cast
 
@@ -71,7 +72,11 @@ def cli(context: click.Context, /, role: str | None, run: str | None, **paramete
 
 
 def main() -> None:
-    """Run the console script. Every failure that the operator can repair is one line on standard error."""
+    """Run the console script. Every failure that the operator can repair is one line on standard error. Characters that
+    the terminal cannot write become '?'.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         cli.main(prog_name="grailnode", standalone_mode=False)
     except SystemExit:  # completion has ended: shells wait for it, and what explains an error imports torch

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Self
 
-from rich.cells import cell_len
-
 from grailnode.observe.state import MinerRow
 from grailnode.ui.formatting import clean
 
@@ -87,14 +85,8 @@ def by_count(reasons: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(((reason, n) for reason, n in reasons.items() if n > 0), key=lambda item: (-item[1], item[0]))
 
 
-def reasons_text(reasons: Mapping[str, int], cells: int) -> str:
-    """Write as many 'reason n' as fit into `cells`, the most frequent first; '+2' stands for two more reasons."""
+def reasons_text(reasons: Mapping[str, int], most: int = 8) -> str:
+    """Write 'reason n' for each reason, the most frequent first; '+2' stands for two more than `most`."""
     ranked = by_count(reasons)
-    text = ""
-    for index, (reason, count) in enumerate(ranked):
-        longer = f"{text}{', ' if text else ''}{clean(reason)} {count}"
-        more = len(ranked) - index - 1
-        if cell_len(longer) + cell_len(f", +{more}" if more else "") > cells:
-            return f"{text}, +{more + 1}" if text else clean(longer, max(cells, 1))
-        text = longer
-    return text
+    parts = [f"{clean(reason)} {count}" for reason, count in ranked[:most]]
+    return ", ".join([*parts, f"+{len(ranked) - most}"] if len(ranked) > most else parts)
