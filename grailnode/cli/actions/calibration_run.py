@@ -28,6 +28,7 @@ from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.engine.vllm.installation import InstallationError, find_python, installed_version
 from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.node.run_model import check_device
 from grailnode.run import requirements
 from grailnode.run.base_files import start_lora
 from grailnode.run.files import write_whole
@@ -165,7 +166,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
         lora=None if lora is None else lora.spec,
         task=task,
     )
-    _check_device(options.device)
+    check_device(options.device, "--device")
     if options.python is not None and not options.uses_vllm:
         raise UserError("--python belongs to vLLM: give --miner or --validator vllm-bfloat16 or vllm-float32")
     generating, checking = (_variant(name, options, directory) for name in (options.miner, options.validator))
@@ -195,13 +196,6 @@ def _prompts(
         return prompts.drawn_from(texts), chat, None, ()
     task = requirements.check(rules, policy)
     return lambda seed: task.problem(seed).prompt, task.chat, task.environment, task.members
-
-
-def _check_device(name: str) -> None:
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without the device
-        raise UserError(f"--device {name}: torch cannot use it ({str(error).splitlines()[0]})") from error
 
 
 def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVariant:
