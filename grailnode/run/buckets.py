@@ -84,6 +84,18 @@ class Bucket:
         return "path" if self.provider == "minio" else "auto"
 
     @property
+    def section(self) -> dict[str, str]:
+        """The keys of a section of run.toml that name this place."""
+        return {
+            "kind": "s3",
+            "bucket": self.name,
+            "endpoint": self.endpoint,
+            "region": self.region,
+            "prefix": self.prefix,
+            "addressing": self.addressing,
+        }
+
+    @property
     def account(self) -> str:
         """Whose bucket of R2 it is."""
         return (urlsplit(self.endpoint).hostname or "").partition(".")[0]
@@ -192,7 +204,6 @@ def documents(bucket: Bucket, use: BucketUse) -> list[Document]:
         if use.beacon or not is_for_guests:
             user = "grailnode-guest" if is_for_guests else use.user
             text = environment.get_template(name).render(values, user=user)
-            words = {"user": user, "file": name, "bucket": bucket, "account": account}
-            applied = command.format(place=place, unblock=unblock, **words)
+            applied = command.format(**values, user=user, file=name, place=place, unblock=unblock)
             texts.append(Document(name, text, applied))
     return texts
