@@ -19,9 +19,11 @@ EXIT_FAILED: Final = 1
 _VERBS_OF: Final = {
     "keys": ("admit", "keys"),
     "machine": ("backup", "demo", "doctor", "engine", "environments", "repair", "restore"),
-    "read": ("convert", "dashboard", "inspect", "mirror", "status", "verify"),
-    "results": ("export", "follow", "publish", "rollouts", "train"),
     "rule_verbs": ("calibrate", "chat", "evaluate", "init"),
+    "run_verbs": (
+        *("convert", "dashboard", "export", "follow", "inspect", "mirror"),
+        *("publish", "rollouts", "status", "train", "verify"),
+    ),
 }
 VERBS: Final = dict(sorted((verb, module) for module, verbs in _VERBS_OF.items() for verb in verbs))
 """Each command, with the module of this package that defines it under its name."""

@@ -15,7 +15,7 @@ from grailnode.ui.formatting import (
     percent_text,
     share_text,
 )
-from grailnode.ui.series import Change, Tally, last, mean, reasons_text, without_gaps
+from grailnode.ui.report_data import Change, Tally, last, mean, reasons_text, without_gaps
 from grailnode.ui.terminal.sections import Sparkline
 from tests.ui import runs
 

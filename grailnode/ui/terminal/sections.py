@@ -16,7 +16,7 @@ from rich.text import Text
 
 from grailnode.observe.state import MinerRow, NetworkState, NodeRow, SiteRow
 from grailnode.ui.formatting import byte_part_text, byte_text, clean, duration_text, rate_text, share_text
-from grailnode.ui.series import Change, Tally, last, mean, reasons_text, without_gaps
+from grailnode.ui.report_data import Change, Tally, last, mean, reasons_text, without_gaps
 
 _KIND_STYLE: Final = {"honest": "green", "cheating": "red"}
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
