@@ -140,7 +140,7 @@ class RoleChecks:
     def _check_key(self) -> str:
         is_new = not self.key_file.exists()
         if is_new and self.role != "miner":
-            raise key_files.KeyFileError(
+            raise UserError(
                 f"{self.key_file}: no such key; use --name for the node whose key is here, or restore its key"
             )
         public = key_files.read_or_create(self.key_file).public.hex()
@@ -200,7 +200,7 @@ class RoleChecks:
         keys = {"trainer": authority.trainers, "worker": authority.workers, "validator": authority.validators}
         if self.role in keys and key not in keys[self.role]:
             granted = f", or let its founder run `grailnode keys grant {key.hex()} --role worker`"
-            raise key_files.KeyFileError(
+            raise UserError(
                 f"{self.key_file}: not a {self.role} key of this run; use --name for the node whose key is"
                 + (granted if self.role == "worker" else "")
             )
@@ -336,7 +336,7 @@ async def check_admission(node: Node, *, is_canary: bool = False) -> None:
     """Raise UserError if validators will not consider this miner, by its invitation or the run's list of miners."""
     try:
         await admission_credential.check_admitted(node)
-    except (AdmissionError, key_files.KeyFileError) as error:
+    except (AdmissionError, UserError) as error:
         policy, key = node.authority.admission.policy, node.key.public.hex()
         refusal = f"this run admits miners by {policy}, and does not admit "
         advice = f"its founder runs `grailnode admit {key}`"

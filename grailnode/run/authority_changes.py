@@ -7,7 +7,6 @@ from typing import Any
 
 from grailnode import UserError
 from grailnode.run import key_files
-from grailnode.run.authority_drafts import Draft, propose
 from protocol.errors import ProtocolError
 from protocol.identity.admission import Invite
 from protocol.identity.authority import Authority, ChainPoint, Revisions
@@ -40,18 +39,6 @@ def list_keys(authority: Authority, directory: Path) -> list[tuple[str, bytes, t
         roles = tuple(role for role, field in _ROLES.items() if public in getattr(authority, field))
         rows.append((path.stem, public, ("revoked",) if public in authority.revoked else roles))
     return rows
-
-
-def change_quorum(revisions: Revisions, validators: int) -> Draft:
-    """Draft how many validators must accept a group; UserError if it is so already, or there are not so many."""
-    authority = revisions.current
-    if validators == authority.quorum:
-        raise UserError(f"{validators} of {len(authority.validators)} validators must accept already")
-    if validators > len(authority.validators):
-        raise UserError(
-            f"{validators} of {len(authority.validators)} validators can never accept; `grailnode keys grant` adds one"
-        )
-    return propose(revisions, f"{validators} validators must accept", quorum=validators)
 
 
 async def rewind_point(objects: ObjectStore, version: int, revoked: bytes) -> ChainPoint:
@@ -131,9 +118,3 @@ def grant(authority: Authority, key: bytes, role: str) -> dict[str, Any]:
     if role == "worker":
         return {"workers": tuple(sorted((*authority.workers, key)))}
     return {"admission": admission.model_copy(update={"inviters": tuple(sorted({*admission.inviters, key}))})}
-
-
-def permission(authority: Authority, key: bytes) -> dict[str, Any]:
-    """Return the changes that put a key on the allowlist."""
-    allowlist = tuple(sorted({*authority.admission.allowed, key}))
-    return {"admission": authority.admission.model_copy(update={"allowed": allowlist})}
