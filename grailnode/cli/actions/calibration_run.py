@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import click
 import torch
@@ -115,31 +115,24 @@ def _copy_logs(directory: Path, out: Path) -> str:
     return f"; its log is {place}"
 
 
-class _Progress:
+class _Progress(Progress):
     """Shows progress as bars on a terminal, else as lines, on standard error; then the table on standard output."""
 
     def __init__(self) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         console = Console(stderr=True)
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+        self._ids: dict[str, TaskID] = {}
 
     def show_rollouts(self, what: str, done: int, total: int) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(what, total=total)
-        self._bars.update(self._tasks[what], completed=done)
-        if self._bars.disable and done == total:
+        if what not in self._ids:
+            self._ids[what] = self.add_task(what, total=total)
+        self.update(self._ids[what], completed=done)
+        if self.disable and done == total:
             click.echo(f"{what}: {total} rollouts", err=True)
 
     def show_pairs(self, rows: Sequence[PairRow]) -> None:
-        self._bars.stop()
+        self.stop()
         Console().print(pairs_table(rows))
 
 
