@@ -121,7 +121,7 @@ async def test_an_interruption_between_inbox_and_outcome_log_loses_no_group(kill
         await trio.sleep(0.0 if killed else 1.0)
         disk.is_away = False
 
-    async with running(training._read_inbox) as nursery:
+    async with running(training._read_groups) as nursery:
         if killed:
             await testbed.collect(middle)
             await go_on()
