@@ -18,7 +18,7 @@ from protocol.digest import Weights, outline, tensor_digest, weights_digest
 from protocol.limits import MAX_SHARD_BYTES
 from roles.ports import ObjectStore
 
-SHARD_BYTES = 1 << 26
+SHARD_BYTES = 1 << 25
 
 RunSync = Callable[..., Awaitable[Any]]
 """Runs a function that computes for long, off the event loop's thread."""
