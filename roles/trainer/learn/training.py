@@ -1,8 +1,8 @@
 """The training process: groups in, snapshots and checkpoints out.
 
-The loop draws from the replay buffer, computes gradients and updates the masters. Another task writes snapshots and
-checkpoints from the masters themselves, so that there is no copy of them, while the next gradients are computed; an
-update waits until the version before it is written.
+The loop takes groups into the replay buffer, draws from it, computes gradients and updates the masters. Another task
+writes snapshots and checkpoints from the masters themselves, so that there is no copy of them, while the next gradients
+are computed; an update waits until the version before it is written.
 
 Groups and versions pass through the same spool as those of other programs' loops (training_spool.py). A checkpoint is
 written before the snapshot of the same moment, contains the replay buffer, and is followed by the acknowledgement of
@@ -13,7 +13,7 @@ these, and its patch leads from what is published to what training has now.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from statistics import fmean
@@ -36,6 +36,7 @@ from roles.trainer.learn.learner import Learner, StepReport
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training_settings import TrainingSettings
 from roles.trainer.training_spool import TrainingSpool
+from roles.trainer.verified_batch import VerifiedGroup
 
 _LARGE: Final = 100_000_000  # parameters
 
@@ -59,7 +60,6 @@ class Training:
         self._genesis = genesis
         self._settings = settings
         self._version = -1  # the newest one, which may not be written yet
-        self._new_groups = trio.Event()
         self._masters_written = trio.Event()  # for the newest version
         self._masters_written.set()
         self._checkpoint_version = -1
@@ -73,35 +73,36 @@ class Training:
         await self._restore()
         self._checkpoint_time = trio.current_time()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_groups)
             while not self._is_over:
-                await self._wait_for_groups()
-                if await self._step() and (
+                if await self._step(await self._draw()) and (
                     self._is_over or self._learner.steps % self._settings.steps_per_version == 0
                 ):
                     self._begin_version(nursery)
-            await self._masters_written.wait()
-            self._node.telemetry.event("training-ended", step=self._learner.steps, version=self._version)
-            while True:
-                self._new_groups = trio.Event()
-                await self._acknowledge(frozenset(self._unacknowledged))
-                await self._new_groups.wait()
+        self._node.telemetry.event("training-ended", step=self._learner.steps, version=self._version)
+        while True:
+            await self._spool.acknowledge([group.digest for group in await self._spool.groups()])
 
     @property
     def _is_over(self) -> bool:
         return 0 < self._settings.training_steps <= self._learner.steps
 
-    async def _wait_for_groups(self) -> None:
-        began = trio.current_time()
-        while len(self._buffer) < self._settings.groups_per_step:
-            self._new_groups = trio.Event()
-            await self._new_groups.wait()
+    async def _draw(self) -> list[VerifiedGroup]:
+        """Return the groups of the next step, when as many have come."""
+        began, count = trio.current_time(), self._settings.groups_per_step
+        new_groups = await self._spool.groups(0)
+        while True:
+            for group in new_groups:
+                self._buffer.add(group)
+                self._unacknowledged.add(group.digest)
+            if len(self._buffer) >= count:
+                break
+            new_groups = await self._spool.groups()
         self._seconds["data"] += trio.current_time() - began
+        return self._buffer.draw(count)
 
-    async def _step(self) -> bool:
+    async def _step(self, groups: Sequence[VerifiedGroup]) -> bool:
         """Take one optimizer step; return whether it was taken."""
         began = trio.current_time()
-        groups = self._buffer.draw(self._settings.groups_per_step)
         try:
             gradients = await self._node.run_sync(self._learner.gradients, groups)
             self._seconds["compute"] += trio.current_time() - began
@@ -161,19 +162,8 @@ class Training:
             await put_checkpoint(node.state, (self._version, step), save, await node.run_sync(replay))
         await self._spool.publish(self._learner, step)
         self._masters_written.set()
-        await self._acknowledge(digests)
-
-    async def _acknowledge(self, digests: frozenset[bytes]) -> None:
         await self._spool.acknowledge(digests)
         self._unacknowledged -= digests
-
-    async def _read_groups(self) -> None:
-        """Add what the collector delivers to the replay buffer."""
-        while True:
-            for group in await self._spool.groups():
-                self._buffer.add(group)
-                self._unacknowledged.add(group.digest)
-            self._new_groups.set()
 
     async def _restore(self) -> None:
         """Go on from the newest checkpoint, or from genesis if there is none, and delete what a crash left over."""
