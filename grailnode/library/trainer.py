@@ -142,7 +142,8 @@ class AsyncTrainer:
         """Say that groups were learned from, as `Trainer.acknowledge` does."""
         self._check()
         groups = [groups] if isinstance(groups, Group) else groups
-        digests: list[Any] = [getattr(g, "digest", g) for g in groups] if isinstance(groups, Sequence) else [None]
+        items = groups if isinstance(groups, Sequence) else [None]
+        digests: list[Any] = [item.digest if isinstance(item, Group) else item for item in items]
         if not all(isinstance(digest, bytes) and len(digest) == _DIGEST_BYTES for digest in digests):
             raise UserError("acknowledge takes a group, or a list of groups or of their digests")
         await self._spool.acknowledge(digests)
@@ -281,8 +282,8 @@ class Trainer:
         whole = dict(weights)
         for name, tensor in weights.items():
             if hasattr(tensor, "full_tensor"):  # a DTensor
-                divided: Any = tensor.detach().to(torch.bfloat16)
-                full = divided.full_tensor()
+                divided: Any = tensor.detach()
+                full = (divided.to(torch.bfloat16) if tensor.is_floating_point() else divided).full_tensor()
                 whole[name] = full.cpu() if dist.get_rank(self._ranks) == 0 else full.new_empty(0)
         return whole
 
