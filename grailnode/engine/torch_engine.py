@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from grailnode.engine.models import check_fit
 from grailnode.engine.turn_caches import TurnCaches, Turns, ended_turns, joined_turns, right_aligned, take_turn
-from grailnode.engine.vllm.version_gate import VersionGate
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, weights_digest
 from protocol.errors import MalformedError, PatchError, ProtocolError
@@ -54,7 +53,6 @@ class Policy:
     version: int
     weights: dict[str, Tensor]
     is_quantized: bool
-    gate: VersionGate = field(default_factory=VersionGate)  # shared by the calls that compute with it
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,8 @@ class TorchEngine:
         self._serving: Policy | None = None
         self._staged: Policy | None = None
         self._turn_caches = TurnCaches(max_batch_tokens)
-        self._old_gate = VersionGate()  # of the policy that was served before
+        self._calls = self._old_calls = 0  # that compute with the policy that is served, and with an older one
+        self._waiting_stages = trio.lowlevel.ParkingLot()
 
     @property
     def version(self) -> int | None:
@@ -112,18 +111,18 @@ class TorchEngine:
 
     async def stage(self, version: int, weights: Weights) -> None:
         check_fit(self._model, weights)
+        await self._wait_for_old_calls()
         is_quantized = any(map(is_code, weights.values()))
-        async with self._old_gate.exclusive():
-            self._staged = Policy(version, await self._compute(self._convert, weights), is_quantized)
+        self._staged = Policy(version, await self._compute(self._convert, weights), is_quantized)
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
         """Implements Engine.stage_patch; tensors that the patch does not change are shared."""
         policy = self._policy()
         # If the patch is refused, nothing is staged: a later commit must not serve an older stage.
         self._staged = None
+        await self._wait_for_old_calls()
         try:
-            async with self._old_gate.exclusive():
-                weights = await self._compute(self._patched, policy, patch, manifest.weights)
+            weights = await self._compute(self._patched, policy, patch, manifest.weights)
         except ProtocolError as error:
             raise EngineError(f"version {version} cannot be patched in: {error}") from error
         self._staged = Policy(version, weights, is_quantized=False)
@@ -133,9 +132,8 @@ class TorchEngine:
             raise EngineError("nothing is staged")
         # A call that is under way keeps its own policy, so the swap is one assignment and no call sees two versions.
         old = [self._serving]
-        if self._serving is not None:
-            self._old_gate = self._serving.gate
         self._serving, self._staged = self._staged, None
+        self._calls, self._old_calls = 0, self._old_calls + self._calls
         await self._compute(old.clear)  # to give memory back takes long on an event loop
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
@@ -179,6 +177,11 @@ class TorchEngine:
                 results += await compute(self._check, requests[batch], rules)
         return results
 
+    async def _wait_for_old_calls(self) -> None:
+        # no gate of trio's locks: without old calls this must not wait, as engines also compute without an event loop
+        while self._old_calls:
+            await self._waiting_stages.park()
+
     def _policy(self) -> Policy:
         if self._serving is None:
             raise EngineError("no policy has been committed")
@@ -194,13 +197,17 @@ class TorchEngine:
         async def compute(function: Callable[..., Any], *arguments: Any) -> Any:
             return await self._compute(function, policies[0], *arguments)
 
-        async with policies[0].gate.shared():
-            try:
-                yield compute
-            finally:
-                if policies[0] is not self._serving:
-                    with trio.CancelScope(shield=True):
-                        await self._compute(policies.clear)
+        self._calls += 1
+        try:
+            yield compute
+        finally:
+            if policies[0] is self._serving:
+                self._calls -= 1
+            else:
+                with trio.CancelScope(shield=True):
+                    await self._compute(policies.clear)
+                self._old_calls -= 1
+                self._waiting_stages.unpark_all()
 
     async def _compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with _torch_errors():
