@@ -20,9 +20,9 @@ from grailnode.node.run_model import genesis_reader, policy_directory
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
 from grailnode.run.joining import open_config
 from protocol import paths
-from protocol.identity.signing import SigningKey, open_signed, sign
+from protocol.identity.signing import Signed, SigningKey, open_signed, sign
 from protocol.objects import ObjectRef
-from protocol.outer.round_records import RoundContribution, RoundProducts
+from protocol.outer.round_records import RoundContribution, RoundManifest, RoundProducts
 from protocol.pseudogradient import parts_of, read_head
 from roles.authority_updates import under_authority
 from roles.gather import STORAGE_ERRORS
@@ -81,6 +81,7 @@ async def copy(node: Node, launch: Launch, victim: bytes, *, waits: bool) -> Non
     parts = parts_of({name: tensor.shape for name, tensor in genesis.items()})
     prefix = paths.kind_prefix(victim, "payloads")
     seen = {item.path async for item in node.store.list(prefix)}
+    opening: Signed[RoundManifest] | None = None
     copied = -1
 
     async def payload_of(number: int) -> ObjectRef | None:
@@ -97,28 +98,29 @@ async def copy(node: Node, launch: Launch, victim: bytes, *, waits: bool) -> Non
         while True:
             await trio.sleep(LOOK_SECONDS)
             try:
-                opening = await fetch_manifest(node, (await fetch_pointer(node)).newest)
-                number = opening.record.number + 1
+                number = (await fetch_pointer(node)).newest + 1
+                if opening is None or opening.record.number + 1 != number:
+                    opening = await fetch_manifest(node, number - 1)
                 if number == copied or (ref := await payload_of(number)) is None:
                     continue
                 payload = await fetch_object(node, paths.payload(victim, ref.digest), ref)
+                record = RoundContribution(
+                    run=node.run_id,
+                    worker=node.key.public,
+                    number=number,
+                    opening=opening.digest,
+                    state=opening.record.state,
+                    payload=ref,
+                    groups=(),
+                    local_steps=opening.record.rules.local_steps,
+                    norm=read_head(payload, parts).squared_norm ** 0.5,
+                    feedback=b"",
+                    beacon_round=opening.record.beacon_round,
+                )
+                await node.store.put(record.path, sign(record, node.key))
+                await node.store.put(paths.payload(node.key.public, ref.digest), payload)
             except STORAGE_ERRORS:
                 continue  # there is nothing yet
-            record = RoundContribution(
-                run=node.run_id,
-                worker=node.key.public,
-                number=number,
-                opening=opening.digest,
-                state=opening.record.state,
-                payload=ref,
-                groups=(),
-                local_steps=opening.record.rules.local_steps,
-                norm=read_head(payload, parts).squared_norm ** 0.5,
-                feedback=b"",
-                beacon_round=max(1, await node.time.wait_for_newest_round()),
-            )
-            await node.publish(paths.payload(node.key.public, ref.digest), payload)
-            await node.publish(record.path, sign(record, node.key))
             node.telemetry.event("copied", number=number)
             copied = number
 
