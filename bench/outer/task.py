@@ -26,8 +26,8 @@ HELD_OUT: Final = 512
 def setup_of(policy: str) -> Setup:
     """Return the task of a policy: small, demo or smollm2. The last has groups of 4 completions instead of 8."""
     if policy == "smollm2":
-        place = str(smollm2.checkpoint(print))
-        return Setup(place, environment="sums", chat=1, group_size=4, groups_per_step=1, held_out=9)
+        checkpoint = smollm2.checkpoint(print)
+        return Setup(str(checkpoint), environment="sums", chat=1, group_size=4, groups_per_step=1, held_out=9)
     place = {"small": small_policy.DIRECTORY, "demo": PACKAGED_POLICY}[policy]
     return Setup(str(place), groups_per_step=2, held_out=HELD_OUT)
 

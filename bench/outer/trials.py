@@ -178,7 +178,8 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
             _contribute(site, groups[begin * size : end * size], task, shared, rules, variant)
             for site, (begin, end) in zip(sites, pairwise([0, *ends]), strict=True)
         ]
-        payloads, factors = [item.payload for item in sent], (1.0,) * SITES
+        payloads: list[bytes] = [item.payload for item in sent]
+        factors: tuple[float, ...] = (1.0,) * SITES
         if trial.weighed:
             comparison = compare(shared, payloads, rules, bytes(32))
             weighting = weigh_round(workers, comparison, sent_before, RobustSettings())
