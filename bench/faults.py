@@ -31,7 +31,7 @@ from grailnode.store.place import PlaceSection
 from grailnode.store.s3.s3_session import S3Credentials, S3Session
 from tests.support.faults.http_scenarios import HTTP_FAULTS, HttpOutcome, run_http_scenario
 from tests.support.servers.rclone import serving
-from tests.support.simulation.scenarios import SCENARIOS
+from tests.support.simulation.faulty_network import SCENARIOS
 from tests.support.simulation.seeded_runs import SeedOutcome, run_schedule, silence_beacon_log
 
 Case = tuple[str, ...]

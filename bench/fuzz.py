@@ -28,8 +28,7 @@ from protocol.chain import safetensors
 from protocol.digest import digest_weights
 from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
-from tests.support.faults.patch_mutations import MUTATORS, mutations
-from tests.support.faults.patch_parsers import corpus, parsers
+from tests.support.faults.patch_mutations import MUTATORS, corpus, mutations, parsers
 
 
 def refusal_pattern(error: ProtocolError) -> str:

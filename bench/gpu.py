@@ -175,7 +175,9 @@ async def processors(machine: Machine) -> list[Claim]:
         states = [sketch.commit("projection", hidden, seed) for hidden in (generation.hidden, forward.hidden)]
         distances.append(torch.from_numpy(sketch.distances(*states).copy()))
         tokens = torch.tensor(generation.tokens)
-        margins.append(sampling.batch_margins(forward.logits, tokens, [request.seed], [len(tokens)], 1.0))
+        margins.append(
+            sampling.batch_margins(forward.logits, tokens, *sampling.token_places([request.seed], [len(tokens)]), 1.0)
+        )
     missed, distance = float((torch.cat(margins) > 0).float().mean()), int(torch.cat(distances).max())
     measured = f"{missed:.2%} of tokens with a margin, largest distance {distance} of 256 units"
     return [Claim("processors", "bfloat16 here, float32 on the CPU: at most 0.6% of tokens", measured, missed <= 0.006)]

@@ -13,6 +13,7 @@ from bench.tables import print_table
 from bench.xet import deduplicated
 from grailnode.convert.inspect_patch import bound_bits
 from protocol import patch
+from protocol.digest import tensor_digest
 from protocol.patch.codec import encode_unit_frame
 from protocol.patch.container import read_header, split_frames, unit_row, units_of
 from protocol.patch.frames import decode_frame
@@ -120,10 +121,10 @@ def measure_whole(update: Update, profile: str, repeats: int) -> FormatCost:
     The digests of the old weights are known before.
     """
     data = patch.encode(update.old, update.new, profile=profile)
-    digests = patch.encode_with_digests(update.old, update.old).digests
+    digests = {name: tensor_digest(tensor) for name, tensor in update.old.items()}
 
     def encode() -> object:
-        return patch.encode_with_digests(update.old, update.new, profile=profile, base_digests=digests)
+        return patch.encode(update.old, update.new, profile=profile, base_digests=digests)
 
     def apply() -> object:
         return patch.apply_with_digests(update.old, data, digests=digests)

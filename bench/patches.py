@@ -34,6 +34,7 @@ from bench.published_formats import FORMATS
 from bench.published_run import published_versions, trained_versions
 from bench.tables import print_table
 from protocol import patch
+from protocol.digest import tensor_digest
 from protocol.patch.container import read_header, split_frames
 from protocol.patch.frames import decode_frame
 from protocol.patch.sparse import PIECE_ELEMENTS
@@ -174,11 +175,11 @@ def cores(arguments: argparse.Namespace) -> None:
     before = {f"layer.{i}": old.clone() for i in range(8)}
     after = {f"layer.{i}": new.clone() for i in range(8)}
     nbytes = 8 * old.nbytes
-    digests = patch.encode_with_digests(before, before).digests
+    digests = {name: tensor_digest(tensor) for name, tensor in before.items()}
     for threads in (1, 2):
         data = patch.encode(before, after)
         encode = best_of(
-            lambda: patch.encode_with_digests(before, after, base_digests=digests, threads=threads),  # noqa: B023
+            lambda: patch.encode(before, after, base_digests=digests, threads=threads),  # noqa: B023
             arguments.repeats,
         )
         apply = best_of(
@@ -199,12 +200,12 @@ def growth(arguments: argparse.Namespace) -> None:
     while count * 16 <= arguments.elements:
         before = {f"layer.{i:03}": old.clone() for i in range(count)}
         after = {f"layer.{i:03}": new.clone() for i in range(count)}
-        digests = patch.encode_with_digests(before, before).digests
+        digests = {name: tensor_digest(tensor) for name, tensor in before.items()}
         data = b""
 
         def encode() -> None:
             nonlocal data
-            data = patch.encode_with_digests(before, after, base_digests=digests).patch  # noqa: B023
+            data = patch.encode(before, after, base_digests=digests)  # noqa: B023
 
         seconds = best_of(encode, 2)
         del after

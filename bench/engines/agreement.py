@@ -18,7 +18,7 @@ from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.chain.manifest import Manifest
 from protocol.digest import digest_weights
 from protocol.patch import encode
-from protocol.rollout.sampling import SamplingParams, batch_margins, log_probabilities
+from protocol.rollout.sampling import SamplingParams, batch_margins, log_probabilities, token_places
 from roles.ports import Generation, Request
 from tests.support.vllm.plugins import schedule_ahead
 
@@ -82,7 +82,7 @@ class Comparison:
         tokens = torch.tensor(generation.tokens)
         self.rollouts += 1
         self.equal += expected.tokens == generation.tokens
-        self.margins.append(batch_margins(logits, tokens, [request.seed], [len(tokens)], 1.0))
+        self.margins.append(batch_margins(logits, tokens, *token_places([request.seed], [len(tokens)]), 1.0))
         self.errors.append((torch.tensor(generation.logprobs) - log_probabilities(logits, tokens, 1.0)).abs())
 
 

@@ -16,7 +16,7 @@ from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.digest import Weights
-from protocol.rollout.sampling import SamplingParams, batch_margins
+from protocol.rollout.sampling import SamplingParams, batch_margins, token_places
 from roles.policy.causal_model import CausalModel
 from roles.ports import Generation, Request
 from tests.support.builders.policies import inline
@@ -85,8 +85,8 @@ async def _share_right(
     engine = await _serving(CopyEngine(model, dtype=dtype, run_sync=inline), weights)
     forwards = await engine.forward([r.prompt for r in requests], [g.tokens for g in generations])
     margins = [
-        batch_margins(forward.logits, torch.tensor(generation.tokens), [request.seed], [len(generation.tokens)], 1.0)
-        for request, generation, forward in zip(requests, generations, forwards, strict=True)
+        batch_margins(forward.logits, torch.tensor(item.tokens), *token_places([request.seed], [len(item.tokens)]), 1.0)
+        for request, item, forward in zip(requests, generations, forwards, strict=True)
     ]
     return round(float((torch.cat(margins) == 0).float().mean()), 4)
 

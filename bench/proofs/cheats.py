@@ -9,7 +9,7 @@ a validator; the rewards of its honest groups are those of the validator's conti
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
 
@@ -26,7 +26,7 @@ from protocol.judging.evidence import NO_EVIDENCE, Counts, advance, count_luck, 
 from protocol.proof import RATE_UNIT, Thresholds
 from roles.ports import Engine
 from tests.support.adversaries.careful_cheats import Cheat, choose_luck, edit_tokens, gain, take_stops
-from tests.support.adversaries.decisive_tokens import HonestEngine
+from tests.support.adversaries.decisive_tokens import TieEngine
 from tests.support.adversaries.harness import alter
 
 _REACHES = (0.5, 0.1, 0.02, 0.005)
@@ -37,6 +37,22 @@ _TRIES = 100
 _NEAR = 0.1  # the density of near ties is measured up to here
 _COINS = tuple(tuple(float(number >> place & 1) for place in range(GROUP_SIZE)) for number in range(1 << GROUP_SIZE))
 """The rewards of all groups whose rollouts are right or wrong with equal probability: the best case of luck."""
+
+
+@dataclass
+class HonestEngine(TieEngine):
+    """Takes the best token.
+
+    Attributes:
+        gaps: by how much the second-best one fell short.
+    """
+
+    gaps: list[float] = field(default_factory=list, init=False)
+
+    def choose(self, prompt: tuple[int, ...], seed: bytes, completion: list[int], scores: torch.Tensor) -> int:
+        best = scores.topk(2)
+        self.gaps.append(float(best.values[0] - best.values[1]))
+        return int(best.indices[0])
 
 
 async def table(setting: Setting, groups: int, only: str) -> None:

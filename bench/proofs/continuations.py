@@ -6,7 +6,7 @@ and above the continuations'. The last line is of a miner in bfloat16 that misse
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -17,13 +17,27 @@ from protocol.rollout.sampling import SamplingParams
 from roles.miner.produce import HonestProducer
 from roles.ports import Generation, Request
 from roles.validator.judge import Judge
-from tests.support.adversaries.decisive_tokens import EarlyMissEngine
+from tests.support.adversaries.decisive_tokens import TieEngine
 from tests.support.adversaries.harness import TrialHarness
 from tests.support.builders.proofs import LENIENT, packaged_thresholds
 
 _DTYPES: Final = (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
 _GROUPS: Final = 16  # of a window
 _REACH: Final = 0.03  # of the hostile miner; margins up to it have no price by the packaged row
+
+
+@dataclass
+class EarlyMissEngine(TieEngine):
+    """Takes the second-best token at the first near tie of each rollout: a validator generates all behind it again."""
+
+    reach: float
+    _missed: set[bytes] = field(default_factory=set, init=False)
+
+    def choose(self, prompt: tuple[int, ...], seed: bytes, completion: list[int], scores: torch.Tensor) -> int:
+        best = scores.topk(2)
+        misses = seed not in self._missed and float(best.values[0] - best.values[1]) <= self.reach
+        self._missed |= {seed} if misses else set()
+        return int(best.indices[int(misses)])
 
 
 async def table(setting: Setting, groups: int, tokens: int | None) -> None:

@@ -149,7 +149,7 @@ async def _print_parts(harness: TrialHarness, engine: TorchEngine, honest_groups
         sketch.distances(claim, sketch.commit(proof.sketch, hidden, seed))
 
     async def margins() -> None:
-        sampling.batch_margins(logits, tokens_tensor, seeds, lengths, 1.0)
+        sampling.batch_margins(logits, tokens_tensor, *sampling.token_places(seeds, lengths), 1.0)
 
     async def logprobs() -> None:
         sampling.log_probabilities(logits, tokens_tensor, 1.0)

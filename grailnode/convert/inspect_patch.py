@@ -12,7 +12,7 @@ import torch
 from protocol.digest import Weights, digest_weights, type_name
 from protocol.errors import PatchError
 from protocol.patch import apply, summary
-from protocol.patch.container import Mode, TensorRow, read_header, split_frames
+from protocol.patch.container import Mode, TensorRow, split_frames
 from protocol.patch.sparse import read_directory
 from protocol.patch.values import bits_of, layout_of, to_keys
 
@@ -53,10 +53,10 @@ class InspectedPatch:
 
 def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
     """Read the facts of a patch, with bounds if its base is given; ProtocolError for no patch, or for another base."""
-    whole, header = summary(data), read_header(data)
-    if base is not None and digest_weights(base) != whole.base:
+    header = summary(data)
+    if base is not None and digest_weights(base) != header.base:
         raise PatchError(
-            f"are {digest_weights(base).hex()[:16]}, and the patch applies to {whole.base.hex()[:16]}", "base weights"
+            f"are {digest_weights(base).hex()[:16]}, and the patch applies to {header.base.hex()[:16]}", "base weights"
         )
     newer = apply(base, data) if base is not None else None
     tensors = []
@@ -71,15 +71,15 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
             bound, changed = bound_bits(before, after), int(np.count_nonzero(bits_of(before) != bits_of(after)))
         tensors.append(_inspected(row, frame, elements, changed, bound))
     return InspectedPatch(
-        profile=whole.profile,
-        base=whole.base.hex(),
-        result=whole.result.hex(),
-        nbytes=whole.nbytes,
-        weight_bytes=whole.weight_bytes,
-        elements=whole.elements,
-        changed=whole.changed,
-        bits_per_change=8 * whole.nbytes / max(1, whole.changed),
-        bound=sum((row.bound or 0.0) * row.changed for row in tensors) / max(1, whole.changed)
+        profile=header.profile,
+        base=header.base.hex(),
+        result=header.result.hex(),
+        nbytes=len(data),
+        weight_bytes=sum(row.nbytes for row in header.rows),
+        elements=sum(row.elements for row in header.rows),
+        changed=header.changed,
+        bits_per_change=8 * len(data) / max(1, header.changed),
+        bound=sum((row.bound or 0.0) * row.changed for row in tensors) / max(1, header.changed)
         if base is not None
         else None,
         tensors=tuple(tensors),

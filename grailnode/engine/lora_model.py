@@ -183,9 +183,7 @@ def check_base_digest(base: Weights, lora: LoraSpec, where: str) -> None:
 
 
 def initial_adapters(shapes: Mapping[str, tuple[int, ...]], *, without_effect: bool = True) -> dict[str, Tensor]:
-    """Return BF16 adapters that change nothing: A uniform in +-1 / sqrt(in) as PEFT draws it, and B zero, or drawn as
-    well to see what adapters change.
-    """
+    """Return BF16 adapters: A uniform in +-1 / sqrt(in) as by PEFT, and B zero, or drawn as well for an effect."""
     # A fixed seed: all founders of a run with the same base get the same version 0.
     generator = torch.Generator().manual_seed(_SEED)
     adapters: dict[str, Tensor] = {}

@@ -408,9 +408,7 @@ def _passes(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 def padded(
     sequences: Sequence[Tokens], device: torch.device, *, width: int | None = None, left_padded: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return ids int64 [B, S] and mask bool [B, S], S being `width` or that of the longest sequence. Pads on the left
-    let generation continue at the end of each row.
-    """
+    """Return ids int64 [B, S] and mask bool [B, S]. With pads on the left, each row ends at the last column."""
     if left_padded and not all(sequences):
         raise ValueError("a prompt has at least one token")
     if width is None:

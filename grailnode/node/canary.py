@@ -177,7 +177,7 @@ class CanaryProducer(HonestProducer):
         return await self.engine.check(requests, CheckRules(self.task.run.sampling.params(), rivals=rivals))
 
     def _runners_up(self, rollout: int, tokens: tuple[int, ...], seed: bytes, check: Check) -> list[Edit]:
-        words, positions = sampling.token_places(sampling.seed_words([seed]), [len(tokens)], 0)
+        words, positions = sampling.token_places([seed], [len(tokens)])
         rivals, shortfalls = check.rivals[:, 0].to(torch.int64).cpu(), check.rivals[:, 1].tolist()
         noise = sampling.gumbel(sampling.hash_pairs(words, positions, torch.stack([rivals, torch.tensor(tokens)])))
         columns = zip(rivals.tolist(), shortfalls, (noise[0] - noise[1]).tolist(), strict=True)

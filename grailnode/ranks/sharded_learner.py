@@ -53,9 +53,8 @@ class ShardedLearner(Learner):
     passes of one moment have about as many tokens. A rank without a pass takes one that has no weight, because the
     others need its weights.
 
-    Args:
-        weights: with which training begins, on rank 0; None on the others, which receive them.
-        local_ranks: how many ranks, the first ones, are on rank 0's host and share its state; None for all.
+    Training begins with the weights of rank 0; the others get None, and receive them. The first `local_ranks`, by
+    default all, are on rank 0's host and share its state.
     """
 
     def __init__(
@@ -231,11 +230,8 @@ class ShardedLearner(Learner):
             self._group.broadcast(self._group.steps, call)
 
     async def follow(self, state: ObjectStore, *, sweeps: bool = False) -> None:
-        """Do on another rank what rank 0 does, until it has ended and its connection is closed.
-
-        Args:
-            state: of this host.
-            sweeps: whether this rank deletes what was saved before, as one rank of each host but the first does.
+        """Do on another rank what rank 0 does, until its connection is closed, with the state of this host. One rank of
+        each host but the first `sweeps`: it deletes what was saved before.
         """
         in_thread = partial(trio.to_thread.run_sync, abandon_on_cancel=True)
         async with trio.open_nursery() as nursery:

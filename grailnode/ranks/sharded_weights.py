@@ -21,14 +21,9 @@ from roles.trainer.learn.rounded_weights import round_straight_through
 
 
 class ShardedWeights(PartialWeights):
-    """The weights of a model on all ranks, of which this process has one's shards.
-
-    Args:
-        dtype: of computing. The shards are float32 if the weights are `trained`, and BF16 otherwise.
-        precision: in which they are published.
-
-    Raises:
-        ValueError: a weight has no dimension along which it could be divided.
+    """The weights of a model on all ranks, of which this process has one's shards: float32 if they are `trained`, and
+    BF16 otherwise. The dtype is that of computing, the precision that of publishing. ValueError if a weight has no
+    dimension along which it could be divided.
     """
 
     def __init__(
@@ -107,10 +102,8 @@ def _attribute(name: str) -> str:
 
 
 def _shard(part: _Part, group: RankGroup, *, low: bool) -> None:
-    """Divide a part's weights among the ranks. Gradients are added over ranks and not averaged: the loss is a sum.
-
-    Args:
-        low: whether weights are rounded to BF16 before they are gathered.
+    """Divide a part's weights among the ranks; if `low`, they are rounded to BF16 before they are gathered. Gradients
+    are added over ranks and not averaged: the loss is a sum.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if low else None,

@@ -185,9 +185,7 @@ def isolation_arguments(
 
 
 def _package_folders(interpreter: Interpreter) -> list[str]:
-    """Return the paths in the sandbox where third-party packages would be: those of a machine must not help a solution,
-    which would then be right on this machine only.
-    """
+    """Return where third-party packages would be in the sandbox: a machine's must not make a solution right."""
     own = [f"{place}/site-packages" for path, place in interpreter.files if Path(path, "site-packages").is_dir()]
     names = ("python3/dist-packages", f"python{interpreter.version}/site-packages")
     shared = [f"{library}/{name}" for library in _LIBRARIES for name in names]

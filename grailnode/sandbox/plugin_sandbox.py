@@ -218,11 +218,8 @@ class Session:
 
     def call(self, method: str, *arguments: object) -> Any:
         """Return what a method of the environment, or of its episode behind `begin`, returns: JSON's plain values.
-
-        Raises:
-            CallError: it raised an exception, or returned something else, or an earlier call did.
-            SandboxLimitError: it reached a limit of time, memory or descriptors, or was ended by a signal.
-            SandboxError: the sandbox failed.
+        CallError if this or an earlier call raised an exception or returned something else; SandboxLimitError if it
+        reached a limit, or was ended by a signal; SandboxError if the sandbox failed.
         """
         if not self._is_open:
             raise CallError("its process has ended")

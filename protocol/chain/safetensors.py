@@ -100,9 +100,7 @@ def read(data: bytes) -> dict[str, torch.Tensor]:
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors file (hostile bytes), as texts; LimitError or MalformedError for a bad
-    header.
-    """
+    """Return the metadata of a safetensors file (hostile bytes) as texts; LimitError or MalformedError if bad."""
     metadata = _parse_header(data).get("__metadata__", {})
     if not isinstance(metadata, dict):
         raise MalformedError("metadata that are not an object")
@@ -110,9 +108,7 @@ def read_metadata(data: bytes) -> dict[str, str]:
 
 
 def write(weights: Weights) -> bytes:
-    """Serialize contiguous CPU tensors as a safetensors file, with one copy of them in memory and the bytes that the
-    library safetensors writes.
-    """
+    """Serialize contiguous CPU tensors to the bytes that the library safetensors writes, with one copy in memory."""
     header, names = file_head(weights)
     return b"".join((header, *(raw_bytes(weights[name]) for name in names)))
 

@@ -30,9 +30,7 @@ from protocol.run import RunManifest
 
 
 class Trust(Record):
-    """The newest version that a node has trusted. The node writes it to disk before it acts on it, and never follows an
-    older chain.
-    """
+    """The newest version that a node has trusted, on disk before it acts on it: it never follows an older chain."""
 
     kind: ClassVar[str] = "trust"
     run: Digest
@@ -55,18 +53,8 @@ class ChainVerifier:
     """The verified chain of one run.
 
     Use: `accept_head`, then fetch each of `missing_manifests` and `accept_manifest` it, then `plan`. The caller
-    persists `trust` before it uses a plan.
-
-    Args:
-        trust: what this node trusted before; None for a new node.
-        revisions: the authority, read at each check; None for the authority in the run manifest.
-
-    Attributes:
-        trust: the highest (epoch, version, digest) trusted so far; None before the first.
-        head: the newest accepted head; None before the first.
-
-    Raises:
-        ValueError: the trust is of another run.
+    persists `trust` before it uses a plan. A new node has none; ValueError if it is of another run. The authority is
+    read from the revisions at each check; without them it is that of the run manifest.
     """
 
     def __init__(
@@ -77,8 +65,8 @@ class ChainVerifier:
         self._run_id = run_id
         self._run = run
         self._revisions = revisions or Revisions(run_id, run.authority)
-        self.trust = trust
-        self.head: Head | None = None
+        self.trust = trust  # the highest (epoch, version, digest) trusted so far; None before the first
+        self.head: Head | None = None  # the newest accepted one; None before the first
         self._manifests: dict[int, Signed[Manifest]] = {}
 
     def accept_head(self, data: bytes, now: float, *, allow_expired: bool = False) -> Head:
@@ -239,9 +227,7 @@ class ChainVerifier:
         return other
 
     def version_for(self, window: int) -> int:
-        """Return the newest version that serves a window; GapError if none in the head does yet, or if manifests are
-        missing, so that a newer version might.
-        """
+        """Return the newest version that serves a window; GapError for none, or if a newer one may be missing."""
         if not self._complete():
             raise GapError("manifests that the head lists are missing", f"window {window}")
         versions = [m.version for m in self.manifests() if m.first_window <= window]

@@ -129,10 +129,7 @@ def drop_wrappers(text: str) -> str:
 
 
 def braced(text: str, opening: int) -> tuple[str | None, int]:
-    """Return the content of the braces that open at an index, and the index behind them.
-
-    If the braces do not close, the content is None and the index is the end of the text.
-    """
+    """Return what the braces that open at an index contain, and the index behind them: None and the end if unclosed."""
     depth = 0
     for at in range(opening, len(text)):
         if text[at] == "{":

@@ -39,19 +39,12 @@ _MIRRORED: Final = str.maketrans("<>≤≥", "><≥≤")
 
 @dataclass(frozen=True)
 class _Piece:
-    """One of the things that an answer lists.
+    """One of the things that an answer lists."""
 
-    Attributes:
-        name: what it is said to be (x in x=3); empty if nothing is said.
-        unit: its unit in one spelling; empty if it has none.
-        content: what is compared: a value, a list, a relation, or the text if it is none of these.
-        percent: whether there is a percent sign, which divides the content by 100.
-    """
-
-    name: str
-    unit: str
-    content: Hashable
-    percent: bool = False
+    name: str  # what it is said to be (x in x=3); empty if nothing is said
+    unit: str  # in one spelling; empty if it has none
+    content: Hashable  # what is compared: a value, a list, a relation, or the text if it is none of these
+    percent: bool = False  # whether there is a percent sign, which divides the content by 100
 
 
 def equivalent(gold: str, answer: str) -> bool:

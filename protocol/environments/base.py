@@ -6,17 +6,11 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True)
 class Problem:
-    """One task instance.
+    """One task instance."""
 
-    Attributes:
-        prompt: the text that the policy continues.
-        reference: the data with which the environment judges a completion, in a form of its own.
-        stratum: the kind of problem by which evaluations are reported, such as its difficulty; empty for none.
-    """
-
-    prompt: str
-    reference: str
-    stratum: str = ""
+    prompt: str  # the text that the policy continues
+    reference: str  # the data with which the environment judges a completion, in a form of its own
+    stratum: str = ""  # the kind of problem by which evaluations are reported, such as its difficulty; empty for none
 
 
 class Environment(Protocol):
@@ -82,37 +76,23 @@ class SandboxLimitError(SandboxError):
 class ProgramLimits:
     """The resource limits of untrusted programs. They affect rewards, so they are the same on all nodes
     (docs/spec/environments.md).
-
-    Attributes:
-        cpu_seconds: processor time of all tests of one program together.
-        wall_seconds: elapsed time, which ends programs that wait instead of computing.
-        memory_bytes: address space.
-        file_bytes: size of one file.
-        scratch_bytes: size of all files together.
-        files: number of open files.
     """
 
-    cpu_seconds: int = 5
-    wall_seconds: float = 30.0
-    memory_bytes: int = 512 << 20
-    file_bytes: int = 1 << 20
-    scratch_bytes: int = 8 << 20
-    files: int = 32
+    cpu_seconds: int = 5  # processor time of all tests of one program together
+    wall_seconds: float = 30.0  # elapsed time, which ends programs that wait instead of computing
+    memory_bytes: int = 512 << 20  # address space
+    file_bytes: int = 1 << 20  # of one file
+    scratch_bytes: int = 8 << 20  # of all files together
+    files: int = 32  # that are open
 
 
 @dataclass(frozen=True)
 class ProgramTests:
-    """The unit tests of a programming problem.
+    """The unit tests of a programming problem."""
 
-    Attributes:
-        reference: a correct solution; a solution must define the same top-level names.
-        setup: statements that run before the tests.
-        tests: statements; a test passes if it raises nothing.
-    """
-
-    reference: str
-    setup: str
-    tests: tuple[str, ...]
+    reference: str  # a correct solution; a solution must define the same top-level names
+    setup: str  # statements that run before the tests
+    tests: tuple[str, ...]  # statements; a test passes if it raises nothing
 
 
 @dataclass(frozen=True)
@@ -131,11 +111,6 @@ class Sandbox(Protocol):
         """The version of Python, such as '3.11'."""
 
     def attempt(self, tests: ProgramTests, solution: str) -> ProgramResult:
-        """Run a solution (any text) against the tests, in order. If the program dies in a test, this test and all later
-        ones count as failed.
-
-        The call blocks for up to `ProgramLimits.wall_seconds`.
-
-        Raises:
-            SandboxError: the sandbox failed, which says nothing about the solution.
+        """Run a solution (any text) against the tests, in order, for up to `ProgramLimits.wall_seconds`. If the program
+        dies in a test, this and all later ones count as failed. A SandboxError says nothing about the solution.
         """

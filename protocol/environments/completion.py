@@ -18,20 +18,12 @@ _SHORT_TRAILING: Final = 50
 
 @dataclass(frozen=True)
 class Completion:
-    """A parsed completion.
+    """A parsed completion."""
 
-    Attributes:
-        thinks: whether there is text between thinking tags, before the solution.
-        solution: the text in the last solution block; None if there is no block.
-        blocks: number of solution blocks.
-        trailing: number of characters behind the last solution block, without spaces at the end; 0 if there is no
-            block.
-    """
-
-    thinks: bool
-    solution: str | None
-    blocks: int
-    trailing: int
+    thinks: bool  # whether there is text between thinking tags, before the solution
+    solution: str | None  # the text in the last solution block; None if there is no block
+    blocks: int  # number of solution blocks
+    trailing: int  # characters behind the last block, without spaces at the end; 0 if there is no block
 
     @classmethod
     def read(cls, text: str) -> "Completion":

@@ -41,24 +41,13 @@ class NoExpressionError(Exception):
 
 
 class Expression:
-    """A parsed expression.
-
-    Args:
-        text: short enough for a recursion of its length.
-        max_digits: of a number.
-
-    Attributes:
-        numbers: the numbers in the expression, from left to right.
-
-    Raises:
-        NoExpressionError: the text is no expression.
-    """
+    """A parsed expression: a text that is short enough for a recursion of its length, or NoExpressionError."""
 
     def __init__(self, text: str, max_digits: int = _MAX_DIGITS) -> None:
         self._text = text
-        self._max_digits = max_digits
+        self._max_digits = max_digits  # of a number
         self._at = 0
-        self.numbers: list[int] = []
+        self.numbers: list[int] = []  # from left to right
         self.value = self._sum()
         if self._at != len(text):
             raise NoExpressionError

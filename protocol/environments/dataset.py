@@ -18,21 +18,11 @@ Fields = Mapping[str, object]
 
 
 class Dataset:
-    """The training set and the held-out set of a data file: an environment without its name and its rewards.
+    """The training set and the held-out set of a data file (hostile bytes): an environment without its name and its
+    rewards. MalformedError or LimitError gives the line that is at fault.
 
-    Args:
-        label: separates the random streams and the split of one kind of problem from those of others.
-        data: hostile bytes.
-        read: builds a problem from a line's fields; it raises `MalformedError` if it cannot.
-
-    Raises:
-        MalformedError, LimitError: the bytes are no such file; the message gives the line.
-
-    Attributes:
-        training_problems: in the order of the file.
-        held_out_problems: in an order of which every beginning has the strata in the proportions of the whole; within a
-            stratum in the order of the file.
-        held_out_lines: the line number (1, 2, ...) of each held-out problem.
+    The label separates the random streams and the split of one kind of problem from those of others; `read` builds a
+    problem from a line's fields, or raises `MalformedError`.
     """
 
     def __init__(self, label: str, data: bytes, read: Callable[[Fields], Problem]) -> None:
@@ -47,10 +37,10 @@ class Dataset:
             # Lower the case of ASCII letters only, which every version of Python does alike.
             name = " ".join(problem.prompt.encode().lower().decode().split())
             sides[is_held_out(f"{label} {name}")].setdefault(name, (number, problem))
-        self.training_problems = tuple(problem for _, problem in sides[False].values())
-        held_out = _spread(list(sides[True].values()))
+        self.training_problems = tuple(problem for _, problem in sides[False].values())  # in the order of the file
+        held_out = _spread(list(sides[True].values()))  # every beginning has the strata in the proportions of the whole
         self.held_out_problems = tuple(problem for _, problem in held_out)
-        self.held_out_lines = tuple(number for number, _ in held_out)
+        self.held_out_lines = tuple(number for number, _ in held_out)  # in the file: 1, 2, ...
         for side, problems in (("training", self.training_problems), ("held-out", self.held_out_problems)):
             if not problems:
                 raise MalformedError(f"no {side} problem among {len(self.problems)}: add some", "data")
@@ -84,9 +74,8 @@ def _stratum(fields: Fields) -> str:
 
 
 def _spread(problems: list[tuple[int, Problem]]) -> list[tuple[int, Problem]]:
-    """Return problems so that every beginning of the list has about the same proportions of strata.
-
-    Problem i of the m of a stratum comes at (2i + 1) / 2m of the way; of two at one place the lower line comes first.
+    """Return problems so that every beginning of the list has about the same proportions of strata: problem i of the m
+    of a stratum comes at (2i + 1) / 2m of the way, and of two at one place that of the lower line first.
     """
     members: dict[str, list[tuple[int, Problem]]] = {}
     for item in problems:

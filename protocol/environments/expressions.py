@@ -47,11 +47,7 @@ class Work:
 
 
 def value_of(text: str, work: Work) -> Value:
-    """Return the value of an expression without spaces.
-
-    Raises:
-        NoValueError: the text is no expression of this grammar, or exceeds a limit.
-    """
+    """Return the value of an expression without spaces; NoValueError if it is none, or exceeds a limit."""
     reader = _Reader(text, work)
     value = reader.sum()
     if reader.peek():

@@ -11,11 +11,7 @@ from protocol.environments.seeded_rng import SeededRng
 
 
 def drawn_member(shares: Sequence[int], seed: bytes) -> int:
-    """Return the index of the member that a seed draws.
-
-    Args:
-        shares: of the members in millionths, which add up to a million.
-    """
+    """Return the index of the member that a seed draws, by shares in millionths that add up to a million."""
     return bisect.bisect_right(list(itertools.accumulate(shares)), SeededRng("mixture", seed).below(SHARES))
 
 
@@ -25,13 +21,8 @@ def mixed(members: Sequence[tuple[int, Environment]]) -> Environment:
 
 
 class Mixture:
-    """Several environments as one. The stratum of a problem is the name of the member that gave it.
-
-    Args:
-        members: each with its share in millionths, ascending by name.
-
-    Attributes:
-        members: the environments by name; shares: of each, in the same order.
+    """Several environments as one, each with its share in millionths, ascending by name. The stratum of a problem is
+    the name of the member that gave it.
     """
 
     name = "mixture"

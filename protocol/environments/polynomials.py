@@ -41,14 +41,8 @@ class NoValueError(Exception):
 
 
 class Value:
-    """A sum of terms. Equal values compare equal.
-
-    Args:
-        terms: the factor of each monomial; those with the factor 0 are dropped.
-
-    Raises:
-        NoValueError: a bound is exceeded, or the value is outside of an operation's domain. Every operation makes a new
-            value, so each may raise this.
+    """A sum of terms, made of the factor of each monomial. Equal values compare equal. Every operation makes a new
+    value, and raises NoValueError if that exceeds a bound, or this one is outside of the operation's domain.
     """
 
     def __init__(self, terms: Mapping[Monomial, Fraction]) -> None:

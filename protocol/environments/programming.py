@@ -64,10 +64,8 @@ def program(solution: str | None) -> str:
 
 
 class Programming(Dataset):
-    """The programming environment, with the problems of a data file (hostile bytes, see `Dataset`).
-
-    Args:
-        sandbox: runs the programs; its version of Python is part of the environment's name.
+    """The programming environment, with the problems of a data file (hostile bytes, see `Dataset`). A sandbox runs the
+    programs; its version of Python is part of the environment's name.
     """
 
     exact = False  # a program may exceed the limits of time and memory on one machine and not on another

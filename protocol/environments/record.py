@@ -19,10 +19,8 @@ SHARES: Final = 1_000_000
 
 
 def canonical_config(value: object) -> bytes:
-    """Return the one JSON text of an environment's configuration: sorted names, ASCII, no white space.
-
-    Raises:
-        MalformedError: it is no object of plain values, or too large.
+    """Return the one JSON text of an environment's configuration: sorted names, ASCII, no white space. MalformedError
+    if it is no object of plain values, or too large.
     """
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
@@ -40,16 +38,12 @@ def _check_config(text: bytes) -> bytes:
 
 
 class CodeRef(Record):
-    """Code of an environment.
-
-    Attributes:
-        distribution: its name in the form of PEP 503.
-        digest, size: of the wheel. Of a built-in environment, the digest of its modules, and 0.
-    """
+    """Code of an environment."""
 
     kind: ClassVar[str] = "environment-code"
-    distribution: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=100)]
+    distribution: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=100)]  # as in PEP 503
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9.!+_-]{1,64}$")]
+    # digest and size of the wheel; of a built-in environment, the digest of its modules, and 0
     digest: Digest
     size: Annotated[int, Field(ge=0, le=limits.MAX_WHEEL_BYTES)]
 
@@ -58,22 +52,17 @@ class CodeRef(Record):
 
 
 class EnvironmentSpec(Record):
-    """An environment of a run.
-
-    Attributes:
-        code: the wheels of a plug-in with all that it imports; of a built-in environment, its modules alone.
-        python: the version of Python that executes foreign code, such as '3.11'; empty if there is none.
-        config: what the environment is created with, as `canonical_config` returns it.
-        exact: whether every machine computes the same rewards.
-        rubric: the parts of the reward; empty for the environment's own score alone.
-    """
+    """An environment of a run."""
 
     kind: ClassVar[str] = "environment"
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    # the wheels of a plug-in with all that it imports; of a built-in environment, its modules alone
     code: Annotated[tuple[CodeRef, ...], Field(min_length=1, max_length=limits.MAX_WHEELS)]
+    # the version of Python that executes foreign code, such as '3.11'; empty if there is none
     python: Annotated[str, Field(pattern=r"^(3\.[1-9][0-9]?)?$")]
+    # what it is created with, as `canonical_config` returns it
     config: Annotated[bytes, Field(max_length=limits.MAX_CONFIG_BYTES), AfterValidator(_check_config)]
-    exact: bool
+    exact: bool  # whether every machine computes the same rewards
     rubric: Rubric = ()
 
     @model_validator(mode="after")

@@ -24,16 +24,11 @@ _part: Final = re.compile(r"([a-z]+)(?::([1-9][0-9]{0,6}))?=([1-9][0-9]{0,6})(?:
 
 
 class RubricPart(Record):
-    """A part of a reward, with its weight `numerator` / `denominator`.
-
-    Attributes:
-        part: what is measured.
-        tokens: of `overlong`, the tokens before the longest completion over which the punishment grows; of
-            `repetition`, the length of an n-gram; else 0.
-    """
+    """A part of a reward, with its weight `numerator` / `denominator`."""
 
     kind: ClassVar[str] = "rubric-part"
     part: PartName
+    # of `overlong`, before the longest completion, over which it grows; of `repetition`, of an n-gram; else 0
     tokens: Annotated[int, Field(ge=0, le=limits.MAX_COMPLETION_TOKENS)]
     numerator: Annotated[int, Field(ge=1, le=_MAX_WEIGHT)]
     denominator: Annotated[int, Field(ge=1, le=_MAX_WEIGHT)]
@@ -74,11 +69,7 @@ def parse(text: str) -> tuple[RubricPart, ...]:
 
 def reward(parts: Sequence[RubricPart], score: float, text: str, tokens: Sequence[int], max_tokens: int) -> int:
     """Return the reward of a completion in millionths: the weighted sum, bounded by 0 and 1, to the nearest millionth.
-
-    Args:
-        score: the environment's own reward.
-        text, tokens: the completion, without and with its end-of-sequence token.
-        max_tokens: of the longest completion.
+    The score is the environment's own; the tokens end with the end-of-sequence token, which the text does not have.
     """
     completion = Completion.read(text)
     values: dict[PartName, Fraction] = {

@@ -14,11 +14,8 @@ _WORD_BYTES: Final = 8
 
 
 class SeededRng:
-    """A pseudorandom generator of integers. Word i of its stream is the first 8 bytes (big-endian) of SHA-256(label ||
-    0x00 || seed || i as 8 bytes).
-
-    Args:
-        label: separates the streams of different uses.
+    """A pseudorandom generator of integers, whose label separates the streams of different uses. Word i of a stream is
+    the first 8 bytes (big-endian) of SHA-256(label || 0x00 || seed || i as 8 bytes).
     """
 
     def __init__(self, label: str, seed: bytes) -> None:

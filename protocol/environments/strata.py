@@ -26,15 +26,11 @@ class LeveledEnvironment(Environment, Protocol):
 
 
 class Strata:
-    """The strata of an environment.
-
-    Attributes:
-        weights: by name, how many of the problems a stratum has, in any unit; empty if the environment has none.
-    """
+    """The strata of an environment."""
 
     def __init__(self, environment: Environment | Dataset) -> None:
         self._problem: Callable[[str, bytes], Problem]
-        self.weights: dict[str, int] = {}
+        self.weights: dict[str, int] = {}  # by name, how many of the problems a stratum has, in any unit
         if isinstance(environment, Mixture):
             members = environment.members
             self.weights = dict(zip(members, environment.shares, strict=True))

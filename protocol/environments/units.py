@@ -56,13 +56,11 @@ _BEHIND_NUMBER: Final = re.compile(r"[0-9})π.]\Z")
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """Return the text in front of a unit, and the unit in its one spelling; the text and '' if it has no unit.
+    """Return the text in front of a unit, and the unit in its one spelling; the text and '' if it has no unit. The text
+    is from `answer_text.plain_text`: its spaces tell a unit from a product of symbols.
 
     A unit is one of a list, or what is counted: one to three words behind a plain number, none of which belongs to a
     number (`3 million`, `2 thirds`).
-
-    Args:
-        text: from `answer_text.plain_text`; its spaces tell a unit from a product of symbols.
     """
     for at in _word_starts(text):
         unit = _known_unit(text[at:])

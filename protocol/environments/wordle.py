@@ -56,10 +56,8 @@ class WordleEpisode:
 
 
 class Wordle:
-    """Wordle. The reward is 1.0 for the word, else half of the share of places that the best guess has right.
-
-    Args:
-        words: all of one length.
+    """Wordle, of words of one length. The reward is 1.0 for the word, else half of the share of places that the best
+    guess has right.
     """
 
     name = "wordle"

@@ -26,9 +26,7 @@ _WORK_DOMAIN: Final = b"grailnode/1 work"
 
 
 class ProofOfWorkSolution(Record):
-    """A proof of work: a nonce for which `work_digest` begins with enough zero bits; valid until `expires_ms`, in
-    milliseconds since the Unix epoch.
-    """
+    """A nonce for which `work_digest` begins with enough zero bits; valid until `expires_ms` (Unix epoch)."""
 
     kind: ClassVar[str] = "work"
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -63,9 +61,7 @@ def leading_zero_bits(digest: bytes) -> int:
 
 
 def do_work(run_id: bytes, key: bytes, difficulty: int, expires_ms: int) -> ProofOfWorkSolution:
-    """Find a proof of work, which takes about 2^difficulty tries and expires at a time in milliseconds since the Unix
-    epoch.
-    """
+    """Find a proof of work in about 2^difficulty tries; it expires at some milliseconds since the Unix epoch."""
     solutions = (ProofOfWorkSolution.model_construct(expires_ms=expires_ms, nonce=nonce) for nonce in count())
     return next(work for work in solutions if leading_zero_bits(work_digest(run_id, key, work)) >= difficulty)
 

@@ -168,9 +168,7 @@ def _open_envelope(data: bytes, record_type: type[Record]) -> Envelope:
 
 
 def claimed_signers(data: bytes, record_type: type[Record]) -> tuple[bytes, ...]:
-    """Return the keys that an envelope (hostile bytes) claims as its signers. Nothing is verified; LimitError or
-    MalformedError if the bytes are no envelope of that type.
-    """
+    """Return the signers that an envelope (hostile bytes) claims; LimitError or MalformedError, nothing is verified."""
     return tuple(signature.key for signature in _open_envelope(data, record_type).signatures)
 
 

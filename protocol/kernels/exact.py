@@ -15,11 +15,12 @@ from llvmlite import ir
 from torch import Tensor
 from torch.nn import functional
 
-from protocol.kernels.jit import kernel
-from protocol.kernels.logit_simd import _broadcast, _floats, _fused, _load, _long, _pointer
-from protocol.kernels.simd import VECTOR_SIZE, cgutils, intrinsic, types
+from protocol.kernels.jit import inlined, kernel
+from protocol.kernels.logit_simd import FLOATS, fused
+from protocol.kernels.simd import VECTOR_SIZE, broadcast, cgutils, intrinsic, load_vector, types, vector_pointer
 
 LANES: Final = VECTOR_SIZE
+_word: Final = ir.IntType(64)
 
 _LN2_HIGH: Final = 6.93147180369123816490e-01  # its product with an integer below 2**21 is exact
 _LN2_LOW: Final = 1.90821492927058770002e-10
@@ -47,14 +48,14 @@ def _dots(
     context: Any, builder: Any, signature: Any, args: Any, left_offsets: list[Any], right_offset: Any, blocks: Any
 ) -> list[Any]:
     """Return the sums of products of several parts of the first argument with one part of the second."""
-    zeros = ir.Constant(_floats, [0.0] * LANES)
+    zeros = ir.Constant(FLOATS, [0.0] * LANES)
     sums = [cgutils.alloca_once_value(builder, zeros) for _ in left_offsets]
     with cgutils.for_range(builder, blocks) as loop:
-        step = builder.mul(loop.index, ir.Constant(_long, LANES))
-        other = _load(context, builder, signature.args[1], args[1], builder.add(right_offset, step))
+        step = builder.mul(loop.index, ir.Constant(_word, LANES))
+        other = load_vector(context, builder, signature.args[1], args[1], builder.add(right_offset, step))
         for partial_sums, offset in zip(sums, left_offsets, strict=True):
-            one = _load(context, builder, signature.args[0], args[0], builder.add(offset, step))
-            builder.store(_fused(builder, one, other, builder.load(partial_sums)), partial_sums)
+            one = load_vector(context, builder, signature.args[0], args[0], builder.add(offset, step))
+            builder.store(fused(builder, one, other, builder.load(partial_sums)), partial_sums)
     return [_sum(builder, builder.load(partial_sums)) for partial_sums in sums]
 
 
@@ -85,12 +86,12 @@ def _set_dots(
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        width = builder.mul(args[4], ir.Constant(_long, LANES))
-        rows = [builder.mul(width, ir.Constant(_long, row)) for row in range(_ROWS)]
+        width = builder.mul(args[4], ir.Constant(_word, LANES))
+        rows = [builder.mul(width, ir.Constant(_word, row)) for row in range(_ROWS)]
         offsets = [builder.add(args[2], row) for row in rows]
         data = context.make_array(signature.args[5])(context, builder, args[5]).data
         for row, total in enumerate(_dots(context, builder, signature, args, offsets, args[3], args[4])):
-            index = builder.add(args[6], builder.mul(args[7], ir.Constant(_long, row)))
+            index = builder.add(args[6], builder.mul(args[7], ir.Constant(_word, row)))
             builder.store(total, builder.gep(data, [index]))
         return context.get_dummy_value()
 
@@ -103,16 +104,16 @@ def _add_scaled(_typing: Any, factor: Any, vector: Any, offset: Any, sums: Any, 
     """Set sums[place + i] = factor * vector[offset + i] + sums[place + i], rounded once, for 64 elements."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        new = _load(context, builder, signature.args[1], args[1], args[2])
-        before = _load(context, builder, signature.args[3], args[3], args[4])
-        pointer = _pointer(context, builder, signature.args[3], args[3], args[4])
-        builder.store(_fused(builder, _broadcast(builder, args[0], _floats), new, before), pointer, align=4)
+        new = load_vector(context, builder, signature.args[1], args[1], args[2])
+        before = load_vector(context, builder, signature.args[3], args[3], args[4])
+        pointer = vector_pointer(context, builder, signature.args[3], args[3], args[4])
+        builder.store(fused(builder, broadcast(builder, args[0], FLOATS.element), new, before), pointer, align=4)
         return context.get_dummy_value()
 
     return types.none(types.float32, vector, types.int64, sums, types.int64), generate
 
 
-@kernel()
+@inlined
 def exact_exp(x: Any) -> Any:
     """Return exp(x) in float64 for x <= 0, to 1e-15; 0 below -700. NaN for NaN."""
     power = math.floor(max(x, _LEAST) * (1.0 / math.log(2.0)) + 0.5)
@@ -126,7 +127,7 @@ def exact_exp(x: Any) -> Any:
     return 0.0 if x < _LEAST else result
 
 
-@kernel()
+@inlined
 def exact_log(x: Any) -> Any:
     """Return the natural logarithm of a positive, finite float64, to 1e-15."""
     mantissa, power = math.frexp(x)
@@ -140,24 +141,25 @@ def exact_log(x: Any) -> Any:
     return power * _LN2_HIGH + (power * _LN2_LOW + 2.0 * ratio * series)
 
 
-@kernel("float32[::1]", "float32[::1]", "int64", "int64", "int64", "float32[::1]")
-def _products(left: Any, right: Any, rows: Any, columns: Any, width: Any, result: Any) -> None:
+@kernel
+def _products(left: Any, right: Any, result: Any) -> None:
+    (rows, width), columns = left.shape, len(right)
     blocks, whole = width // LANES, rows // _ROWS * _ROWS
     for column in range(columns):
         for row in range(0, whole, _ROWS):
-            place = row * columns + column
-            _set_dots(left, right, row * width, column * width, blocks, result, place, columns)
+            _set_dots(left, right, row * width, column * width, blocks, result, row * columns + column, columns)
         for row in range(whole, rows):
-            result[row * columns + column] = _dot(left, right, row * width, column * width, blocks)
+            result[row, column] = _dot(left, right, row * width, column * width, blocks)
 
 
-@kernel("float32[::1]", "int64", "int64", "float32[::1]")
-def _squares(values: Any, rows: Any, width: Any, result: Any) -> None:
+@kernel
+def _squares(values: Any, result: Any) -> None:
+    rows, width = values.shape
     for row in range(rows):
         result[row] = _dot(values, values, row * width, row * width, width // LANES)
 
 
-@kernel("float32[::1]", "float32[::1]")
+@kernel
 def _silu(values: Any, result: Any) -> None:
     for index in range(values.size):
         x = np.float64(values[index])
@@ -165,42 +167,20 @@ def _silu(values: Any, result: Any) -> None:
         result[index] = F(x / (1.0 + small) if x >= 0.0 else x * small / (1.0 + small))
 
 
-@kernel("float32[::1]", "float32[::1]")
+@kernel
 def _logs(values: Any, result: Any) -> None:
     for index in range(values.size):
         x = np.float64(values[index])
         result[index] = F(exact_log(x) if 0.0 < x < np.inf else np.log(x))
 
 
-@kernel(
-    "float32[::1]",
-    "float32[::1]",
-    "float32[::1]",
-    "boolean[:, :, ::1]",
-    "int64",
-    "int64",
-    "int64",
-    "float32",
-    "float32[::1]",
-    "float32[::1]",
-)
-def _attend(
-    queries: Any,
-    keys: Any,
-    values: Any,
-    visible: Any,
-    heads: Any,
-    shared: Any,
-    width: Any,
-    scale: Any,
-    scores: Any,
-    result: Any,
-) -> None:
-    batch, new, total = visible.shape
-    blocks = width // LANES
+@kernel
+def _attend(queries: Any, keys: Any, values: Any, visible: Any, scale: Any, scores: Any, result: Any) -> None:
+    (batch, heads, new, width), total, mixed = queries.shape, keys.shape[2], result.reshape(result.size)
+    shared, blocks = heads // keys.shape[1], width // LANES
     for sequence in range(batch):
         for head in range(heads):
-            base = (sequence * (heads // shared) + head // shared) * total * width
+            base = (sequence * keys.shape[1] + head // shared) * total * width
             for position in range(new):
                 own = ((sequence * heads + head) * new + position) * width
                 largest = F(-np.inf)
@@ -215,9 +195,9 @@ def _attend(
                         weight_sum += np.float64(weight)
                         for block in range(blocks):
                             place = block * LANES
-                            _add_scaled(weight, values, base + key * width + place, result, own + place)
+                            _add_scaled(weight, values, base + key * width + place, mixed, own + place)
                 for place in range(own, own + width):
-                    result[place] = F(result[place] / F(weight_sum))
+                    mixed[place] = F(mixed[place] / F(weight_sum))
 
 
 def padded_width(width: int) -> int:
@@ -235,16 +215,15 @@ def padded(rows: Tensor) -> np.ndarray:
 
 def products(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Compute left @ right.T: float32 [N, J] from contiguous [N, K] and [J, K], where K is a multiple of LANES."""
-    (rows, width), columns = left.shape, len(right)
-    result = np.empty((rows, columns), dtype=np.float32)
-    _products(left.reshape(-1), right.reshape(-1), rows, columns, width, result.reshape(-1))
+    result = np.empty((len(left), len(right)), dtype=np.float32)
+    _products(left, right, result)
     return result
 
 
 def square_sums(values: np.ndarray) -> np.ndarray:
     """Compute the sum of the squares of each row: float32 [N] from contiguous [N, K], K a multiple of LANES."""
     result = np.empty(len(values), dtype=np.float32)
-    _squares(values.reshape(-1), len(values), values.shape[1], result)
+    _squares(values, result)
     return result
 
 
@@ -266,19 +245,6 @@ def attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: n
     """Compute attention: float32 [B, H, S, E]; keys that are not visible (bool [B, S, K]) change nothing. Queries are
     float32 [B, H, S, E], keys and values [B, C, K, E], all contiguous; C divides H, and LANES divides E.
     """
-    heads, width, shared = queries.shape[1], queries.shape[3], queries.shape[1] // keys.shape[1]
-    result = np.zeros_like(queries)
-    scores = np.empty(keys.shape[2], dtype=np.float32)
-    _attend(
-        queries.reshape(-1),
-        keys.reshape(-1),
-        values.reshape(-1),
-        visible,
-        heads,
-        shared,
-        width,
-        np.float32(scale),
-        scores,
-        result.reshape(-1),
-    )
+    result, scores = np.zeros_like(queries), np.empty(keys.shape[2], dtype=np.float32)
+    _attend(queries, keys, values, visible, np.float32(scale), scores, result)
     return result

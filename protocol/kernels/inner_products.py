@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from protocol.kernels.jit import kernel, lazy_kernel
+from protocol.kernels.jit import kernel
 
 Matrix = NDArray[np.float64]
 
@@ -25,7 +25,7 @@ BYTE: Final = 8
 _SIGNS: Final = 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) - 1.0
 
 
-@kernel()
+@kernel
 def _in_order(values: Any, vector: Any, sums: Any) -> Any:
     sums[:] = 0.0
     whole = vector.size // LANES * LANES
@@ -40,25 +40,20 @@ def _in_order(values: Any, vector: Any, sums: Any) -> Any:
     return total
 
 
-@lazy_kernel("float64[:, ::1]", "float64[::1]", "float64[::1]", "float64[::1]")
+@kernel
 def _products(rows: Any, vector: Any, sums: Any, result: Any) -> None:
     for row in range(len(rows)):
         result[row] = _in_order(rows[row], vector, sums)
 
 
-@lazy_kernel("float32[::1]", "float64[::1]", "float64[::1]")
-def _product(values: Any, vector: Any, sums: Any) -> Any:
-    return _in_order(values, vector, sums)
-
-
-@lazy_kernel("float64[::1]", "float32[::1]", "float64")
+@kernel
 def _add_scaled(total: Any, values: Any, factor: Any) -> Any:
     for place in range(values.size):
         total[place] += factor * numba.float64(values[place])
     return 0
 
 
-@lazy_kernel("float64[::1]", "float32[::1]", "uint8[::1]", "float64[:, ::1]")
+@kernel
 def _add_signed(sums: Any, values: Any, bits: Any, signs: Any) -> Any:
     whole = values.size // BYTE * BYTE
     for begin in range(0, whole, sums.size):
@@ -73,7 +68,7 @@ def _add_signed(sums: Any, values: Any, bits: Any, signs: Any) -> Any:
 
 def product(values: NDArray[np.float32], vector: Matrix) -> float:
     """Return the product of float32 [n] and float64 [n]."""
-    return float(_product(values, vector, np.empty(LANES)))
+    return float(_in_order(values, vector, np.empty(LANES)))
 
 
 def add_scaled(total: Matrix, values: NDArray[np.float32], factor: float) -> None:

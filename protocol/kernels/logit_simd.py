@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from llvmlite import ir
 
-from protocol.kernels.simd import VECTOR_SIZE, cgutils, intrinsic, types
+from protocol.kernels.simd import VECTOR_SIZE, broadcast, cgutils, intrinsic, load_vector, types, vector_pointer
 
 _index: Final = ir.IntType(32)
 _long: Final = ir.IntType(64)
 _float: Final = ir.FloatType()
 _words: Final = ir.VectorType(_index, VECTOR_SIZE)
-_floats: Final = ir.VectorType(_float, VECTOR_SIZE)
+FLOATS: Final = ir.VectorType(_float, VECTOR_SIZE)
 
 _MAX_NOISE: Final = (32 + 127) * math.log(2.0) + 1e-3
 """ln(2**32) plus the bias of a float's exponent and a margin for rounding errors: see `contenders`."""
@@ -34,26 +34,12 @@ def _word(number: int) -> Any:
 def _real(number: float) -> Any:
     """Return a vector with the nearest float32 in every element."""
     rounded = ir.Constant(_float, number)
-    return ir.Constant(_floats, [rounded] * VECTOR_SIZE)
+    return ir.Constant(FLOATS, [rounded] * VECTOR_SIZE)
 
 
-def _broadcast(builder: Any, number: Any, vector_type: Any) -> Any:
-    single = builder.insert_element(ir.Constant(vector_type, ir.Undefined), number, ir.Constant(_index, 0))
-    return builder.shuffle_vector(single, single, ir.Constant(_words, None))
-
-
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
-    data = builder.gep(context.make_array(array_type)(context, builder, array).data, [offset])
-    return builder.bitcast(data, _floats.as_pointer())
-
-
-def _load(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
-    return builder.load(_pointer(context, builder, array_type, array, offset), align=4)
-
-
-def _fused(builder: Any, factor: Any, other: Any, addend: Any) -> Any:
+def fused(builder: Any, factor: Any, other: Any, addend: Any) -> Any:
     """Compute factor * other + addend, rounded once."""
-    kind = ir.FunctionType(_floats, [_floats] * 3)
+    kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{VECTOR_SIZE}f32")
     return builder.call(function, [factor, other, addend])
 
@@ -77,13 +63,13 @@ def contenders(_typing: Any, logits: Any, offset: Any, first: Any, key: Any, oth
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        ids = builder.add(_broadcast(builder, args[2], _words), ir.Constant(_words, list(range(VECTOR_SIZE))))
-        word = _mix(builder, builder.xor(ids, _broadcast(builder, args[3], _words)))
-        word = _mix(builder, builder.xor(word, _broadcast(builder, args[4], _words)))
-        float_bits = builder.bitcast(builder.uitofp(builder.xor(word, _word(0xFFFFFFFF)), _floats), _words)
-        bound = _fused(builder, builder.sitofp(float_bits, _floats), _real(-_NOISE_STEP), _real(_MAX_NOISE))
-        scores = builder.fadd(_load(context, builder, signature.args[0], args[0], args[1]), bound)
-        return builder.bitcast(builder.fcmp_ordered(">", scores, _broadcast(builder, args[5], _floats)), _long)
+        ids = builder.add(broadcast(builder, args[2], _index), ir.Constant(_words, list(range(VECTOR_SIZE))))
+        word = _mix(builder, builder.xor(ids, broadcast(builder, args[3], _index)))
+        word = _mix(builder, builder.xor(word, broadcast(builder, args[4], _index)))
+        float_bits = builder.bitcast(builder.uitofp(builder.xor(word, _word(0xFFFFFFFF)), FLOATS), _words)
+        bound = fused(builder, builder.sitofp(float_bits, FLOATS), _real(-_NOISE_STEP), _real(_MAX_NOISE))
+        scores = builder.fadd(load_vector(context, builder, signature.args[0], args[0], args[1]), bound)
+        return builder.bitcast(builder.fcmp_ordered(">", scores, broadcast(builder, args[5], _float)), _long)
 
     return types.uint64(logits, types.uint64, types.uint32, types.uint32, types.uint32, types.float32), generate
 
@@ -93,9 +79,9 @@ def take_maxima(_typing: Any, logits: Any, offset: Any, maxima: Any) -> Any:
     """Set maxima[i] = max(maxima[i], logits[offset + i]) for 64 elements; a NaN changes nothing."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = _pointer(context, builder, signature.args[2], args[2], ir.Constant(_long, 0))
+        place = vector_pointer(context, builder, signature.args[2], args[2], ir.Constant(_long, 0))
         before = builder.load(place, align=4)
-        new = _load(context, builder, signature.args[0], args[0], args[1])
+        new = load_vector(context, builder, signature.args[0], args[0], args[1])
         builder.store(builder.select(builder.fcmp_ordered(">", new, before), new, before), place, align=4)
         return context.get_dummy_value()
 
@@ -109,20 +95,20 @@ def add_exponentials(_typing: Any, logits: Any, offset: Any, largest: Any, sums:
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        new = _load(context, builder, signature.args[0], args[0], args[1])
-        x = builder.fsub(new, _broadcast(builder, args[2], _floats))
+        new = load_vector(context, builder, signature.args[0], args[0], args[1])
+        x = builder.fsub(new, broadcast(builder, args[2], _float))
         x = builder.select(builder.fcmp_ordered("<", x, _real(_LEAST_EXPONENT)), _real(_LEAST_EXPONENT), x)
-        shifted_power = _fused(builder, x, _real(1.0 / math.log(2.0)), _real(_ROUNDER))
+        shifted_power = fused(builder, x, _real(1.0 / math.log(2.0)), _real(_ROUNDER))
         power = builder.fsub(shifted_power, _real(_ROUNDER))
-        rest = _fused(builder, power, _real(-math.log(2.0)), x)
+        rest = fused(builder, power, _real(-math.log(2.0)), x)
         series = _real(_TAYLOR[0])
         for coefficient in _TAYLOR[1:]:
-            series = _fused(builder, series, rest, _real(coefficient))
+            series = fused(builder, series, rest, _real(coefficient))
         # 2**power: the integer in the lowest bits, plus the bias, is moved to a float's exponent.
         scale = builder.shl(builder.add(builder.bitcast(shifted_power, _words), _word(127)), _word(23))
-        place = _pointer(context, builder, signature.args[3], args[3], ir.Constant(_long, 0))
+        place = vector_pointer(context, builder, signature.args[3], args[3], ir.Constant(_long, 0))
         before = builder.load(place, align=4)
-        builder.store(_fused(builder, series, builder.bitcast(scale, _floats), before), place, align=4)
+        builder.store(fused(builder, series, builder.bitcast(scale, FLOATS), before), place, align=4)
         return context.get_dummy_value()
 
     return types.none(logits, types.uint64, types.float32, sums), generate

@@ -11,7 +11,7 @@ import llvmlite.binding
 from llvmlite import ir
 from numba import core, extending
 
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import inlined
 
 cgutils: Any = core.cgutils
 types: Any = core.types
@@ -32,21 +32,25 @@ _index: Final = ir.IntType(32)
 _word: Final = ir.IntType(64)
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, element: Any) -> Any:
+def vector_pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+    """Return the address of 64 elements of an array, from an offset on."""
+    kind = array_type.dtype
+    element = ir.FloatType() if kind == types.float32 else ir.IntType(kind.bitwidth)
     data = builder.gep(context.make_array(array_type)(context, builder, array).data, [offset])
     return builder.bitcast(data, ir.VectorType(element, VECTOR_SIZE).as_pointer())
 
 
-def _load(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
-    element = ir.IntType(array_type.dtype.bitwidth)
-    return builder.load(
-        _pointer(context, builder, array_type, array, offset, element), align=array_type.dtype.bitwidth // 8
-    )
+def load_vector(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+    """Return 64 elements of an array, from an offset on, as a vector."""
+    place = vector_pointer(context, builder, array_type, array, offset)
+    return builder.load(place, align=array_type.dtype.bitwidth // 8)
 
 
-def _broadcast(builder: Any, number: Any, element: Any) -> Any:
+def broadcast(builder: Any, number: Any, element: Any) -> Any:
+    """Return a vector of 64 times a number; an integer is cut to the element's width."""
+    number = number if number.type == element else builder.trunc(number, element)
     vector = ir.Constant(ir.VectorType(element, VECTOR_SIZE), ir.Undefined)
-    single = builder.insert_element(vector, builder.trunc(number, element), ir.Constant(_index, 0))
+    single = builder.insert_element(vector, number, ir.Constant(_index, 0))
     return builder.shuffle_vector(single, single, ir.Constant(ir.VectorType(_index, VECTOR_SIZE), None))
 
 
@@ -105,12 +109,12 @@ def _deposit(_typing: Any, bits: Any, mask: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
-@kernel()
+@inlined
 def _nth_one_by_deposit(mask: Any, number: Any) -> Any:
     return lowest_bit(_deposit(types.uint64(1) << number, mask))
 
 
-@kernel()
+@inlined
 def _nth_one_by_halves(mask: Any, number: Any) -> Any:
     place = types.uint64(0)
     for halving in range(6):
@@ -132,8 +136,8 @@ def difference_mask(_typing: Any, old: Any, new: Any, offset: Any) -> Any:
     """Return a mask of 64 elements: whether old[offset + i] != new[offset + i]."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        before = _load(context, builder, signature.args[0], args[0], args[2])
-        after = _load(context, builder, signature.args[1], args[1], args[2])
+        before = load_vector(context, builder, signature.args[0], args[0], args[2])
+        after = load_vector(context, builder, signature.args[1], args[1], args[2])
         return builder.bitcast(builder.icmp_unsigned("!=", before, after), _word)
 
     return types.uint64(old, new, types.uint64), generate
@@ -144,7 +148,7 @@ def true_mask(_typing: Any, flags: Any, offset: Any) -> Any:
     """Return a mask of 64 elements: whether flags[offset + i] != 0."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = _load(context, builder, signature.args[0], args[0], args[1])
+        vector = load_vector(context, builder, signature.args[0], args[0], args[1])
         return builder.bitcast(builder.icmp_unsigned("!=", vector, ir.Constant(vector.type, None)), _word)
 
     return types.uint64(flags, types.uint64), generate
@@ -195,11 +199,9 @@ def copy(_typing: Any, source: Any, target: Any, offset: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = signature.args[1]
-        vector = _load(context, builder, signature.args[0], args[0], args[2])
-        element = ir.IntType(kind.dtype.bitwidth)
-        builder.store(
-            vector, _pointer(context, builder, kind, args[1], args[2], element), align=kind.dtype.bitwidth // 8
-        )
+        vector = load_vector(context, builder, signature.args[0], args[0], args[2])
+        target = vector_pointer(context, builder, kind, args[1], args[2])
+        builder.store(vector, target, align=kind.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.none(source, target, types.uint64), generate
@@ -215,16 +217,16 @@ def count_classes(
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = _load(context, builder, signature.args[0], args[0], args[1])
+        vector = load_vector(context, builder, signature.args[0], args[0], args[1])
         bytes_type = ir.VectorType(_byte, VECTOR_SIZE)
-        shifted = builder.lshr(vector, _broadcast(builder, args[2], vector.type.element))
+        shifted = builder.lshr(vector, broadcast(builder, args[2], vector.type.element))
         exponents = shifted if shifted.type == bytes_type else builder.trunc(shifted, bytes_type)
-        exponents = builder.and_(exponents, _broadcast(builder, args[3], _byte))
-        least, most = _broadcast(builder, args[4], _byte), _broadcast(builder, args[5], _byte)
+        exponents = builder.and_(exponents, broadcast(builder, args[3], _byte))
+        least, most = broadcast(builder, args[4], _byte), broadcast(builder, args[5], _byte)
         above = builder.sub(builder.select(builder.icmp_unsigned(">", exponents, least), exponents, least), least)
         own = builder.select(builder.icmp_unsigned("<", above, most), above, most)
         zero = ir.Constant(_word, 0)
-        builder.store(own, _pointer(context, builder, signature.args[6], args[6], zero, _byte), align=1)
+        builder.store(own, vector_pointer(context, builder, signature.args[6], args[6], zero), align=1)
         data = context.make_array(signature.args[7])(context, builder, args[7]).data
         negative = zero
         for number in range(MAX_CLASSES):
@@ -244,8 +246,8 @@ def class_mask(_typing: Any, classes: Any, number: Any) -> Any:
     """Return a mask of 64 elements: whether the class of each is `number`, with the classes from `count_classes`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        own = _load(context, builder, signature.args[0], args[0], ir.Constant(_word, 0))
-        return builder.bitcast(builder.icmp_unsigned("==", own, _broadcast(builder, args[1], _byte)), _word)
+        own = load_vector(context, builder, signature.args[0], args[0], ir.Constant(_word, 0))
+        return builder.bitcast(builder.icmp_unsigned("==", own, broadcast(builder, args[1], _byte)), _word)
 
     return types.uint64(classes, types.uint64), generate
 
@@ -268,7 +270,7 @@ def at_least_mask(_typing: Any, numbers: Any, offset: Any, least: Any) -> Any:
     """Return a mask of 64 elements of a uint32 array: whether numbers[offset + i] >= least."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        own = _load(context, builder, signature.args[0], args[0], args[1])
-        return builder.bitcast(builder.icmp_unsigned(">=", own, _broadcast(builder, args[2], _index)), _word)
+        own = load_vector(context, builder, signature.args[0], args[0], args[1])
+        return builder.bitcast(builder.icmp_unsigned(">=", own, broadcast(builder, args[2], _index)), _word)
 
     return types.uint64(numbers, types.uint64, types.uint32), generate

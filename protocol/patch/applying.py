@@ -213,9 +213,7 @@ class StreamingApply:
         return names
 
     def finish(self) -> AppliedPatch:
-        """Return the new weights after all bytes of the patch were processed; PatchError if it is cut off, or does not
-        give the weights that it promises.
-        """
+        """Return the new weights after the last byte; PatchError if the patch is cut off or its promise not kept."""
         while self._pending:
             self._pending.popleft().result()
         result = self._result
@@ -230,9 +228,7 @@ class StreamingApply:
         )
 
     def start(self, header: Header) -> None:
-        """Begin with a header that was read apart, and check all that it alone can show before the first frame is
-        decoded.
-        """
+        """Begin with a header that was read apart, and check what it alone can show before any frame is decoded."""
         self._header = header
         self._rows = check_fit(self._weights, header.rows)
         self._units = units_of(self._rows)

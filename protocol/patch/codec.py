@@ -15,8 +15,8 @@ from protocol.patch.container import (
     CHECK_BYTES,
     MAX_JOINED_ELEMENTS,
     PROFILES,
+    Header,
     Mode,
-    Table,
     TensorRow,
     check_length,
     read_header,
@@ -37,14 +37,6 @@ Digests = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedPatch:
-    """A patch, with the BLAKE3 of each tensor of the new weights."""
-
-    patch: bytes
-    digests: dict[str, bytes]
-
-
-@dataclass(frozen=True, slots=True)
 class EncodedTensor:
     """A tensor of a patch, with its BLAKE3 before and after; its frame is empty if unchanged or joined to another."""
 
@@ -52,20 +44,6 @@ class EncodedTensor:
     frame: memoryview
     before: bytes
     after: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PatchSummary:
-    """The contents of a patch's table."""
-
-    profile: str
-    base: bytes  # digest of the weights that the patch applies to
-    result: bytes  # digest of those that it gives
-    rows: Table
-    changed: int  # number of changed elements of all tensors
-    elements: int  # number of all elements
-    nbytes: int  # bytes of the patch
-    weight_bytes: int  # bytes of the full weights
 
 
 def for_each(work: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
@@ -131,9 +109,7 @@ def check_same_tensors(old: Weights, new: Weights) -> None:
 
 
 class PatchEncoder:
-    """The encoding of a patch, some tensors at a time: only their frames stay in memory. Each thread encodes a tensor
-    at a time and needs a `Scratch` of memory.
-    """
+    """The encoding of a patch, some tensors at a time: only their frames, and a `Scratch` a thread, are in memory."""
 
     def __init__(self, profile: str, *, threads: int = 1) -> None:
         if profile not in PROFILES:
@@ -146,7 +122,7 @@ class PatchEncoder:
     def add(
         self, old: Weights, new: Weights, *, base_digests: Digests | None = None, digests: Digests | None = None
     ) -> None:
-        """Encode more tensors, of the last version and the next; digests as for `encode_with_digests`."""
+        """Encode more tensors, of the last version and the next; digests as for `encode`."""
         check_same_tensors(old, new)
 
         def encode_unit(names: tuple[str, ...]) -> list[EncodedTensor]:
@@ -182,7 +158,7 @@ class PatchEncoder:
         return write_container(self._profile, base, result, rows, [tensor.frame for tensor in tensors])
 
 
-def encode_with_digests(
+def encode(
     old: Weights,
     new: Weights,
     *,
@@ -190,42 +166,24 @@ def encode_with_digests(
     base_digests: Digests | None = None,
     digests: Digests | None = None,
     threads: int = 1,
-) -> EncodedPatch:
-    """Encode the patch from `old` to `new`, and return it with the digests of the new tensors.
+) -> bytes:
+    """Encode the patch from `old`, the last published version, to `new`, with the same tensors.
 
-    Args:
-        old: the last published version.
-        new: the version to publish, with the same tensors.
-        profile: one of PROFILES.
-        base_digests: BLAKE3 of each old tensor; None to compute them, which reads the old tensors once more.
-        digests: BLAKE3 of each new tensor, computed by the caller from these tensors; None to compute the digests of
-            the changed tensors, which reads them once more.
-        threads: how many tensors to encode at the same time; each thread needs a `Scratch` of memory.
+    Digests are the BLAKE3 of each old or new tensor, which the caller has computed of these very tensors; without them
+    the tensors are read once more. Each thread encodes a tensor at a time, and needs a `Scratch` of memory.
 
-    Raises:
-        ValueError: there is no such profile; the tensors differ in name, dtype or shape, are not contiguous or not on
-            the CPU; or a digest is equal for a changed tensor, or differs for an unchanged one.
-        MalformedError: weights may not have one of the dtypes.
+    ValueError if there is no such profile, the tensors differ in name, dtype or shape, are not contiguous on the CPU,
+    or a digest is that of another tensor; MalformedError if weights may not have one of the dtypes.
     """
     encoder = PatchEncoder(profile, threads=threads)
     encoder.add(old, new, base_digests=base_digests, digests=digests)
-    return EncodedPatch(encoder.finish(), {name: item.after for name, item in encoder.tensors.items()})
+    return encoder.finish()
 
 
-def encode(old: Weights, new: Weights, *, profile: str = "compact") -> bytes:
-    """Encode the patch from `old` to `new`; see `encode_with_digests`."""
-    return encode_with_digests(old, new, profile=profile).patch
-
-
-def summary(patch: bytes) -> PatchSummary:
-    """Read a patch's table (hostile bytes), without decoding a frame: MalformedError, LimitError or PatchError if it is
-    malformed or contradicts itself, or frames are missing.
+def summary(patch: bytes) -> Header:
+    """Read a patch's preamble and table (hostile bytes), without decoding a frame: MalformedError, LimitError or
+    PatchError if it is malformed or contradicts itself, or frames are missing.
     """
     header = read_header(patch)
     check_length(patch, header)
-    changes = elements = weight_bytes = 0
-    for row in header.rows:
-        changes, elements, weight_bytes = changes + row.changed, elements + row.elements, weight_bytes + row.nbytes
-    return PatchSummary(
-        header.profile, header.base, header.result, header.rows, changes, elements, len(patch), weight_bytes
-    )
+    return header

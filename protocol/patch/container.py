@@ -152,6 +152,11 @@ class Header:
     def patch_bytes(self) -> int:
         return self.frames_begin + sum(self.rows.sizes)
 
+    @property
+    def changed(self) -> int:
+        """Number of changed elements of all tensors."""
+        return sum(row.changed for row in self.rows)
+
 
 def units_of(rows: Iterable[TensorRow]) -> dict[str, tuple[TensorRow, ...]]:
     """Return the rows of the tensors of each frame, by the name of the last one, to which the others are joined."""
@@ -243,9 +248,7 @@ def write_container(
 
 
 def header_bytes(data: bytes | bytearray | memoryview) -> int:
-    """Return the size of preamble and table in bytes, for which a streaming reader waits: MalformedError for no
-    preamble of this format, LimitError for too large a table.
-    """
+    """Return the bytes of preamble and table; MalformedError for no preamble, LimitError for too large a table."""
     if len(data) < PREAMBLE.size:
         raise MalformedError("shorter than a preamble", "patch")
     # The reserved bytes must be zeros, so that they can mean something in a later format.
@@ -274,9 +277,7 @@ def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None
 
 
 def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:
-    """Check that the frames end where the patch ends: LimitError for a too large one, MalformedError for missing or
-    left-over bytes.
-    """
+    """Check that the frames end where the patch ends: LimitError if it is too large, else MalformedError."""
     if header.patch_bytes > limits.MAX_PATCH_BYTES:
         raise LimitError(f"a patch of {header.patch_bytes} bytes", "patch")
     if len(data) != header.patch_bytes:

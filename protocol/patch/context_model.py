@@ -178,10 +178,8 @@ def _codes(counts: NDArray[np.int64]) -> NDArray[np.uint8]:
     return codes
 
 
-def _sample(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], float]:
-    """Count the changes in a sample by the exponent of their old value; return the counts and the sample's share of the
-    tensor.
-    """
+def sample_changes(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], float]:
+    """Count a sample's changes by the exponent of their old value; return the counts and its share of the tensor."""
     # The exponents differ from row to row, so the sample is spread over the tensor.
     pieces = [slice(0, old.size)]
     if old.size > SAMPLE_ELEMENTS:
@@ -194,14 +192,9 @@ def _sample(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], fl
     return np.bincount(exponents, minlength=layout.exponents), before.size / old.size
 
 
-def choose_classes(old: Bits, new: Bits, layout: Layout) -> tuple[int, int]:
-    """Return the first and the number of the classes with the most changes, without outer ones with too few."""
-    return classes_of(*_sample(old, new, layout))
-
-
 def classes_of(changes: NDArray[np.int64], share: float = 1.0) -> tuple[int, int]:
-    """Choose the classes of a tensor by a sample of it, which is a share of the tensor; see `choose_classes`. The
-    changes are counted by the exponent of their old value: int64 [exponents].
+    """Return the first and the number of the classes with most changes, without outer ones with too few. Counted are
+    those of a sample, which is a share of a tensor, by the exponent of their old value: int64 [exponents].
     """
     minimum = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
     # The run of MAX_CLASSES exponents with the most changes, by differences of sums.
@@ -219,9 +212,7 @@ def classes_of(changes: NDArray[np.int64], share: float = 1.0) -> tuple[int, int
 
 
 def write_model(model: Model) -> bytes:
-    """Serialize a model: the number of classes and the first exponent; then for each group its code, the number of its
-    step symbols, and their codes.
-    """
+    """Serialize a model: classes, first exponent; for each group its code, its number of step symbols, their codes."""
     groups = (bytes((group.code, len(group.steps) - 1)) + group.steps for group in model.groups)
     return bytes((model.classes, model.first)) + b"".join(groups)
 

@@ -8,12 +8,9 @@ A decoded change is one integer: size of the step: 32 bits | 1 if the step goes 
 each group is followed by one with the gap NEVER.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
-from protocol.kernels.jit import Int64Array, UInt8Array, UInt16Array, UInt32Array, UInt64Array, kernel, lazy_kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt16Array, UInt32Array, UInt64Array, inlined, kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     PREFETCH_DISTANCE,
@@ -61,7 +58,7 @@ reasons: Final = {
 """The message for each negative status that a kernel returns."""
 
 
-@lazy_kernel("uint32[:, ::1]", "uint32[:, ::1]")
+@kernel
 def fill_rows(widths: UInt32Array, table: UInt32Array) -> Any:
     """Fill decoder tables, uint32 [rows, SLOTS], from the slots of each symbol, uint32 [rows, symbols]: for every slot
     its symbol's width, its place within the symbol (shifted left by 12) and the symbol (shifted left by 24).
@@ -76,7 +73,7 @@ def fill_rows(widths: UInt32Array, table: UInt32Array) -> Any:
     return I(0)
 
 
-@kernel()
+@inlined
 def get_bits(raw: UInt32Array, bits: int, width: int) -> Any:
     """Read `width` <= 32 bits from bit `bits` on; return them and the number of the next bit."""
     # 31 bits before the first one and 32 of the value: two integers hold them, wherever they begin.
@@ -85,7 +82,7 @@ def get_bits(raw: UInt32Array, bits: int, width: int) -> Any:
     return (window >> (bits & U(31))) & ((U(1) << width) - U(1)), bits + width
 
 
-@kernel()
+@inlined
 def check_end(at: int, end: int, bits: int, raw_bits: int, gap_state: int, step_state: int) -> Any:
     """Check that the decoder ends where the sections end, in the initial states of an encoder; return a status."""
     # An encoder begins where the decoder ends, so all that it wrote is used up, and its states are the initial ones.
@@ -96,10 +93,7 @@ def check_end(at: int, end: int, bits: int, raw_bits: int, gap_state: int, step_
     return I(0) if gap_state == U(MIN_STATE) and step_state == U(MIN_STATE) else I(NOT_A_CODE)
 
 
-@lazy_kernel(
-    *("int64", "int64[::1]", "uint16[::1]", "uint32[::1]", "int64", "uint64[:, ::1]", "uint64[::1]"),
-    *("uint32[:, ::1]", "uint32[:, ::1]", "uint64[::1]"),
-)
+@kernel
 def get_changes(
     elements: int,
     counts: Int64Array,
@@ -178,7 +172,7 @@ def get_changes(
     return check_end(at, end, bits, U(raw_bits), gap_state, step_state)
 
 
-@kernel()
+@inlined
 def apply_change(new: Bits, at: int, change: int, order: UInt64Array, places: Int64Array, place_count: int) -> Any:
     """Apply a change to an element and note its place; return whether the new bits stay in the dtype."""
     # All ones for a step down: then (size ^ down) - down is minus the size. A key that leaves the dtype on either side
@@ -189,6 +183,7 @@ def apply_change(new: Bits, at: int, change: int, order: UInt64Array, places: In
     return key <= order[3]
 
 
+@kernel
 def apply_all(
     old: Bits,
     new: Bits,
@@ -222,6 +217,7 @@ def apply_all(
     return I(place_count) if in_dtype else I(LEAVES_DTYPE)
 
 
+@kernel
 def apply_changes(
     old: Bits,
     new: Bits,
@@ -268,25 +264,6 @@ def apply_changes(
             cursor[own] = I(number)
             gaps[own] = index - count
     return I(place_count) if in_dtype else I(LEAVES_DTYPE)
-
-
-@dataclass(frozen=True, slots=True)
-class Decoders:
-    """The kernels that write elements, for one width of these."""
-
-    apply_all: Callable[..., int]
-    apply_changes: Callable[..., int]
-
-
-@cache
-def decoders_for(itemsize: int) -> Decoders:
-    """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
-    element, masks, integers = f"uint{8 * itemsize}[::1]", "uint64[::1]", "int64[::1]"
-    state = (masks, masks, integers, integers)
-    return Decoders(
-        kernel(element, element, *state, integers)(apply_all),
-        kernel(element, element, masks, *state, "uint8[::1]", integers)(apply_changes),
-    )
 
 
 assert SLOTS == 4096

@@ -8,12 +8,9 @@ classes there is one group. In memory, a change is one integer:
 The kernels compare 64 elements at a time. For 64 elements without a change, they only count the classes.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
-from protocol.kernels.jit import Int64Array, UInt8Array, UInt16Array, UInt32Array, UInt64Array, kernel, lazy_kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt16Array, UInt32Array, UInt64Array, inlined, kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     PREFETCH_DISTANCE,
@@ -29,8 +26,6 @@ from protocol.kernels.simd import (
 from protocol.patch.rans import MIN_STATE, SLOTS, STEP_SYMBOLS, I, U, class_of, key_of, put_state, put_symbol, symbol_of
 from protocol.patch.values import Bits
 
-_MASKS, _INTEGERS, _TABLE = "uint64[::1]", "int64[::1]", "uint64[:, ::1]"  # in numba's words
-
 BUFFER_FULL: Final = -1
 """Status of a kernel: the changes need more bytes than the elements themselves."""
 
@@ -38,7 +33,7 @@ GROUPS: Final = MAX_CLASSES
 """Groups of changes: one for each class, or a single one."""
 
 
-@kernel()
+@inlined
 def pack_change(group: int, gap: int, before: int, after: int, order: UInt64Array) -> Any:
     """Pack a change from bit pattern `before` to `after` into one integer."""
     # A step down is a negative number in two's complement: its bits inverted, plus 1, are its size.
@@ -48,6 +43,7 @@ def pack_change(group: int, gap: int, before: int, after: int, order: UInt64Arra
     return size | down << U(32) | gap << U(33) | group << U(54)
 
 
+@kernel
 def scan_all(
     old: Bits, new: Bits, order: UInt64Array, gap: Int64Array, changes: UInt64Array, count: int, symbols: Int64Array
 ) -> Any:
@@ -79,6 +75,7 @@ def scan_all(
     return I(number)
 
 
+@kernel
 def scan(
     old: Bits,
     new: Bits,
@@ -126,11 +123,9 @@ def scan(
     return I(number)
 
 
-@lazy_kernel(_MASKS, "int64", _INTEGERS, _MASKS)
+@kernel
 def sort(changes: UInt64Array, count: int, ends: Int64Array, target: UInt64Array) -> Any:
-    """Write changes to `target` by group, in their order. `ends` is where each group begins in it, and afterwards where
-    it ends: int64[GROUPS].
-    """
+    """Write changes to `target` by group. `ends` is where each group begins, then where it ends: int64[GROUPS]."""
     # Counting sort: the place of each group is known beforehand, so every change is written once.
     for number in range(count):
         change = changes[number]
@@ -140,7 +135,7 @@ def sort(changes: UInt64Array, count: int, ends: Int64Array, target: UInt64Array
     return I(0)
 
 
-@lazy_kernel(_MASKS, "int64", _INTEGERS, "int64[:, ::1]")
+@kernel
 def tally(changes: UInt64Array, count: int, elements: Int64Array, symbols: Int64Array) -> Any:
     """Add changes to the statistics of their groups: the number of elements up to the last change, int64[GROUPS], and
     the number of changes by their step symbol, int64[GROUPS, STEP_SYMBOLS].
@@ -155,7 +150,7 @@ def tally(changes: UInt64Array, count: int, elements: Int64Array, symbols: Int64
     return I(0)
 
 
-@lazy_kernel("uint32[:, ::1]", _TABLE)
+@kernel
 def fill_entries(widths: UInt32Array, table: UInt64Array) -> Any:
     """Fill encoder tables, uint64 [rows, 2 * symbols], from the slots of symbols, uint32 [rows, symbols]: 0 for unused
     ones, which come last.
@@ -177,13 +172,13 @@ def fill_entries(widths: UInt32Array, table: UInt64Array) -> Any:
     return I(0)
 
 
-@kernel()
+@inlined
 def put_entry(state: int, out: UInt16Array, position: int, table: UInt64Array, at: int) -> Any:
     """Code a symbol by its entry in an encoder table, which begins at index `at`; return the new state and position."""
     return put_symbol(state, out, position, table[at], table[at + U(1)])
 
 
-@lazy_kernel(_MASKS, _INTEGERS, _TABLE, _MASKS, _MASKS, _MASKS, "int64", "int64", "uint16[::1]")
+@kernel
 def put_changes(
     changes: UInt64Array,
     counts: Int64Array,
@@ -239,11 +234,9 @@ def put_changes(
     return put_state(gap_state, out, position)
 
 
-@kernel()
+@inlined
 def put_bits(out: UInt32Array, position: int, pending: int, fill: int, value: int, width: int) -> Any:
-    """Append a value of at most `width` <= 32 bits to `out[position]`, which has `fill` pending bits so far; return the
-    new position, pending bits and fill.
-    """
+    """Append a value of `width` <= 32 bits behind `fill` pending ones; return position, pending bits and fill."""
     # Fewer than 32 bits are pending, so 32 more fit. The integer is always written, and stays if it is full.
     pending |= value << fill
     fill += width
@@ -252,7 +245,7 @@ def put_bits(out: UInt32Array, position: int, pending: int, fill: int, value: in
     return position + full, pending >> (full << U(5)), fill & U(31)
 
 
-@lazy_kernel(_MASKS, _INTEGERS, _TABLE, _MASKS, "uint32[::1]")
+@kernel
 def put_raw(
     changes: UInt64Array, counts: Int64Array, buckets: UInt64Array, symbols: UInt64Array, out: UInt32Array
 ) -> Any:
@@ -283,24 +276,6 @@ def put_raw(
                 position, pending, fill = put_bits(out, position, pending, fill, size & ((U(1) << rest) - U(1)), rest)
     out[position] = pending
     return I(position << U(5)) + I(fill)
-
-
-@dataclass(frozen=True, slots=True)
-class Coders:
-    """The kernels that read elements, for one width of these."""
-
-    scan_all: Callable[..., int]
-    scan: Callable[..., int]
-
-
-@cache
-def coders_for(itemsize: int) -> Coders:
-    """Compile the kernels for elements of `itemsize` bytes, or load them from numba's cache."""
-    element = f"uint{8 * itemsize}[::1]"
-    return Coders(
-        kernel(element, element, _MASKS, _INTEGERS, _MASKS, "int64", _INTEGERS)(scan_all),
-        kernel(element, element, _MASKS, _MASKS, "uint8[::1]", _INTEGERS, _MASKS, _INTEGERS)(scan),
-    )
 
 
 assert STEP_SYMBOLS < 128

@@ -22,9 +22,7 @@ def varint(value: int) -> bytes:
 
 
 class Cursor:
-    """A reader of fields in hostile bytes, from an offset on; errors name the bytes as `where` says. Every method
-    raises MalformedError if the bytes end too early.
-    """
+    """A reader of fields in hostile bytes, which errors name as `where`; MalformedError if they end too early."""
 
     def __init__(self, data: bytes | bytearray | memoryview, where: str, offset: int = 0) -> None:
         self._data = memoryview(data)
@@ -48,9 +46,7 @@ class Cursor:
         return self._data[self.offset - 1]
 
     def varint(self, largest: int) -> int:
-        """Read an unsigned LEB128 integer: LimitError above `largest` or 64 bits, MalformedError if not in its shortest
-        form.
-        """
+        """Read unsigned LEB128: LimitError above `largest` or 64 bits, MalformedError if not in shortest form."""
         # The lowest 7 bits come first; the upper bit of a byte says that another one follows.
         byte = self.byte()
         value, shift = byte & 0x7F, 0

@@ -82,9 +82,7 @@ def _dense_modes(old: Bits, new: Bits, layout: Layout, changes: int, best: int) 
 
 
 class _SmallestFrame:
-    """The smallest frame of a tensor so far. To save memory, a frame of more than half its tensor is dropped while
-    others are tried, and encoded again at the end.
-    """
+    """The smallest frame of a tensor so far; a large one is dropped to save memory, and encoded again at the end."""
 
     def __init__(self, nbytes: int) -> None:
         self.mode = Mode.RAW_STEP_PLANES

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numba
 
-from protocol.kernels.jit import UInt16Array, UInt64Array, kernel
+from protocol.kernels.jit import UInt16Array, UInt64Array, inlined
 from protocol.kernels.simd import highest_bit, upper_product
 
 U: Any = numba.uint64
@@ -96,7 +96,7 @@ def step_widths(weights: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(widths)
 
 
-@kernel()
+@inlined
 def put_symbol(state: int, out: UInt16Array, position: int, inverse: int, entry: int) -> Any:
     """Code a symbol; return the new state and position. Words are written from the end of `out`, the first one at
     `position`. `inverse` is 2^64 / width, rounded up; `entry` the width (shifted left by 32) and addend; see
@@ -115,7 +115,7 @@ def put_symbol(state: int, out: UInt16Array, position: int, inverse: int, entry:
     return state + (entry & U(0xFFFFFFFF)) + upper_product(state, inverse) * (U(SLOTS) - width), position
 
 
-@kernel()
+@inlined
 def get_symbol(state: int, words: UInt16Array, position: int, entry: int) -> Any:
     """Update the state after a symbol was decoded; return the new state and position."""
     state = (entry & U(0xFFF)) * (state >> U(SLOT_BITS)) + ((entry >> U(12)) & U(0xFFF))
@@ -125,7 +125,7 @@ def get_symbol(state: int, words: UInt16Array, position: int, entry: int) -> Any
     return state, position + I(short)
 
 
-@kernel()
+@inlined
 def put_state(state: int, out: UInt16Array, position: int) -> Any:
     """Write a state, least significant word last; return the new position."""
     for word in range(STATE_WORDS):
@@ -133,7 +133,7 @@ def put_state(state: int, out: UInt16Array, position: int) -> Any:
     return position - I(STATE_WORDS)
 
 
-@kernel()
+@inlined
 def get_state(words: UInt16Array, position: int) -> Any:
     """Read a state, as written by `put_state`; return it and the new position."""
     state = U(0)
@@ -142,7 +142,7 @@ def get_state(words: UInt16Array, position: int) -> Any:
     return state, position + I(STATE_WORDS)
 
 
-@kernel()
+@inlined
 def symbol_of(size: int) -> Any:
     """Return the symbol of a step's size, and how many of the size's low bits the symbol does not determine."""
     # Sizes of one or two bits have a symbol each; larger ones share theirs with others of the same upper three bits.
@@ -154,21 +154,21 @@ def symbol_of(size: int) -> Any:
     return (octave & fine) | ((size - U(1)) & ~fine), rest
 
 
-@kernel()
+@inlined
 def key_of(bits: int, order: UInt64Array) -> Any:
     """Return the key of a bit pattern (values.to_keys) by the constants of Layout.order, without a branch."""
     negative = U(I(bits << order[0]) >> I(63))
     return bits ^ order[1] ^ (negative & order[2])
 
 
-@kernel()
+@inlined
 def bits_at(key: int, order: UInt64Array) -> Any:
     """Return the bit pattern of a key by the constants of Layout.order, without a branch."""
     positive = U(I(key << order[0]) >> I(63))
     return key ^ order[1] ^ order[2] ^ (positive & order[2])
 
 
-@kernel()
+@inlined
 def class_of(bits: int, shift: int, mask: int, first: int, last: int) -> Any:
     """Return a bit pattern's class: its exponent minus `first`, limited to 0..`last`."""
     exponent = max((bits >> shift) & mask, first) - first

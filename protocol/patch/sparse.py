@@ -7,16 +7,16 @@ section of the entropy coder's words and a section of raw bits.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import PatchError
 from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
-from protocol.patch.context_model import Model, Statistics, choose_classes, form_of, read_model, write_model
-from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, decoders_for, get_changes, reasons
-from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, coders_for, put_changes, put_raw, sort, tally
+from protocol.patch.context_model import Model, Statistics, classes_of, form_of, read_model, sample_changes, write_model
+from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, apply_all, apply_changes, get_changes, reasons
+from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, put_changes, put_raw, scan, scan_all, sort, tally
 from protocol.patch.fields import BoundedBuffer, BufferFullError, Cursor, varint
 from protocol.patch.rans import STEP_SYMBOLS
 from protocol.patch.values import Bits, Decoded, Layout
@@ -99,7 +99,6 @@ class _Encoder:
 
     def __init__(self, layout: Layout, first: int, classes: int, scratch: Scratch) -> None:
         self._layout, self._first, self._classes = layout, first, classes
-        self._kernels = coders_for(layout.bits // 8)
         self._scratch = scratch
         self._form, self._order = form_of(layout, first, classes), layout.order
         self._statistics = Statistics()
@@ -117,7 +116,7 @@ class _Encoder:
         state = self._form, self._order, self._scratch.classes, gaps, self._scratch.unsorted, counts
         count = 0
         for old, new in parts:
-            count = self._kernels.scan(old, new, *state)
+            count = scan(old, new, *state)
         # In the order of the elements so far. The coder needs group after group, as each has tables of its own.
         sort(self._scratch.unsorted, count, np.cumsum(counts) - counts, buffer)
         if learn:
@@ -130,7 +129,7 @@ class _Encoder:
         counts, gap, count = np.zeros(GROUPS, np.int64), np.zeros(1, np.int64), 0
         symbols = self._statistics.steps[0] if learn else np.zeros(STEP_SYMBOLS, np.int64)
         for old, new in parts:
-            count = self._kernels.scan_all(old, new, self._order, gap, buffer, count, symbols)
+            count = scan_all(old, new, self._order, gap, buffer, count, symbols)
         counts[0] = count
         if learn:
             self._statistics.elements[0] += sum(old.size for old, _ in parts)
@@ -171,7 +170,7 @@ def encode_sparse(
 
     The model is fitted to the changes of the first chunks (see SAMPLE_SHARE), which for most tensors are all chunks.
     """
-    encoder = _Encoder(layout, *(choose_classes(old, new, layout) if classes else (0, 0)), scratch)
+    encoder = _Encoder(layout, *(classes_of(*sample_changes(old, new, layout)) if classes else (0, 0)), scratch)
     ranges = list(chunks_of(shape))
     # 1. Find the changes of the first chunks until they are enough for a model. They are kept, and coded below.
     sample: list[_ChunkChanges] = []
@@ -236,9 +235,7 @@ def _read_chunk(cursor: Cursor, begin: int, end: int, model: Model, offset: int)
 
 
 def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout: Layout) -> tuple[Model, list[Chunk]]:
-    """Read the model and the directory of a sparse frame, hostile bytes that have as many changes as the table says. A
-    ProtocolError says where they break docs/spec/patch.md.
-    """
+    """Read model and directory of a sparse frame (hostile bytes), which has as many changes as the table says."""
     cursor = Cursor(frame, "sparse frame")
     model = read_model(cursor, layout)
     chunks: list[Chunk] = []
@@ -275,7 +272,6 @@ class Decoder:
 
     def __init__(self, frame: memoryview, model: Model) -> None:
         self._frame, self._model = frame, model
-        self._kernels = decoders_for(model.layout.bits // 8)
         self._order = model.layout.order
         self._classes = np.empty(VECTOR_SIZE, np.uint8)
         # For a caller that keeps no piece, such as the publisher's own check.
@@ -304,27 +300,28 @@ class Decoder:
         changes, cursor = self._changes(chunk)
         ends = cursor + np.array([*chunk.counts, *[0] * (GROUPS - len(chunk.counts))])
         gaps = (changes[cursor] >> np.uint64(33)).astype(np.int64)
-        form = (self._model.form,) if self._model.classes else ()
-        state = (*form, self._order, changes, cursor)
+        state = self._order, changes, cursor
         for begin in range(0, old.size, PIECE_ELEMENTS):
             source = old[begin : begin + PIECE_ELEMENTS]
             target = self._scratch[: source.size] if new is None else new[begin : begin + PIECE_ELEMENTS]
-            if form:
-                place_count = self._apply(source, target, state, (self._classes, gaps), chunk)
+            if self._model.classes:
+                place_count = self._apply(source, target, state, gaps, chunk)
             else:
-                place_count = _check(self._kernels.apply_all(source, target, *state, self._places, gaps), chunk)
+                place_count = _check(apply_all(source, target, *state, self._places, gaps), chunk)
             yield chunk.begin + begin, target, self._places[:place_count]
         # A change that no piece has reached lies behind the chunk's last element of its class.
         if (cursor != ends).any():
             raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
 
-    def _apply(self, old: Bits, new: Bits, state: tuple[Any, ...], rest: tuple[Any, ...], chunk: Chunk) -> int:
-        whole, places = new.size // VECTOR_SIZE * VECTOR_SIZE, self._places
-        place_count = _check(self._kernels.apply_changes(old[:whole], new[:whole], *state, places, *rest), chunk)
+    def _apply(
+        self, old: Bits, new: Bits, state: tuple[Bits, Bits, Bits], gaps: NDArray[np.int64], chunk: Chunk
+    ) -> int:
+        whole, places, form = new.size // VECTOR_SIZE * VECTOR_SIZE, self._places, self._model.form
+        place_count = _check(apply_changes(old[:whole], new[:whole], form, *state, places, self._classes, gaps), chunk)
         if whole < new.size:
             # In a copy that is padded to a whole vector. A change of the padding would be one behind the end.
             tail = _padded_tail(old)
-            more = _check(self._kernels.apply_changes(tail, tail, *state, places[place_count:], *rest), chunk)
+            more = _check(apply_changes(tail, tail, form, *state, places[place_count:], self._classes, gaps), chunk)
             if tail[new.size - whole :].any():
                 raise PatchError(f"{reasons[PAST_THE_END]}, in elements {chunk.begin} to {chunk.end}")
             new[whole:] = tail[: new.size - whole]

@@ -101,7 +101,8 @@ def to_keys(bits: Bits, layout: Layout) -> Bits:
     # The top bit inverted puts positive numbers above negative ones. In a negative float all other bits are inverted as
     # well, since its magnitude grows downwards.
     top = bits.dtype.type(1 << (layout.bits - 1))
-    keys: Bits = bits ^ (_fill(bits >> bits.dtype.type(layout.bits - 1)) | top) if layout.is_float else bits ^ top
+    zero, sign = bits.dtype.type(0), bits >> bits.dtype.type(layout.bits - 1)
+    keys: Bits = bits ^ ((zero - sign) | top) if layout.is_float else bits ^ top
     return keys
 
 
@@ -113,9 +114,3 @@ def from_keys(keys: Bits, layout: Layout) -> Bits:
     one, top = keys.dtype.type(1), keys.dtype.type(1 << (layout.bits - 1))
     bits: Bits = keys ^ (((keys >> keys.dtype.type(layout.bits - 1)) - one) | top) if layout.is_float else keys ^ top
     return bits
-
-
-def _fill(flags: Bits) -> Bits:
-    """Convert each flag 1 to an element with all bits set, and each flag 0 to 0."""
-    masks: Bits = flags.dtype.type(0) - flags
-    return masks

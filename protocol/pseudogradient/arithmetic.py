@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ContributionError
-from protocol.kernels.jit import lazy_kernel
+from protocol.kernels.jit import kernel
 from protocol.kernels.simd import VECTOR_SIZE, add_squares, bits_of_float
 
 Floats = NDArray[np.float32]
@@ -31,14 +31,12 @@ F: Any = numba.float32
 W: Any = numba.uint32
 D: Any = numba.float64
 
-_FLOATS: Final = "float32[::1]"
-
 
 # Loops without branches or calls, which are compiled to SIMD. numba's defaults keep IEEE arithmetic: nothing is fused,
 # reordered or flushed to zero, and each scalar is a float32.
 
 
-@lazy_kernel(_FLOATS, _FLOATS, _FLOATS, "float32", _FLOATS)
+@kernel
 def _update(base: Any, local: Any, feedback: Any, decay: Any, out: Any) -> Any:
     infinite = W(0)
     for i in range(base.size):
@@ -49,21 +47,21 @@ def _update(base: Any, local: Any, feedback: Any, decay: Any, out: Any) -> Any:
     return numba.int64(infinite)
 
 
-@lazy_kernel(_FLOATS, _FLOATS, "float32")
+@kernel
 def _add(total: Any, values: Any, weight: Any) -> Any:
     for i in range(total.size):
         total[i] = total[i] + weight * values[i]
     return 0
 
 
-@lazy_kernel(_FLOATS, "float32")
+@kernel
 def _divide(total: Any, count: Any) -> Any:
     for i in range(total.size):
         total[i] = total[i] / count
     return 0
 
 
-@lazy_kernel(_FLOATS, _FLOATS, _FLOATS, "float32", "float32")
+@kernel
 def _nesterov(base: Any, momentum: Any, mean: Any, decay: Any, rate: Any) -> Any:
     for i in range(base.size):
         # Nesterov: the step looks ahead along the new momentum.
@@ -72,14 +70,14 @@ def _nesterov(base: Any, momentum: Any, mean: Any, decay: Any, rate: Any) -> Any
     return 0
 
 
-@lazy_kernel(_FLOATS, _FLOATS, "float32")
+@kernel
 def _descend(base: Any, mean: Any, rate: Any) -> Any:
     for i in range(base.size):
         base[i] = base[i] - rate * mean[i]
     return 0
 
 
-@lazy_kernel("uint32[::1]")
+@kernel
 def _infinite(bits: Any) -> Any:
     count = W(0)
     for i in range(bits.size):
@@ -87,7 +85,7 @@ def _infinite(bits: Any) -> Any:
     return numba.int64(count)
 
 
-@lazy_kernel(_FLOATS, "float64[::1]")
+@kernel
 def _squares(values: Any, sums: Any) -> Any:
     # Eight sums, one for each lane of a vector: so the order of additions is that of the spec on every processor.
     whole = values.size // VECTOR_SIZE * VECTOR_SIZE

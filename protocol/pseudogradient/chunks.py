@@ -14,14 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from protocol.kernels.jit import Int64Array, UInt8Array, UInt32Array, UInt64Array, kernel, lazy_kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt32Array, UInt64Array, inlined, kernel
 from protocol.kernels.simd import at_least_mask, bits_of_float, highest_bit, lowest_bit, popcount
 from protocol.patch.entropy_decoding import LEAVES_DTYPE, PAST_THE_END
 from protocol.patch.rans import I, U
 from protocol.pseudogradient.arithmetic import Floats
 from protocol.pseudogradient.visibility import W
-
-_FLOATS, _WORDS, _MASKS, _INTEGERS = "float32[::1]", "uint32[::1]", "uint64[::1]", "int64[::1]"  # in numba's words
 
 SIDE: Final = 64
 CHUNK: Final = SIDE * SIDE
@@ -68,7 +66,7 @@ class Area(NamedTuple):
     stride: int  # by how much the index grows from one row to the next
 
 
-@kernel()
+@inlined
 def area_of(chunk: int, bounds: Int64Array) -> Area:
     """Return the elements of a chunk; see `Blocks.bounds`."""
     rows, columns, height, width = bounds[0], bounds[1], bounds[2], bounds[3]
@@ -77,7 +75,7 @@ def area_of(chunk: int, bounds: Int64Array) -> Area:
     return Area(top * columns + left, min(height, rows - top), min(width, columns - left), columns)
 
 
-@kernel()
+@inlined
 def advance_to(place: int, row_end: int, offset: int, area: Area) -> Any:
     """Go on from one row of a chunk to the row of a later place; return the place behind that row's last element, and
     what is added to a place in it for its index. For the first row they are the area's width and begin.
@@ -89,13 +87,13 @@ def advance_to(place: int, row_end: int, offset: int, area: Area) -> Any:
     return row_end, offset
 
 
-@kernel()
+@inlined
 def chosen_of(size: int, chosen: int) -> Any:
     """Return how many elements of a chunk of `size` are sent, where `chosen` are of a whole one: int64, at least 1."""
     return max(I(1), I(chosen) * I(size) // I(CHUNK))
 
 
-@lazy_kernel(_INTEGERS, "int64")
+@kernel
 def count_entries(bounds: Int64Array, chosen: int) -> Any:
     """Return how many elements of some chunks are sent: int64; see `chosen_of`."""
     count = I(0)
@@ -105,7 +103,7 @@ def count_entries(bounds: Int64Array, chosen: int) -> Any:
     return count
 
 
-@kernel()
+@inlined
 def count_at_least(magnitudes: UInt32Array, size: int, least: int) -> Any:
     """Count the magnitudes, uint32 [CHUNK], that reach a number above 0: int64. Zeros follow the first `size` of them
     up to a multiple of 64.
@@ -116,7 +114,7 @@ def count_at_least(magnitudes: UInt32Array, size: int, least: int) -> Any:
     return count
 
 
-@kernel()
+@inlined
 def threshold_of(magnitudes: UInt32Array, size: int, chosen: int, guess: int) -> Any:
     """Return a threshold that keeps the `chosen` largest magnitudes (see `count_at_least`), which are bit patterns of
     floats without the sign, and so in their order: uint32. `guess` is the threshold of the chunk before, or 0.
@@ -156,7 +154,7 @@ def threshold_of(magnitudes: UInt32Array, size: int, chosen: int, guess: int) ->
     return W(low)
 
 
-@kernel()
+@inlined
 def drop_surplus(bitmap: UInt64Array, magnitudes: UInt32Array, threshold: int, surplus: int) -> Any:
     """Remove the last `surplus` elements whose magnitude is the threshold from those that a bitmap chooses."""
     for reverse in range(CHUNK // 64):
@@ -171,7 +169,7 @@ def drop_surplus(bitmap: UInt64Array, magnitudes: UInt32Array, threshold: int, s
     return I(0)
 
 
-@kernel()
+@inlined
 def take_values(update: Floats, area: Area, bitmap: UInt64Array, values: Floats, count: int) -> Any:
     """Append the values of a chunk's chosen elements to the first `count`, in ascending order of places; return the new
     number of values. The flat tensor is float32 [n]; the bitmap has a one for each place whose element is chosen:
@@ -189,7 +187,7 @@ def take_values(update: Floats, area: Area, bitmap: UInt64Array, values: Floats,
     return count
 
 
-@lazy_kernel(_FLOATS, _INTEGERS, "int64", _WORDS, "uint64[:, ::1]", _FLOATS)
+@kernel
 def select(
     update: Floats, bounds: Int64Array, chosen: int, magnitudes: UInt32Array, bitmaps: UInt64Array, values: Floats
 ) -> Any:
@@ -232,7 +230,7 @@ def select(
     return number
 
 
-@lazy_kernel(_FLOATS, _FLOATS, _INTEGERS, f"Tuple((uint64[:, ::1], uint8[::1], {_FLOATS}))", _MASKS)
+@kernel
 def list_chunks(
     update: Floats,
     sent: Floats,
@@ -272,7 +270,7 @@ def list_chunks(
     return I(number)
 
 
-@lazy_kernel(_INTEGERS, "int64", _MASKS, _FLOATS, _FLOATS)
+@kernel
 def place_chunks(bounds: Int64Array, chosen: int, changes: UInt64Array, lookup: Floats, out: Floats) -> Any:
     """Write the values of some chunks to their places, the inverse of `list_chunks`; return a status.
 

@@ -161,9 +161,7 @@ class ContributionDecoder:
         self._norm, self._checked = SquaredNorm(), 0
 
     def values(self, place: int, out: Floats | None = None) -> Floats:
-        """Return the values of a part: float32 [n], in `out` if that is given. If all are read in order, the last one
-        checks the norm.
-        """
+        """Return the values of a part: float32 [n], in `out` if given. In order, the last one checks the norm."""
         (begin, end), part = self._frames[place], self.parts[place]
         frame, base = self._payload[begin:end], part.gather(self._base)
         values = decode_part(frame, self.head.coding, part, base, self.head.entries[place], self._norm, out)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from protocol.kernels.jit import Int64Array, UInt8Array, UInt32Array, UInt64Array, kernel, lazy_kernel
+from protocol.kernels.jit import Int64Array, UInt8Array, UInt32Array, UInt64Array, inlined, kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     VECTOR_SIZE,
@@ -43,10 +43,6 @@ NOT_FINITE: Final = -1
 
 
 BlockArrays = tuple[Floats, UInt8Array, UInt32Array, UInt64Array, UInt64Array, UInt8Array]
-BLOCK_ARRAYS: Final = (
-    "Tuple((float32[::1], uint8[::1], uint32[:, ::1], uint64[::1], uint64[::1], uint8[::1]))"  # in numba's words
-)
-_INPUTS: Final = "UniTuple(float32[::1], 3)"
 
 
 def block_scratch() -> BlockArrays:
@@ -67,7 +63,7 @@ def block_scratch() -> BlockArrays:
     return floats, flags, words, entries, masks, classes
 
 
-@kernel()
+@inlined
 def gate_exact(
     base: Floats, local: Floats, feedback: Floats, decay: Any, values: Floats, residual: Floats, flags: UInt8Array
 ) -> Any:
@@ -88,7 +84,7 @@ def gate_exact(
     return infinite
 
 
-@kernel()
+@inlined
 def gate_grid(
     base: Floats,
     local: Floats,
@@ -123,7 +119,7 @@ def gate_grid(
     return infinite
 
 
-@kernel()
+@inlined
 def gate_block(
     inputs: tuple[Floats, Floats, Floats],
     begin: int,
@@ -133,9 +129,7 @@ def gate_block(
     residual: Floats,
     block: BlockArrays,
 ) -> Any:
-    """Gate the elements from `begin` to before `end`; see `gate_exact` and `scan`. Return how many updates are not
-    finite; the block's floats and flags say what is sent.
-    """
+    """Gate elements into the block's floats and flags (`gate_exact`, `scan`); return how many are not finite."""
     base, local, feedback = inputs[0][begin:end], inputs[1][begin:end], inputs[2][begin:end]
     values, flags = block[0][: end - begin], block[1][: end - begin]
     if grid[2] != U(0):
@@ -144,7 +138,7 @@ def gate_block(
     return gate_grid(base, local, feedback, decay, floor, fraction, values, residual, flags)
 
 
-@lazy_kernel(_INPUTS, "float32", "uint64[::1]", "float32[::1]", BLOCK_ARRAYS, "int64[::1]")
+@kernel
 def sample(
     inputs: tuple[Floats, Floats, Floats],
     decay: Any,
@@ -166,7 +160,7 @@ def sample(
     return 0
 
 
-@kernel()
+@inlined
 def list_entries(base: UInt32Array, form: UInt64Array, block: BlockArrays, gaps: Int64Array, counts: Int64Array) -> Any:
     """List the entries of a block in the order of its elements; return their number. The block's floats and flags say
     what is sent; it gets weights and values in words, packed gaps and classes in entries. The base is bit patterns of
@@ -196,7 +190,7 @@ def list_entries(base: UInt32Array, form: UInt64Array, block: BlockArrays, gaps:
     return number
 
 
-@kernel()
+@inlined
 def rank_entries(words: UInt32Array, count: int, grid: UInt64Array) -> Any:
     """Compute the ranks of a block's entries; see `block_scratch`. An exact value without a rank gets -1."""
     weights, values, ranks = words[1], words[2], words[3]
@@ -209,7 +203,7 @@ def rank_entries(words: UInt32Array, count: int, grid: UInt64Array) -> Any:
             ranks[i] = W(grid_rank(weights[i], values[i], floor, fraction))
 
 
-@kernel()
+@inlined
 def put_unranked(words: UInt32Array, count: int, unranked: UInt32Array, filled: UInt64Array) -> Any:
     """Write the bits of a block's values without a rank, and replace ranks by what size and flag follow from."""
     # Afterwards words[3] is 2 * (size - 1) + flag of each entry: an unranked value has size 1, ranks begin at size 2.
@@ -225,10 +219,7 @@ def put_unranked(words: UInt32Array, count: int, unranked: UInt32Array, filled: 
     filled[0], filled[1], filled[2] = position, pending, fill
 
 
-@lazy_kernel(
-    *(_INPUTS, "float32", "uint64[::1]", "uint64[::1]", "float32[::1]", BLOCK_ARRAYS),
-    *("Tuple((uint64[::1], int64[::1], int64[::1]))", "Tuple((uint32[::1], uint64[::1]))", "float64[::1]"),
-)
+@kernel
 def scan(
     inputs: tuple[Floats, Floats, Floats],
     decay: Any,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import ContributionError, MalformedError
-from protocol.kernels.jit import Int64Array, UInt32Array, UInt64Array, kernel, lazy_kernel
+from protocol.kernels.jit import Int64Array, UInt32Array, UInt64Array, inlined, kernel
 from protocol.kernels.simd import (
     MAX_CLASSES,
     VECTOR_SIZE,
@@ -39,14 +39,7 @@ from protocol.patch.fields import Cursor
 from protocol.patch.rans import I, U
 from protocol.patch.sparse import CHUNK_ELEMENTS, decode_changes
 from protocol.pseudogradient.arithmetic import INFINITE, Floats, Lanes
-from protocol.pseudogradient.scanning import (
-    BLOCK_ARRAYS,
-    BLOCK_ELEMENTS,
-    UNRANKED,
-    UNRANKED_BITS,
-    BlockArrays,
-    block_scratch,
-)
+from protocol.pseudogradient.scanning import BLOCK_ELEMENTS, UNRANKED, UNRANKED_BITS, BlockArrays, block_scratch
 from protocol.pseudogradient.sparse_encoding import LAYOUT, MIN_FLOOR, WORDS, SparseCoding
 from protocol.pseudogradient.visibility import MAX_RANK, S, W, exact_rank, exact_value, grid_value, view_of
 
@@ -54,7 +47,7 @@ _WHERE: Final = "sparse frame"
 _reasons: Final = {**reasons, UNCHANGED_VIEW: "a value that changes no BF16 weight"}
 
 
-@kernel()
+@inlined
 def locate_entries(
     base: UInt32Array,
     form: UInt64Array,
@@ -97,7 +90,7 @@ def locate_entries(
     return count
 
 
-@kernel()
+@inlined
 def compute_values(words: UInt32Array, entries: UInt64Array, count: int, grid: UInt64Array) -> Any:
     """Compute the values of a block's entries; return how many are out of range.
 
@@ -126,7 +119,7 @@ def compute_values(words: UInt32Array, entries: UInt64Array, count: int, grid: U
     return wrong
 
 
-@kernel()
+@inlined
 def complete(
     base: UInt32Array, masks: UInt64Array, unranked: UInt32Array, state: UInt64Array, values: UInt32Array
 ) -> Any:
@@ -162,10 +155,7 @@ def complete(
     return I(0) if visible else I(UNCHANGED_VIEW)
 
 
-@lazy_kernel(
-    *("uint32[::1]", "uint64[::1]", "uint64[::1]", "Tuple((uint64[::1], int64[::1], int64[::1]))", BLOCK_ARRAYS),
-    *("Tuple((uint32[::1], uint64[::1]))", "float64[::1]", "float32[::1]"),
-)
+@kernel
 def place(
     base: UInt32Array,
     form: UInt64Array,

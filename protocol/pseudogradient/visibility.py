@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numba
 
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import inlined
 from protocol.kernels.simd import bits_of_float, float_of
 
 S: Any = numba.int32
@@ -36,21 +36,21 @@ ROUNDER: Final = 1.5 * 2.0**23
 UNSIGNED: Final = 0x7FFFFFFF
 
 
-@kernel()
+@inlined
 def view_of(bits: Any) -> Any:
     """Return the BF16 bit pattern of a finite float32 bit pattern (uint32), rounded to nearest, ties to even."""
     # A lower half above 0x8000 carries into the upper one; 0x8000 itself does so if the upper one is odd.
     return W(W(bits + W(0x7FFF)) + W(W(bits >> W(16)) & W(1))) >> W(16)
 
 
-@kernel()
+@inlined
 def exponent_of(bits: Any) -> Any:
     """Return the exponent by which a bit pattern (uint32) has its unit: int32, at least 1."""
     # Subnormal numbers, of the exponent field 0, are as far apart as the smallest normal ones.
     return max(S(W(bits >> W(23)) & W(0xFF)), S(1))
 
 
-@kernel()
+@inlined
 def grid_step(bits: Any, floor: Any, fraction: Any) -> Any:
     """Return the grid step of a weight, from its bit pattern, and its reciprocal: float32. It is a BF16 unit in the
     last place of the weight, divided by 2^fraction. The floor is the least exponent field by which a grid is made, from
@@ -63,7 +63,7 @@ def grid_step(bits: Any, floor: Any, fraction: Any) -> Any:
     return step, float_of(W(W(W(261) + fraction) - exponent) << W(23))
 
 
-@kernel()
+@inlined
 def grid_shift(bits: Any, floor: Any, fraction: Any) -> Any:
     """Return log2 of the units of a weight in its grid step: int32, at most 31, which stands for more."""
     # A step is 2^(max(E, floor) - 134 - fraction), a unit 2^(max(E, 1) - 150). One of 2^31 units leaves every cell.
@@ -71,7 +71,7 @@ def grid_shift(bits: Any, floor: Any, fraction: Any) -> Any:
     return min(S(shift + S(S(16) - S(fraction))), S(31))
 
 
-@kernel()
+@inlined
 def distances(bits: Any) -> Any:
     """Return the units to the border of a weight's cell away from zero, those to the border towards zero, and 1 if the
     bit pattern of the cell's number is odd, so that a border belongs to the next cell, else 0: int32.
@@ -90,7 +90,7 @@ def distances(bits: Any) -> Any:
     return S(ahead + S(S(0x8000) << leaves)), S(S(S(0x8000) >> enters) - ahead), odd
 
 
-@kernel()
+@inlined
 def least_steps(distance: Any, shift: Any, odd: Any) -> Any:
     """Return how many steps, each of 2^shift units, leave a cell whose border is `distance` units away: int32. `odd` is
     1 if the border itself belongs to the next cell.
@@ -100,7 +100,7 @@ def least_steps(distance: Any, shift: Any, odd: Any) -> Any:
     return S(S(distance >> shift) + S(S(1) - S(exact & odd)))
 
 
-@kernel()
+@inlined
 def borders(bits: Any, shift: Any) -> Any:
     """Return the least steps, of 2^shift units with a shift from 0 to 31, that leave a weight's cell away from zero,
     and those that leave it towards zero: int32.
@@ -109,7 +109,7 @@ def borders(bits: Any, shift: Any) -> Any:
     return least_steps(above, shift, odd), least_steps(below, shift, odd)
 
 
-@kernel()
+@inlined
 def rank_of(steps: Any, outwards: Any, least_out: Any, least_in: Any) -> Any:
     """Return the rank of a visible value of some steps, from 0 on: int32. `outwards` is 1 if it moves the weight away
     from zero, else 0; for the least steps see `borders`.
@@ -121,7 +121,7 @@ def rank_of(steps: Any, outwards: Any, least_out: Any, least_in: Any) -> Any:
     return S(steps - near) if steps < far else beyond
 
 
-@kernel()
+@inlined
 def value_at(rank: Any, least_out: Any, least_in: Any) -> Any:
     """Return the visible value of a rank: its size in steps, and 1 if it moves the weight away from zero: int32."""
     # `rest` counts the values from those of `far` steps on, two of each size; before them it is negative.
@@ -132,7 +132,7 @@ def value_at(rank: Any, least_out: Any, least_in: Any) -> Any:
     return steps, S(S(least_out <= least_in) != second)
 
 
-@kernel()
+@inlined
 def exact_rank(bits: Any, code: Any) -> Any:
     """Return the rank of an exact value (bit pattern `code`): int32; -1 if it has none.
 
@@ -155,7 +155,7 @@ def exact_rank(bits: Any, code: Any) -> Any:
     return rank_of(units, outwards, least_out, least_in) if has_rank != S(0) else S(-1)
 
 
-@kernel()
+@inlined
 def exact_value(bits: Any, rank: Any) -> Any:
     """Return the bit pattern of the exact value of a rank (uint32), and 1 if it has at most MAX_UNITS units."""
     least_out, least_in = borders(bits, S(0))
@@ -171,7 +171,7 @@ def exact_value(bits: Any, rank: Any) -> Any:
     return W(magnitude | W(negative << W(31))), S(units <= S(MAX_UNITS))
 
 
-@kernel()
+@inlined
 def grid_rank(bits: Any, value: Any, floor: Any, fraction: Any) -> Any:
     """Return the rank of a visible value on the grid (bit pattern `value`): int32."""
     # The value is a multiple of the step, a power of two: so the product is a whole number, exactly.
@@ -181,7 +181,7 @@ def grid_rank(bits: Any, value: Any, floor: Any, fraction: Any) -> Any:
     return rank_of(steps, S(W(value ^ bits) >> W(31)), least_out, least_in)
 
 
-@kernel()
+@inlined
 def grid_value(bits: Any, rank: Any, floor: Any, fraction: Any) -> Any:
     """Return the bit pattern of the grid value of a rank (uint32), and 1 if it has at most MAX_STEPS steps."""
     step, _ = grid_step(bits, floor, fraction)

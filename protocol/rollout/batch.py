@@ -198,9 +198,7 @@ class Commitment(PublishedRecord):
 
 
 def assemble(groups: Sequence[Group], arithmetic: Arithmetic) -> tuple[bytes, Commitment]:
-    """Build the batch of a window and the commitment to it, of at least one group; all have the same run, window,
-    version and miner, and ascend by index from 0.
-    """
+    """Build a window's batch, and the commitment to it, of groups of one miner and version that ascend from 0."""
     first = groups[0]
     frames = [group.to_frame() for group in groups]
     batch = b"".join(frames)

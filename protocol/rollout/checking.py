@@ -4,10 +4,10 @@ With a vocabulary of 150,000 tokens, the logits of one group of long completions
 few bytes a token. So logits are computed from the hidden states one piece at a time, and dropped.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,8 +42,7 @@ class DrawnTokens:
     sketch: SketchKey  # with which their sketch is computed
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """What a policy says of N tokens."""
 
     sketch: Tensor  # float32 [N, 4], the values of the sketch before they are rounded (`sketch.rounded`)
@@ -56,8 +55,7 @@ class Check:
 
     def split(self, lengths: Sequence[int]) -> list["Check"]:
         """Return the checks of completions of these lengths, whose sum is N."""
-        parts = zip(*(torch.split(column, list(lengths)) for column in self._columns), strict=True)
-        return [Check(*part) for part in parts]
+        return [Check(*part) for part in zip(*(torch.split(column, list(lengths)) for column in self), strict=True)]
 
     @classmethod
     def join(cls, checks: Sequence["Check"]) -> "Check":
@@ -65,11 +63,7 @@ class Check:
         if not checks:
             nothing = torch.empty(0)
             return cls(torch.empty(0, sketch.BYTES_PER_TOKEN), nothing, nothing.bool(), nothing, nothing)
-        return cls(*map(torch.cat, zip(*(check._columns for check in checks), strict=True)))
-
-    @property
-    def _columns(self) -> tuple[Tensor, ...]:
-        return self.sketch, self.margins, self.stops, self.logprobs, self.rivals
+        return cls(*map(torch.cat, zip(*checks, strict=True)))
 
 
 def check_completions(
@@ -81,35 +75,28 @@ def check_completions(
     *,
     first: int = 0,
 ) -> Check:
-    """Check completions, N tokens in all, under the policy that computed their hidden states.
-
-    Args:
-        hidden: [N, D], the states from which the tokens are drawn, one completion behind another, on any device.
-        project: computes the logits float32 [n, V] of states [n, D].
-        first: how many tokens of the first completion come before these.
-
-    Returns:
-        The results on the device of the logits.
+    """Check completions, N tokens in all, under the policy that computed the hidden states [N, D] from which they are
+    drawn, one completion behind another, on any device. `project` computes the logits float32 [n, V] of states [n, D],
+    on whose device the results are; `first` tokens of the first completion come before these.
     """
-    params, lengths = rules.params, [len(item.tokens) for item in completions]
+    params = rules.params
     tokens = torch.tensor([token for item in completions for token in item.tokens], dtype=torch.int64)
-    seeds = [item.seed for item in completions]
-    parts, begin = list[Check](), 0
-    values = _sketch_values(hidden, completions)
-    for covered, counts, before in _pieces(lengths, max(1, _LOGITS_BYTES // (4 * vocabulary)), first):
-        piece = slice(begin, begin + sum(counts))
+    places = sampling.token_places(
+        [item.seed for item in completions], [len(item.tokens) for item in completions], first=first
+    )
+    values, rows = _sketch_values(hidden, completions), max(1, _LOGITS_BYTES // (4 * vocabulary))
+    parts = list[Check]()
+    for begin in range(0, len(tokens), rows):
+        piece = slice(begin, begin + rows)
         logits = project(hidden[piece])
-        own = tokens[piece].to(logits.device)
-        places = seeds[covered], counts, params.temperature
+        own, words, positions = (part[piece].to(logits.device) for part in (tokens, *places))
+        drawn = words, positions, params.temperature
         bounds = rules.slack, rules.limit, rules.cap
-        margins = sampling.batch_margins(logits, own, *places, params.filters, *bounds, first=before)
-        stops = sampling.drawn_stops(logits, own, margins, *places, params.stops, first=before)
+        margins = sampling.batch_margins(logits, own, *drawn, params.filters, *bounds)
+        stops = sampling.drawn_stops(logits, own, margins, *drawn, params.stops)
         likely = sampling.log_probabilities(logits, own, params.temperature, params.filters)
-        rivals = logits[:, :0]
-        if rules.rivals:
-            rivals = best_rivals(logits, own, *places, params.filters, rules.slack, first=before)
+        rivals = best_rivals(logits, own, *drawn, params.filters, rules.slack) if rules.rivals else logits[:, :0]
         parts.append(Check(values[piece].to(logits.device), margins, stops, likely, rivals))
-        begin = piece.stop
     return Check.join(parts)
 
 
@@ -122,18 +109,3 @@ def _sketch_values(hidden: Tensor, completions: Sequence[DrawnTokens]) -> Tensor
             values.append(sketch.values_of(key.kind, hidden[begin:end], key.seed))
         begin = end
     return torch.cat(values)
-
-
-def _pieces(lengths: Sequence[int], rows: int, first: int) -> Iterator[tuple[slice, list[int], int]]:
-    """Split completions into pieces of at most `rows` tokens: yield which completions the piece covers, how many tokens
-    of each, and how many tokens of the first one come before these.
-    """
-    completion = offset = 0
-    while completion < len(lengths):
-        begin, first_offset, counts = completion, offset + (0 if completion else first), list[int]()
-        while completion < len(lengths) and sum(counts) < rows:
-            counts.append(min(rows - sum(counts), lengths[completion] - offset))
-            offset += counts[-1]
-            if offset == lengths[completion]:
-                completion, offset = completion + 1, 0
-        yield slice(begin, begin + len(counts)), counts, first_offset

@@ -37,9 +37,7 @@ EVERY_TOKEN: Final = Filters()
 
 
 def allowed_tokens(scaled: Tensor, filters: Filters) -> Tensor:
-    """Return a mask of the tokens that pass the filters, which is a threshold on each row of logits / temperature: bool
-    [..., V] from float32 [..., V].
-    """
+    """Return which tokens pass the filters, a threshold on each row of logits / temperature: bool [..., V]."""
     threshold = torch.full_like(scaled[..., :1], -math.inf)
     if 0 < filters.top_k < scaled.shape[-1]:
         threshold = scaled.topk(filters.top_k, dim=-1).values[..., -1:]
@@ -111,9 +109,7 @@ def _certain_nucleus_border(scaled: Tensor, top_p: float, slack: float) -> Tenso
 
 
 def possible_tokens(scaled: Tensor, tokens: Tensor, filters: Filters, slack: float) -> Tensor:
-    """Return whether a token of each row (int64 [...]) passes the filters in any honest computation: bool [...]. See
-    `certain_border`.
-    """
+    """Return whether each row's token, int64 [...], passes in any honest computation (`certain_border`): bool [...]."""
     own = scaled.gather(-1, tokens[..., None])
     possible = torch.ones_like(own, dtype=torch.bool)
     if 0 < filters.top_k < scaled.shape[-1]:

@@ -1,17 +1,17 @@
-"""The best score of a position, and the sum for its log-probability, compiled for a CPU.
+"""The best token of a position, and the sum for its log-probability, compiled for a CPU.
 
 Scores are computed with the integers and float32 sums of protocol/rollout/sampling.py and have the same bits. Every
 token of the vocabulary is hashed, 64 tokens at a time (protocol/kernels/logit_simd.py). The noise table is read only
 for tokens whose hash may give them the best score, which are very few.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import numba
 import numpy as np
 
 from protocol.kernels.exact import exact_exp
-from protocol.kernels.jit import kernel
+from protocol.kernels.jit import inlined, kernel
 from protocol.kernels.logit_simd import add_exponentials, contenders, take_maxima
 from protocol.kernels.simd import VECTOR_SIZE, highest_bit, lowest_bit
 
@@ -19,11 +19,8 @@ U: Any = numba.uint32
 W: Any = numba.uint64
 F: Any = numba.float32
 
-_LEAST_NOISE_BOUND: Final = 4.0
-"""More than the largest amount by which noise lowers a score: the Gumbel quantile of 2**-33 is -3.13."""
 
-
-@kernel()
+@inlined
 def _mix(x: Any) -> Any:
     """Compute `sampling._mix` in 32-bit arithmetic."""
     x = U(x ^ (x >> U(17)))
@@ -35,7 +32,7 @@ def _mix(x: Any) -> Any:
     return U(x ^ (x >> U(14)))
 
 
-@kernel()
+@inlined
 def _noise(token: Any, key: Any, other: Any, table: Any) -> Any:
     """Compute `sampling.gumbel` of the token's word."""
     word = _mix(U(_mix(U(token) ^ key) ^ other))
@@ -50,96 +47,44 @@ def _noise(token: Any, key: Any, other: Any, table: Any) -> Any:
     return F(units) * F(2.0**-19)
 
 
-@kernel()
-def _best_token(flat: Any, base: Any, width: Any, key: Any, other: Any, table: Any, top: Any) -> Any:
-    """Return the best score of a row above `top`, and its token, of equal ones the smallest id; `top` and `width` if
-    none.
-    """
-    whole = width // W(VECTOR_SIZE) * W(VECTOR_SIZE)
-    winner = width
-    token = W(0)
-    while token < width:
-        if token < whole:
-            mask = contenders(flat, base + token, U(token), key, other, top)
-            end = token + W(VECTOR_SIZE)
-        else:
-            mask = (W(1) << (width - token)) - W(1)
-            end = width
-        while mask:
-            contender = token + lowest_bit(mask)
-            mask &= mask - W(1)
-            score = flat[base + contender] + _noise(contender, key, other, table)
-            if score > top:
-                top, winner = score, contender
-        token = end
-    return top, winner
-
-
-@kernel(
-    "float32[:, ::1]",
-    "int64[::1]",
-    "float32[::1]",
-    "uint32[:, ::1]",
-    "int64[::1]",
-    "int64",
-    "int64[:, ::1]",
-    "float32[::1]",
-    "float32[::1]",
-)
-def best_scores(
-    logits: Any, tokens: Any, token_logits: Any, seeds: Any, lengths: Any, first: Any, table: Any, own: Any, best: Any
-) -> None:
-    """Compute the score of each token, and the best score of all tokens at its position.
+@kernel
+def best_tokens(scaled: Any, words: Any, positions: Any, table: Any, least: Any, best: Any, tokens: Any) -> None:
+    """Find the best score of each row above a bound, and its token; of equal scores, the one with the smallest id.
 
     Args:
-        logits: float32 [N, V], logits / temperature, -inf for tokens that are not considered.
-        tokens: int64 [N], the tokens of the completions.
-        token_logits: float32 [N], logits / temperature of these tokens.
-        seeds: uint32 [C, 4], a seed for each of C completions.
-        lengths: int64 [C], tokens of each completion; their sum is N.
-        first: how many tokens of the first completion come before these.
-        table: int64 [2, 8193], the noise table.
-        own: float32 [N], result: the scores of `tokens`.
-        best: float32 [N], result: the best scores, at least `own`.
-    """
-    width = W(logits.shape[1])
-    flat = logits.reshape(logits.size)
-    row = W(0)
-    for completion in range(len(lengths)):
-        before = first if completion == 0 else 0
-        for position in range(before, before + lengths[completion]):
-            key = _mix(U(_mix(U(seeds[completion, 0] ^ U(position))) ^ seeds[completion, 1]))
-            other = _mix(U(_mix(U(U(key + U(0x9E3779B9)) + seeds[completion, 2])) ^ seeds[completion, 3]))
-            base = row * width
-            own[row] = token_logits[row] + _noise(tokens[row], key, other, table)
-            best[row], _ = _best_token(flat, base, width, key, other, table, own[row])
-            row += W(1)
-
-
-@kernel("float32[:, ::1]", "uint32[:, ::1]", "int64[::1]", "int64[:, ::1]", "float32[::1]", "int64[::1]")
-def best_tokens(scaled: Any, seeds: Any, positions: Any, table: Any, largest: Any, tokens: Any) -> None:
-    """Find the token with the best score of each row; of equal scores, the one with the smallest id.
-
-    Args:
-        scaled: float32 [N, V], logits / temperature, -inf for tokens that may not be sampled.
-        seeds: uint32 [N, 4].
+        scaled: float32 [N, V], logits / temperature, -inf for tokens that are not considered.
+        words: uint32 [N, 4], of the seed of each row.
         positions: int64 [N], index of each row's token in its completion.
         table: int64 [2, 8193], the noise table.
-        largest: float32 [N], the largest value of each row.
-        tokens: int64 [N], result; -1 for a row in which no number is finite.
+        least: float32 [N], the bounds.
+        best: float32 [N], result: the best score, or the bound if none is above it.
+        tokens: int64 [N], result; -1 if no score is above the bound.
     """
     width = W(scaled.shape[1])
+    whole = width // W(VECTOR_SIZE) * W(VECTOR_SIZE)
     flat = scaled.reshape(scaled.size)
     for row in range(scaled.shape[0]):
-        key = _mix(U(_mix(U(seeds[row, 0] ^ U(positions[row]))) ^ seeds[row, 1]))
-        other = _mix(U(_mix(U(U(key + U(0x9E3779B9)) + seeds[row, 2])) ^ seeds[row, 3]))
-        base = W(row) * width
-        least = F(largest[row] - F(_LEAST_NOISE_BOUND))
-        _, winner = _best_token(flat, base, width, key, other, table, least)
-        tokens[row] = numba.int64(winner) if winner < width else -1
+        key = _mix(U(_mix(U(words[row, 0] ^ U(positions[row]))) ^ words[row, 1]))
+        other = _mix(U(_mix(U(U(key + U(0x9E3779B9)) + words[row, 2])) ^ words[row, 3]))
+        base, top, winner, token = W(row) * width, least[row], width, W(0)
+        while token < width:
+            if token < whole:
+                mask = contenders(flat, base + token, U(token), key, other, top)
+                end = token + W(VECTOR_SIZE)
+            else:
+                mask = (W(1) << (width - token)) - W(1)
+                end = width
+            while mask:
+                contender = token + lowest_bit(mask)
+                mask &= mask - W(1)
+                score = flat[base + contender] + _noise(contender, key, other, table)
+                if score > top:
+                    top, winner = score, contender
+            token = end
+        best[row], tokens[row] = top, numba.int64(winner) if winner < width else -1
 
 
-@kernel("float32[:, ::1]", "float32[::1]", "float32[::1]", "float32[::1]")
+@kernel
 def exponential_sums(scaled: Any, scratch: Any, largest: Any, sums: Any) -> None:
     """Compute the largest value of each row of float32 [N, V], and the sum of exp(value - largest): float32 [N] each. A
     row with a NaN has a NaN as its sum. `scratch` is float32 [64].

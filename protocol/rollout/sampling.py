@@ -27,6 +27,8 @@ SEED_BYTES: Final = 16
 NOISE_UNIT: Final = 2.0**-19
 LARGEST_NOISE: Final = 22.875
 """An upper bound on the noise: the Gumbel quantile of 1 - 2**-33, rounded up."""
+LEAST_NOISE: Final = -4.0
+"""Less than any noise: the Gumbel quantile of 2**-33 is -3.13."""
 SCORES_AT_ONCE: Final = 1 << 22
 """Scores that the search in torch computes at a time; each takes some 60 bytes."""
 
@@ -86,9 +88,7 @@ def noise_table(device: torch.device) -> Tensor:
 
 
 def hash_words(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Hash (seed, position, token id of int64 [V]) to a 32-bit word, from which the noise is computed (see `noise`):
-    int64 [..., V] in [0, 2**32).
-    """
+    """Hash seed, position and each token id of int64 [V] to a word, of which noise is made: int64 [..., V]."""
     return hash_pairs(seeds[..., None, :], positions[..., None], tokens)
 
 
@@ -152,9 +152,7 @@ def seed_words(seeds: list[bytes], device: torch.device | None = None) -> Tensor
 
 
 def noise(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """Compute the Gumbel noise of every token of the vocabulary, float32 [..., V], of seeds int64 [..., 4]
-    (`seed_words`) at positions int64 [...] in their completions.
-    """
+    """Compute the noise of a vocabulary, float32 [..., V], for seed words int64 [..., 4] and positions int64 [...]."""
     return gumbel(hash_words(seeds, positions, torch.arange(vocabulary, device=seeds.device)))
 
 
@@ -174,15 +172,13 @@ def choose(
 def batch_margins(
     logits: Tensor,
     tokens: Tensor,
-    seeds: Sequence[bytes],
-    lengths: Sequence[int],
+    words: Tensor,
+    positions: Tensor,
     temperature: float,
     filters: Filters = EVERY_TOKEN,
     slack: float = 0.0,
     limit: float = 0.0,
     cap: float = 0.0,
-    *,
-    first: int = 0,
 ) -> Tensor:
     """Compute how far the score of each token falls short of the best score; 0 for the right token.
 
@@ -192,26 +188,23 @@ def batch_margins(
 
     Args:
         logits: float32 [N, V]; row n holds the logits from which token n was sampled.
-        tokens: int64 [N], the tokens of all completions, one completion behind another.
-        seeds: 16 bytes for each completion.
-        lengths: tokens of each completion; their sum is N.
+        tokens: int64 [N].
+        words: int64 [N, 4], of the seed of each token's completion; positions: int64 [N] (`token_places`).
         slack: by how much the difference of two scores may differ between honest computations, except for a bounded
             share of the tokens; in units of logits / temperature. Ignored without filters.
         limit: the same, without exception.
         cap: the largest margin that is a plain miss.
-        first: how many tokens of the first completion come before these.
 
     Returns:
         float32 [N], non-negative, in units of logits / temperature.
     """
     scaled = logits if temperature == 1.0 else logits / temperature
-    token_logits = scaled.gather(-1, tokens[:, None]).squeeze(-1)
-    words = seed_words(list(seeds), logits.device)
-    score = _scores_on_cpu if scaled.device.type == "cpu" else _scores
+    own = scaled.gather(-1, tokens[:, None]).squeeze(-1) + gumbel(hash_pairs(words, positions, tokens))
 
     def shortfall(contenders: Tensor) -> Tensor:
-        own, best = score(contenders, tokens, token_logits, words, lengths, first)
-        return best - own
+        if contenders.device.type == "cpu":
+            return search_on_cpu(contenders.contiguous(), words, positions, own)[0] - own
+        return _best(contenders, words, positions, own) - own
 
     def certain(within: float) -> Tensor:
         within = max(within, BORDER)
@@ -230,12 +223,10 @@ def drawn_stops(
     logits: Tensor,
     tokens: Tensor,
     margins: Tensor,
-    seeds: Sequence[bytes],
-    lengths: Sequence[int],
+    words: Tensor,
+    positions: Tensor,
     temperature: float,
     stops: Sequence[int],
-    *,
-    first: int = 0,
 ) -> Tensor:
     """Return where a completion takes a stop token, or has another token where the policy draws a stop token: bool [N].
     The margins are of `batch_margins`, float32 [N], as are the other arguments; the stops end a completion.
@@ -245,7 +236,6 @@ def drawn_stops(
     rows = torch.nonzero((margins > 0) & ~is_stop).squeeze(-1)
     if not len(rows):
         return is_stop
-    words, positions = token_places(seed_words(list(seeds), logits.device), lengths, first)
     scaled, words, positions = logits[rows] / temperature, words[rows], positions[rows]
     own = scaled.gather(-1, tokens[rows, None]).squeeze(-1) + gumbel(hash_pairs(words, positions, tokens[rows]))
     of_stops = scaled[:, ids] + gumbel(hash_words(words, positions, ids))
@@ -253,27 +243,17 @@ def drawn_stops(
     return is_stop.index_put((rows,), drawn)
 
 
-def token_places(words: Tensor, lengths: Sequence[int], first: int) -> tuple[Tensor, Tensor]:
-    """Return the words of the seed, int64 [N, 4], and the position of each token, int64 [N], from words int64 [C, 4] of
-    the completions; see `batch_margins`.
+def token_places(
+    seeds: Sequence[bytes], lengths: Sequence[int], device: torch.device | None = None, *, first: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Return the words of the seed, int64 [N, 4], and the position, int64 [N], of each token of completions, one behind
+    another: there are a seed of 16 bytes and a length for each, and `first` tokens of the first one come before these.
     """
-    counts = torch.tensor(lengths, dtype=torch.int64, device=words.device)
+    counts = torch.tensor(lengths, dtype=torch.int64)
     begins = counts.cumsum(0) - counts
     begins[:1] -= first
-    words = words.repeat_interleave(counts, dim=0)
-    return words, torch.arange(len(words), device=words.device) - begins.repeat_interleave(counts)
-
-
-def _scores(
-    contenders: Tensor, tokens: Tensor, token_logits: Tensor, words: Tensor, lengths: Sequence[int], first: int
-) -> tuple[Tensor, Tensor]:
-    """Compute the score of each token, and the best score of each row: float32 [N] each. Of `contenders`, logits /
-    temperature float32 [N, V], -inf is not considered; `token_logits` are those of the tokens, float32 [N]; `words` the
-    seed of each completion, int64 [C, 4]. For the others see `batch_margins`.
-    """
-    words, positions = token_places(words, lengths, first)
-    own = token_logits + gumbel(hash_pairs(words, positions, tokens))
-    return own, _best(contenders, own, words, positions)
+    words = seed_words(list(seeds)).repeat_interleave(counts, dim=0)
+    return words.to(device), (torch.arange(len(words)) - begins.repeat_interleave(counts)).to(device)
 
 
 def best_tokens_on_gpu(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -283,8 +263,10 @@ def best_tokens_on_gpu(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tens
     return best_tokens(scaled, noise_keys(seeds, positions), noise_table(scaled.device))
 
 
-def _best(contenders: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> Tensor:
-    """Return the best score of each row, at least `own`: float32 [N]. A logit that is no number has no score."""
+def _best(contenders: Tensor, words: Tensor, positions: Tensor, own: Tensor) -> Tensor:
+    """Return the best score of each row, at least `own`: float32 [N]. Of logits / temperature, float32 [N, V], -inf is
+    not considered, and what is no number has no score.
+    """
     if contenders.is_cuda and not triton_fault(contenders.device):
         winners = best_tokens_on_gpu(contenders.contiguous(), words, positions)
         scores = contenders.gather(-1, winners[:, None]).squeeze(-1) + gumbel(hash_pairs(words, positions, winners))
@@ -299,26 +281,16 @@ def _best(contenders: Tensor, own: Tensor, words: Tensor, positions: Tensor) -> 
     return best
 
 
-def _scores_on_cpu(
-    contenders: Tensor, tokens: Tensor, token_logits: Tensor, words: Tensor, lengths: Sequence[int], first: int
-) -> tuple[Tensor, Tensor]:
-    """Compute the same as `_scores` with compiled code."""
-    from protocol.rollout.gumbel_max import best_scores  # noqa: PLC0415 - numba costs processes that never check half a second
+def search_on_cpu(scaled: Tensor, words: Tensor, positions: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best score of each row, at least a bound, and its token, -1 if no score is above it: float32 [N] and
+    int64 [N]; see `gumbel_max.best_tokens`.
+    """
+    from protocol.rollout.gumbel_max import best_tokens  # noqa: PLC0415 - numba costs processes that never check half a second
 
-    contenders, counts = contenders.contiguous(), torch.tensor(lengths, dtype=torch.int64)
-    own, best = torch.empty_like(token_logits), torch.empty_like(token_logits)
-    best_scores(
-        contenders.numpy(),
-        tokens.numpy(),
-        token_logits.numpy(),
-        words.numpy().astype(np.uint32),
-        counts.numpy(),
-        first,
-        noise_table(contenders.device).numpy(),
-        own.numpy(),
-        best.numpy(),
-    )
-    return own, best
+    best, tokens = torch.empty_like(least), torch.empty(len(least), dtype=torch.int64)
+    arrays = scaled.numpy(), words.numpy().astype(np.uint32), positions.to(torch.int64).numpy()
+    best_tokens(*arrays, noise_table(scaled.device).numpy(), least.numpy(), best.numpy(), tokens.numpy())
+    return best, tokens
 
 
 def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float, filters: Filters = EVERY_TOKEN) -> Tensor:
@@ -337,7 +309,7 @@ def log_probabilities(logits: Tensor, tokens: Tensor, temperature: float, filter
 
 def exponential_sums(scaled: Tensor) -> tuple[Tensor, Tensor]:
     """Return largest value and ln(sum of exp(value - largest)) of rows: float32 [T] of contiguous float32 [T, V]."""
-    from protocol.kernels import exact  # noqa: PLC0415 - see _scores_on_cpu
+    from protocol.kernels import exact  # noqa: PLC0415 - see search_on_cpu
     from protocol.rollout import gumbel_max  # noqa: PLC0415
 
     largest, sums, scratch = torch.empty(len(scaled)), torch.empty(len(scaled)), torch.empty(64)

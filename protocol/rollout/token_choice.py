@@ -6,24 +6,21 @@ best score, and on a GPU by protocol/rollout/gumbel_triton.py.
 """
 
 import math
-from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from protocol.rollout.filters import EVERY_TOKEN, Filters, allowed_tokens, certain_border
 from protocol.rollout.sampling import (
     BORDER,
+    LEAST_NOISE,
     best_tokens_on_gpu,
     choose,
     exponential_sums,
     gumbel,
     hash_pairs,
     log_probabilities,
-    noise_table,
-    seed_words,
-    token_places,
+    search_on_cpu,
     triton_fault,
 )
 
@@ -52,7 +49,7 @@ def choose_with_log_probabilities(
         tokens = best_tokens_on_gpu(scaled, seeds, positions)
         return tokens, log_probabilities(logits, tokens, temperature, filters)
     largest, log_sums = exponential_sums(scaled)
-    tokens = _best_tokens(scaled, seeds, positions, largest)
+    _, tokens = search_on_cpu(scaled, seeds, positions, largest + LEAST_NOISE)
     for row in (tokens < 0).nonzero().flatten().tolist():  # a policy that computes no finite number
         tokens[row] = choose(logits[row], seeds[row], positions[row], temperature, filters)
     return tokens, scaled.gather(-1, tokens[:, None]).squeeze(-1) - largest - log_sums
@@ -61,19 +58,16 @@ def choose_with_log_probabilities(
 def best_rivals(
     logits: Tensor,
     tokens: Tensor,
-    seeds: Sequence[bytes],
-    lengths: Sequence[int],
+    words: Tensor,
+    positions: Tensor,
     temperature: float,
     filters: Filters = EVERY_TOKEN,
     slack: float = 0.0,
-    *,
-    first: int = 0,
 ) -> Tensor:
     """Return the token with the best score at each position but the own one, without filters, and by how much its score
     falls short, at most 0 where the own one may not pass the filters: float32 [N, 2]; the arguments are those of
     `sampling.batch_margins`.
     """
-    words, positions = token_places(seed_words(list(seeds), logits.device), lengths, first)
     others = logits.scatter(-1, tokens[:, None], -math.inf)
     rivals, _ = choose_with_log_probabilities(others, words, positions, temperature)
     both = torch.stack([tokens, rivals], dim=1)
@@ -84,13 +78,3 @@ def best_rivals(
         passes = own[:, :1] > certain_border(logits / temperature, filters, max(slack, BORDER))
         shortfalls = torch.where(passes, shortfalls, shortfalls.clamp(max=0.0))
     return torch.cat([rivals[:, None].to(torch.float32), shortfalls], dim=1)
-
-
-def _best_tokens(scaled: Tensor, seeds: Tensor, positions: Tensor, largest: Tensor) -> Tensor:
-    from protocol.rollout.gumbel_max import best_tokens  # noqa: PLC0415 - numba is imported where it is used
-
-    tokens = torch.empty(len(scaled), dtype=torch.int64)
-    words = seeds.numpy().astype(np.uint32)
-    table = noise_table(scaled.device).numpy()
-    best_tokens(scaled.numpy(), words, positions.to(torch.int64).numpy(), table, largest.numpy(), tokens.numpy())
-    return tokens

@@ -31,41 +31,25 @@ _READ_BACK_BYTES = 1 << 20  # objects up to this size are read back whole
 
 @dataclass(frozen=True)
 class Node:
-    """One participant of a run.
-
-    Attributes:
-        run_id, run: the rules, already checked against the root keys. Only `authority` says who may act now.
-        key: signs what this node publishes; name: for people.
-        store: the shared medium, which may lie; state: this node's own durable storage, which does not. An operation on
-            the state waits for as long as the disk refuses it, and raises StateError where waiting would not help.
-        space: the URL where others read what this node writes; empty where they read the same store.
-        run_sync: runs a function that computes for long, off the event loop's thread (inline in a simulation).
-        credential: gives the credential that the run's admission policy requires in this node's announcements
-            (grailnode/node/admission_credential.py).
-        shared_revisions: the revisions of another `Node` object of this process, to share them; without it, the
-            history begins with the run manifest's authority.
-        revisions: the history of the authority, kept up to date by roles/authority_updates.py.
-        time: what is proven about the time; this node signs nothing, and closes no window for ever, before it is.
-        alarms: those that this node has not published yet; backoff: participants that it need not read yet;
-            announcements: those whose signature it has checked; sightings: since when it knows of keys.
-    """
+    """One participant of a run."""
 
     run_id: bytes
-    run: RunManifest
-    key: SigningKey
-    name: str
-    store: ObjectStore
+    run: RunManifest  # the rules, already checked against the root keys; only `authority` says who may act now
+    key: SigningKey  # signs what this node publishes
+    name: str  # for people
+    store: ObjectStore  # the shared medium, which may lie
+    # this node's own durable storage, which does not; it waits while the disk refuses, StateError where that is no help
     state: ObjectStore
     clock: Clock
     beacon: Beacon
     telemetry: Telemetry
-    run_sync: Callable[..., Awaitable[Any]]
-    space: str = ""
-    credential: Callable[["Node"], Awaitable[bytes]] | None = None
-    shared_revisions: InitVar[Revisions | None] = None
-    revisions: Revisions = field(init=False)
-    time: Timekeeper = field(init=False)
-    alarms: Alarms = field(init=False, default_factory=Alarms)
+    run_sync: Callable[..., Awaitable[Any]]  # runs what computes for long off the event loop (inline in a simulation)
+    space: str = ""  # the URL where others read what this node writes; empty where they read the same store
+    credential: Callable[["Node"], Awaitable[bytes]] | None = None  # makes the one that the admission policy requires
+    shared_revisions: InitVar[Revisions | None] = None  # of another `Node` of this process; else a new history begins
+    revisions: Revisions = field(init=False)  # of the authority, kept up to date by roles/authority_updates.py
+    time: Timekeeper = field(init=False)  # what is proven; before it is, nothing is signed, no window closed for ever
+    alarms: Alarms = field(init=False, default_factory=Alarms)  # that this node has not published yet
     backoff: Backoff = field(init=False, default_factory=Backoff)
     announcements: AnnouncementCache = field(init=False, default_factory=AnnouncementCache)
     sightings: Sightings = field(init=False, default_factory=Sightings)

@@ -14,9 +14,7 @@ _MAX_CHARACTERS: Final = 500  # of one alarm
 
 
 class Alarms:
-    """Alarms about dishonest participants, each line once, that wait for this node's next summary
-    (docs/spec/verdict.md).
-    """
+    """Alarms about dishonest participants, each once, that wait for the next summary (docs/spec/verdict.md)."""
 
     def __init__(self) -> None:
         self._lines: set[str] = set()  # all that were ever queued
@@ -42,9 +40,7 @@ _REFUSAL: Final = Pause(first=10.0, longest=600.0)
 
 
 class Backoff:
-    """Keys that were refused, and until when they are passed over, so that reading junk in storage costs less and less.
-    Times are in seconds since the Unix epoch.
-    """
+    """Keys that were refused, passed over for longer and longer (seconds since the Unix epoch): junk costs less."""
 
     def __init__(self) -> None:
         self._pauses: dict[bytes, tuple[float, float]] = {}  # key -> (end, length)
@@ -68,9 +64,7 @@ class Backoff:
 
 
 class AnnouncementCache:
-    """The newest announcement of each key whose signature was checked, so that equal bytes need not be checked again.
-    Beyond the limit the oldest are dropped.
-    """
+    """Each key's newest announcement whose signature was checked, so that equal bytes need no other check."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, tuple[bytes, Announcement]] = {}  # key -> (digest of the bytes, announcement)

@@ -62,9 +62,7 @@ class Timekeeper:
         return round_number <= self.newest_round
 
     async def wait_for_round(self, round_number: int) -> None:
-        """Wait until a round's time has surely come, by clock and beacon, or, while the beacon does not answer, by how
-        long this process has run since a round that it has seen.
-        """
+        """Wait until a round's time has come by clock and beacon, or by a round seen and the time since it."""
         while True:
             await self._clock.sleep_until(self._chain.round_time(round_number))
             if self._floor >= self._chain.round_time(round_number) or await self.has_come(round_number):

@@ -29,9 +29,7 @@ class Tokenizer(Protocol):
 
 
 def encode_prompt(tokenizer: Tokenizer, chat: ChatSpec | None, text: str) -> tuple[int, ...]:
-    """Return the token ids of the prompt for a problem's text, which `chat` makes a conversation (docs/spec/run.md).
-    Every node that reads, writes or checks a prompt does it here.
-    """
+    """Return a prompt's token ids, of a conversation if there is a `chat`; every node makes and checks them here."""
     return tokenizer.encode(text) if chat is None else tokenizer.encode(chat.prompt(text), special=False)
 
 

@@ -11,9 +11,7 @@ class Cache(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has each token in a column of its own, so that `take` and `join` work: not if attention forgets
-        tokens.
-        """
+        """Whether each token has a column, so that `take` and `join` work: not if attention forgets tokens."""
 
     def select(self, rows: Tensor) -> Self:
         """Return a cache of these rows of this one: int64 [B'], an index may occur more than once."""

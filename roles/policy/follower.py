@@ -9,7 +9,6 @@ when it has arrived and its digest was compared, while the next ones arrive.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import groupby
 
 import trio
 
@@ -69,9 +68,7 @@ class Follower:
         self._rebuild_scope = trio.CancelScope()
 
     async def open(self) -> "Follower":
-        """Begin with the trust in this node's state, and return the follower. A ProtocolError (that is damaged) or a
-        StoreError (it cannot be read) must not be ignored.
-        """
+        """Begin with the trust in this node's state; a ProtocolError or StoreError of it must not be ignored."""
         node, trust = self._node, None
         with suppress(NotFoundError), error_context(f"{TRUST_PATH} of this node's state"):
             trust = Trust.from_bytes(await node.state.get(TRUST_PATH, Trust.max_bytes))
@@ -217,9 +214,7 @@ class Follower:
             self._drop_old_parts()
 
     async def rebuild(self, version: int) -> VerifiedWeights:
-        """Return the verified weights of a version, rebuilt unless they are in memory; the newest few stay there, also
-        if it cannot be rebuilt now (StoreError, ProtocolError).
-        """
+        """Return a version's verified weights, rebuilt unless in memory; StoreError or ProtocolError if it fails."""
         async with self._rebuild_lock:
             with trio.CancelScope() as self._rebuild_scope:
                 weights = await self._rebuild(version)
@@ -257,17 +252,13 @@ class Follower:
         self._parts = {key: data for key, data in self._parts.items() if key[0] > newest}
 
     async def _carry_out(self, plan: Plan, base: int | None) -> VerifiedWeights:
-        """Carry out a plan: the next objects are fetched while one is decoded. After a failure, the last version that
-        was verified before it stays in memory.
-        """
+        """Carry out a plan. After a failure, the last version that was verified before it stays in memory."""
         anchors = [plan.anchor] if plan.anchor is not None else []
         items = [*_objects(anchors, from_anchor=True), *_objects(plan.patches, from_anchor=False)]
         weights = self._weights[base] if plan.anchor is None and base is not None else None
         build: WeightsBuild | None = None
         sizes = [item.ref.size for item in items]
-        steps = groupby(items, key=lambda item: (item.manifest.version, item.from_anchor))
-        step_sizes = [sum(item.ref.size for item in step) for _, step in steps]
-        progress = CatchUpProgress(self._node.clock, self._node.telemetry, items[-1].manifest.version, step_sizes)
+        progress = CatchUpProgress(self._node.clock, self._node.telemetry, items)
 
         async def fetch(item: VersionObject) -> bytes:
             data = await self._fetch_object(item)
@@ -276,9 +267,9 @@ class Follower:
 
         async def add(item: VersionObject, data: bytes) -> None:
             nonlocal weights, build
-            if item.from_anchor and item.number == 0:
+            if item.from_anchor and item.is_first:
                 build = AnchorBuild(item.manifest, self._new_tensors)
-            elif item.number == 0:
+            elif item.is_first:
                 assert weights is not None
                 build = PatchBuild(weights, item.manifest, self._threads, self._new_tensors)
             assert build is not None
@@ -290,7 +281,7 @@ class Follower:
                 used = [weights, build]
                 weights, build = await self._node.run_sync(build.finish), None
                 await self._node.run_sync(used.clear)
-                progress.finish_step()
+            progress.add_applied(item)
 
         try:
             await fetch_ahead(fetch, items, add, ahead=_FETCH_AHEAD, sizes=sizes, ahead_bytes=_AHEAD_BYTES)
@@ -308,9 +299,9 @@ def _add_last(build: WeightsBuild, objects: list[bytes]) -> None:
 
 def _objects(manifests: Sequence[Manifest], *, from_anchor: bool) -> list[VersionObject]:
     return [
-        VersionObject(manifest, from_anchor, number)
-        for manifest in manifests
-        for number in range(len(objects_of(manifest, from_anchor)))
+        VersionObject(manifest, ref, from_anchor, is_first=number == 1, is_last=number == len(refs))
+        for manifest, refs in ((manifest, objects_of(manifest, from_anchor)) for manifest in manifests)
+        for number, ref in enumerate(refs, 1)
     ]
 
 
@@ -318,14 +309,14 @@ SECONDS_BETWEEN_REPORTS = 2.0
 
 
 class CatchUpProgress:
-    """Reports the progress of several steps, each of some bytes, up to a version; of a single step nothing."""
+    """Reports the progress of several steps, from version to version, by these objects; of a single step nothing."""
 
-    def __init__(self, clock: Clock, telemetry: Telemetry, version: int, sizes: list[int]) -> None:
+    def __init__(self, clock: Clock, telemetry: Telemetry, items: Sequence[VersionObject]) -> None:
         self._now = clock.now
         self._telemetry = telemetry
-        self._version = version
-        self._sizes = sizes
-        self._total_bytes = max(1, sum(sizes))
+        self._version = items[-1].manifest.version
+        self._steps = sum(item.is_last for item in items)
+        self._total_bytes = max(1, sum(item.ref.size for item in items))
         self._fetched_bytes = self._applied_bytes = self._finished_steps = 0
         self._start = self._last_report = clock.now()
 
@@ -334,16 +325,16 @@ class CatchUpProgress:
         self._fetched_bytes += size
         self._report()
 
-    def finish_step(self) -> None:
-        """Add the next step, which was applied."""
-        self._applied_bytes += self._sizes[self._finished_steps]
-        self._finished_steps += 1
+    def add_applied(self, item: VersionObject) -> None:
+        """Add the next object, which was applied."""
+        self._applied_bytes += item.ref.size
+        self._finished_steps += item.is_last
         self._report()
 
     def _report(self) -> None:
         now, total_bytes = self._now(), self._total_bytes
-        complete = self._finished_steps == len(self._sizes)
-        if len(self._sizes) < 2 or not (complete or now - self._last_report >= SECONDS_BETWEEN_REPORTS):
+        complete = self._finished_steps == self._steps
+        if self._steps < 2 or not (complete or now - self._last_report >= SECONDS_BETWEEN_REPORTS):
             return
         self._last_report = now
         seconds = max(1e-3, now - self._start)
@@ -357,7 +348,7 @@ class CatchUpProgress:
             "catching-up",
             version=self._version,
             step=self._finished_steps,
-            steps=len(self._sizes),
+            steps=self._steps,
             percent=round(100 * self._fetched_bytes / total_bytes, 1),
             bytes=total_bytes,
             bytes_per_second=round(self._fetched_bytes / seconds),

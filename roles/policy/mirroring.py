@@ -141,9 +141,7 @@ class Mirror:
         node.telemetry.event("mirrored", version=head.version, copied=copied, objects=len(shown))
 
     async def _copy_anchors(self, trainer: bytes, chain: ChainVerifier) -> None:
-        """Copy the anchors that the head shows, the oldest first. A failure is raised again, and no anchor computed,
-        until it is time for the next try.
-        """
+        """Copy the head's anchors, oldest first. A failure is raised again until it is time for the next try."""
         pause = 0.0
         if trainer in self._failures:
             next_try, pause, failure = self._failures[trainer]

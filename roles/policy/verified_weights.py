@@ -6,7 +6,7 @@ version only when their digest is the one in the manifest, and the version befor
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -48,18 +48,8 @@ class VerifiedWeights:
         return self.steps[places[-1] :] if places else ()
 
 
-class WeightsBuild(Protocol):
-    """A version that is being built."""
-
-    def add(self, data: bytes) -> None:
-        """Take the next object."""
-
-    def finish(self) -> VerifiedWeights:
-        """Return the version after the last object; ProtocolError if its weights are not those of the manifest."""
-
-
 class AnchorBuild:
-    """Builds a version from the shards of its anchor (implements WeightsBuild)."""
+    """Builds a version from the shards of its anchor."""
 
     def __init__(self, manifest: Manifest, new_tensors: NewTensors | None = None) -> None:
         self._manifest = manifest
@@ -83,8 +73,8 @@ class AnchorBuild:
 
 
 class PatchBuild:
-    """Builds the version after `base` from the parts of its patch (implements WeightsBuild). In memory both versions
-    share the tensors that do not change; `new_tensors` may say that they lie elsewhere.
+    """Builds the version after `base` from the parts of its patch. In memory both versions share the tensors that do
+    not change; `new_tensors` may say that they lie elsewhere.
     """
 
     def __init__(
@@ -110,23 +100,18 @@ class PatchBuild:
         return replace(weights, steps=steps)
 
 
+WeightsBuild = AnchorBuild | PatchBuild
+
+
 @dataclass(frozen=True)
 class VersionObject:
     """One of the objects of which a version is built: a shard of its anchor, or a part of its patch."""
 
     manifest: Manifest
+    ref: ObjectRef  # by which the manifest names the object
     from_anchor: bool
-    number: int
-
-    @property
-    def ref(self) -> ObjectRef:
-        """By which the manifest names the object."""
-        return objects_of(self.manifest, self.from_anchor)[self.number]
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the version is complete with this object."""
-        return self.number + 1 == len(objects_of(self.manifest, self.from_anchor))
+    is_first: bool
+    is_last: bool  # whether the version is complete with it
 
 
 def objects_of(manifest: Manifest, from_anchor: bool) -> Sequence[ObjectRef]:

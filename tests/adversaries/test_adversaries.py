@@ -160,7 +160,9 @@ def _misses(count: int) -> tuple[int, bool]:
     words = sampling.seed_words(seeds(2)).repeat_interleave(torch.tensor(_LENGTHS), dim=0)
     positions = torch.cat([torch.arange(length) for length in _LENGTHS])
     choice = sampling.choose(logits, words, positions, 1.0, Filters(top_k=count))
-    margins = whole_margins(sampling.batch_margins(logits, choice, seeds(2), _LENGTHS, 1.0).numpy(), NOISE_UNIT)
+    margins = whole_margins(
+        sampling.batch_margins(logits, choice, *sampling.token_places(seeds(2), _LENGTHS), 1.0).numpy(), NOISE_UNIT
+    )
     nowhere, exact = np.zeros(tokens, dtype=bool), np.zeros(tokens, np.uint8)
     counts = count_group(exact, margins, nowhere, _LENGTHS, row, nowhere)
     return int((margins > 0).sum()), exceeded(advance(NO_EVIDENCE, counts, row), row) == "margin"

@@ -3,14 +3,11 @@ and manifests that are too new, too old, or of another place.
 """
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
-from grailnode.run.creation import fetch_model, open_run
+from grailnode.run.creation import open_run
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.chain import safetensors
@@ -18,18 +15,9 @@ from protocol.encoding import content_digest, pack, unpack
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.objects import ObjectRef
-from protocol.run import FileRef
 from roles.participants import list_announced_keys
-from roles.ports import ObjectInfo, StoreError
-from tests.support.attacked_nodes.follower import (
-    HOUR_MS,
-    ROOTS,
-    SECOND,
-    STRANGER,
-    VALIDATOR,
-    AttackedFollower,
-    follow_chain,
-)
+from roles.ports import ObjectInfo
+from tests.support.attacked_nodes.follower import HOUR_MS, ROOTS, STRANGER, VALIDATOR, AttackedFollower, follow_chain
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER, small_weights
 
@@ -53,11 +41,6 @@ def unsigned_head(testbed: AttackedFollower) -> bytes:
 
 def head_that_expires_in_two_hours(testbed: AttackedFollower) -> bytes:
     return sign(testbed.head(expires_ms=int(testbed.clock.now() * 1000) + 2 * HOUR_MS), TRAINER)
-
-
-def head_of_a_fork(testbed: AttackedFollower) -> bytes:
-    digests = [manifest.digest for manifest in testbed.chain.signed_manifests[:3]]
-    return sign(testbed.head(manifests=(*digests, samples.digest("another version 3"))), TRAINER)
 
 
 FALSE_HEADS: dict[str, tuple[Callable[[AttackedFollower], bytes], str]] = {
@@ -86,7 +69,6 @@ FALSE_HEADS: dict[str, tuple[Callable[[AttackedFollower], bytes], str]] = {
     ),
     "rollback: an older version": (signed_head(newest=2), "epoch 0 version 2 behind epoch 0 version 3"),
     "rollback: an older version under a newer epoch": (signed_head(newest=1, epoch=7), "version 1 behind"),
-    "rollback: another version of the same number": (head_of_a_fork, "another manifest for trusted version 3"),
     "mix: of another run of the same trainer": (
         signed_head(run=samples.digest("another run")),
         "a head of another run",
@@ -208,15 +190,6 @@ async def test_arbitrary_weights_that_do_not_follow_from_the_signed_patch():
     await testbed.assert_refuses_weights("not those that the trainer signed")
 
 
-async def test_mix_a_patch_of_another_version():
-    testbed = await follow_chain(2)
-    testbed.chain.signed_manifests.pop()
-    third = await testbed.forge(patch=testbed.chain.signed_manifests[1].record.patch, weights=samples.digest("third"))
-    assert third.record.version == 2
-    await testbed.restart_without_state()
-    await testbed.assert_refuses_weights("made for other weights than these")
-
-
 @pytest.mark.parametrize(
     ("more_tensors", "count", "refusal"),
     [({"extra": small_weights(1)["b"]}, 1, "the tensors differ from the manifest's table"), ({}, 2, "in two shards")],
@@ -241,17 +214,6 @@ async def test_arbitrary_another_genesis_than_the_run_names():
     await testbed.publish()
     await testbed.restart()
     await testbed.assert_refuses("not the run's genesis weights")
-
-
-async def test_arbitrary_a_model_file_with_another_digest():
-    testbed = await follow_chain()
-    ref = FileRef(name="config.json", digest=content_digest(b"{}"), size=2)
-    run = testbed.run.model_copy(update={"model": testbed.run.model.model_copy(update={"files": (ref,)})})
-    node = replace(testbed.node, run=run, shared_revisions=testbed.node.revisions)
-    for trainer in (TRAINER, SECOND):
-        await testbed.store.put(paths.file(trainer.public, ref.digest), b"[]")
-    with TemporaryDirectory() as folder, pytest.raises(StoreError, match="not the file that the run names"):
-        await fetch_model(node, Path(folder))
 
 
 async def test_arbitrary_a_run_manifest_with_another_id_or_too_few_signatures():

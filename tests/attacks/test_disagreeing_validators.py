@@ -23,7 +23,6 @@ from tests.support.attacked_nodes.trainer import (
     WINDOW,
     AttackedTrainer,
     closing_time,
-    make_honest_testbed,
     reveal_in_turn,
 )
 from tests.support.builders.chains import TRAINER
@@ -98,19 +97,6 @@ async def test_miners_that_one_validator_invents_cost_the_trainer_no_request_and
     assert testbed.store.reads - reads_before < len(INVENTED)
     (event,) = testbed.log.named("verdicts-unread")
     assert (event["validator"], event["miners"]) == (FIRST.public.hex()[:8], len(INVENTED))
-
-
-async def test_what_one_validator_lists_is_read_when_a_late_one_lists_it_too():
-    testbed = await make_honest_testbed(2, FIRST)
-    late_verdict = testbed.verdict(SECOND)
-    summary = testbed.summary(SECOND, late_verdict)
-    await testbed.seal(SECOND, summary)
-    opening = testbed.run.opening_time(WINDOW)
-    await testbed.collect(opening + 1.0)
-    assert await testbed.outcomes() == set()
-    await testbed.reveal(SECOND, summary, late_verdict)
-    await testbed.collect()
-    assert await testbed.outcomes() == {"used"}
 
 
 @pytest.mark.parametrize(

@@ -97,13 +97,6 @@ def test_a_cheat_is_refused_in_its_first_window(harness: TrialHarness, cheat: Be
     assert set(outcome.reasons) <= {Reason.SKETCH, Reason.SAMPLING, Reason.WINDOW}
 
 
-def test_an_8_bit_decode_with_a_right_prefill_passes_only_with_the_right_tokens(harness: TrialHarness) -> None:
-    cheat = right_prefill("8 bits", lambda harness: quantized(harness.serving_weights, 8))
-    groups, outcome = judge(harness, cheat)
-    honest, _ = judge(harness, Attempt.honest_groups)
-    assert (groups == honest) == (not outcome.reasons)
-
-
 def test_honest_work_is_accepted_whole(harness: TrialHarness) -> None:
     _, outcome = judge(harness, Attempt.honest_groups)
     assert (outcome.accepted, outcome.reasons) == (harness.groups, {})

@@ -18,9 +18,8 @@ from roles.authority_updates import poll_authority
 from roles.policy.serving import keep_fresh
 from roles.trainer.spool import OUTCOMES
 from roles.validator.judge import reject_group
-from tests.attacks.hanging_store import HangingStore, follow_chain_on, make_follower_on
 from tests.support.attacked_nodes.follower import SECOND as SECOND_TRAINER
-from tests.support.attacked_nodes.follower import VALIDATOR, follow_chain
+from tests.support.attacked_nodes.follower import VALIDATOR, AttackedFollower, follow_chain
 from tests.support.attacked_nodes.trainer import (
     FIRST,
     SECOND,
@@ -33,7 +32,7 @@ from tests.support.attacked_nodes.trainer import (
 )
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
-from tests.support.faults.decorated_store import SlowStore, UnreachableStore
+from tests.support.faults.decorated_store import HangingStore, SlowStore, UnreachableStore
 from tests.support.simulation.virtual_clock import running
 
 
@@ -51,7 +50,7 @@ class JunkStore(MemoryStore):
 
 async def test_a_revoked_validator_does_not_delay_its_revocation_by_hanging():
     store = HangingStore(seconds=200.0)
-    testbed = await follow_chain_on(store)
+    testbed = await follow_chain(store=store)
     await testbed.revise(validators=(SECOND_TRAINER.public,), revoked=(VALIDATOR.public,))
     store.hangs = lambda path: path.startswith(f"{VALIDATOR.public.hex()}/revisions/")
     with trio.move_on_after(60.0):
@@ -61,7 +60,7 @@ async def test_a_revoked_validator_does_not_delay_its_revocation_by_hanging():
 
 async def test_only_a_few_unchecked_manifests_are_in_memory():
     store = JunkStore()
-    testbed = make_follower_on(store)
+    testbed = AttackedFollower(store)
     await testbed.publish(60)
     await testbed.restart()
     with pytest.raises(ProtocolError):
@@ -85,7 +84,7 @@ async def test_a_fork_in_another_trainers_space_accuses_its_signer():
 
 async def test_a_patch_that_hangs_hides_no_newer_head():
     store = HangingStore(seconds=600.0)
-    testbed = await follow_chain_on(store)
+    testbed = await follow_chain(store=store)
     await testbed.publish()
     store.hangs = lambda path: path == testbed.patch_path(4)
     async with running(keep_fresh, testbed.node, testbed.follower, 1.0):
@@ -97,7 +96,7 @@ async def test_a_patch_that_hangs_hides_no_newer_head():
 
 async def test_a_fetch_of_the_head_that_hangs_is_given_up_for_the_next_one():
     store = HangingStore(seconds=600.0)
-    testbed = await follow_chain_on(store)
+    testbed = await follow_chain(store=store)
     fetches = count()
     store.hangs = lambda path: path == paths.head(TRAINER.public) and next(fetches) == 0
     await testbed.publish()
@@ -151,17 +150,6 @@ async def test_miners_whose_spaces_hang_delay_only_each_other():
         await testbed.clock.sleep_until(closing_time(testbed, WINDOW + 20))
     outcomes = [item async for item in testbed.state.list(OUTCOMES)]
     assert len(outcomes) == 1 + len(hanging)  # each of them 'unreachable' in the end
-
-
-async def test_a_restart_during_a_short_outage_of_storage_loses_no_window():
-    testbed = await make_honest_testbed()
-    await testbed.clock.sleep_until(closing_time(testbed) + 0.5)
-    testbed.store.silent_prefixes = ("",)
-    async with running((await testbed.open_collector()).run):
-        await trio.sleep(2.0)
-        testbed.store.silent_prefixes = ()
-        await trio.sleep(10.0)
-    assert await testbed.outcomes() == {"used"}
 
 
 async def test_a_report_that_storage_refuses_delays_nothing():

@@ -41,14 +41,6 @@ async def test_keys_a_revoked_trainers_manifests_are_refused():
     await testbed.assert_refuses("not signed by keys that may sign it")
 
 
-async def test_keys_weights_verified_before_a_revocation_stay_in_memory():
-    testbed = await follow_chain()
-    await testbed.revise_and_learn(trainers=(SECOND.public,), revoked=(TRAINER.public,))
-    await testbed.assert_refuses("head")
-    assert testbed.follower.version_for(2) == 2
-    assert (await testbed.follower.rebuild(3)).version == 3
-
-
 TWO_MUST_SIGN = "signed by [01] roots? where 2 must sign"
 THEFT = {"trainers": (STRANGER.public,)}
 FALSE_REVISIONS: dict[str, tuple[tuple[SigningKey, ...], dict[str, Any], str]] = {  # signers, changes, refusal

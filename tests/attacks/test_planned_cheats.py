@@ -4,7 +4,6 @@ import pytest
 
 from grailnode.run.creation import SCORING as _SCORING
 from grailnode.run.rules import Rules
-from protocol import paths
 from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_EVIDENCE, exceeded, is_improbable
 from protocol.judging.ledger import GROUP, SHARE
@@ -15,8 +14,7 @@ from tests.support.attacked_nodes.trainer import FIRST, SECOND, AttackedTrainer
 from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import proof_of
 from tests.support.builders.samples import counts, judgement, rejected, row, summary, thresholds, verdict
-from tests.support.simulation.network import Network, key
-from tests.support.simulation.network_runs import RULES, run_nodes, summaries
+from tests.support.simulation.network import key
 
 SCORING = _SCORING.model_copy(update={"deposit": round(Rules().deposit * GROUP)})
 THRESHOLDS = thresholds()
@@ -90,22 +88,6 @@ def test_a_rejection_is_the_reason_where_there_is_one() -> None:
     assert (decision.reason, decision.pending) == ("", True)  # the other validator's ledger may pay the miner
     (decision,) = decide([accepting], 1, set(), RULE, {accepting.validator}, lambda group: both)
     assert (decision.reason, decision.pending) == ("", False)
-
-
-async def test_a_newcomer_is_trained_on_as_soon_as_it_has_worked_off_the_deposit() -> None:
-    network = Network(RULES)
-    network.amend(scoring=network.run.scoring.model_copy(update={"deposit": 6 * GROUP}))
-    async with run_nodes(network, miners=1):
-        await network.until_window(8)
-    miner = key("miner-1").public
-    used = {event["window"] for event in network.events("trainer/download", "collected") if event["used"]}
-    paid_windows = {
-        entry.window for entry in await summaries(network, "validator-0", range(8)) if miner in dict(entry.scores)
-    }
-    assert 1 <= min(used) <= 2  # 4 groups a window
-    assert used <= paid_windows
-    inbox = [item.path async for item in network.states["trainer"].list("outcomes/")]
-    assert min(paths.window_of(path.removeprefix("outcomes/")) for path in inbox) == 0  # it is logged why not
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 4, 8, 16, 64])

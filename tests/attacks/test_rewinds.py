@@ -1,7 +1,6 @@
 """Rewinds after a theft: a node that followed the thief goes back to the honest chain when it learns of it."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
 from roles.policy.serving import keep_fresh, serve
-from roles.ports import StoreError
-from tests.attacks.hanging_store import HangingStore, follow_chain_on
 from tests.support.attacked_nodes.follower import ROOTS, SECOND, SUCCESSOR, AttackedFollower, follow_chain
 from tests.support.builders.chains import TRAINER, change_elements, equal
+from tests.support.faults.decorated_store import HangingStore
 from tests.support.simulation.virtual_clock import running
 
 
@@ -109,7 +107,7 @@ async def test_the_engine_replaces_the_thiefs_weights_by_the_honest_ones_of_that
 
 async def test_a_rewind_that_arrives_while_a_head_is_being_fetched():
     store = InterruptingStore()
-    testbed = await follow_chain_on(store)
+    testbed = await follow_chain(store=store)
     await testbed.publish()  # the thief's
     await testbed.follow()
     await honest_from(testbed, 3, 4)
@@ -136,7 +134,7 @@ async def sleep_uncancellably() -> None:
 
 async def test_a_rewind_during_an_uncancellable_read_of_the_thiefs_patch():
     store = InterruptingStore()
-    testbed = await follow_chain_on(store)
+    testbed = await follow_chain(store=store)
     await testbed.publish()  # the thief's
     await testbed.follower.refresh()
     store.actions[testbed.patch_path(4)] = sleep_uncancellably
@@ -159,7 +157,7 @@ async def test_a_rewind_during_an_uncancellable_read_of_the_thiefs_patch():
 
 async def test_a_revoked_trainers_hanging_patches_do_not_keep_a_follower_busy():
     store = HangingStore()
-    testbed = await follow_chain_on(store)
+    testbed = await follow_chain(store=store)
     await testbed.publish(3)  # the thief's
     await hang(store, testbed.patch_path(5), testbed.patch_path(6))
     async with running(keep_fresh, testbed.node, testbed.follower, 1.0):
@@ -168,26 +166,6 @@ async def test_a_revoked_trainers_hanging_patches_do_not_keep_a_follower_busy():
         await successor_takes_over(testbed)
         await trio.sleep(60)
         assert testbed.follower.version_for(6) == 3
-
-
-async def test_a_rewind_does_not_wait_for_a_hanging_patch_of_the_thief():
-    store = HangingStore()
-    testbed = await follow_chain_on(store)
-    await testbed.publish()  # the thief's
-    await testbed.restart()  # without weights in memory
-    await testbed.follower.refresh()
-    await hang(store, testbed.patch_path(4))
-
-    async def rebuild() -> None:
-        with suppress(StoreError, ProtocolError):
-            await testbed.follower.rebuild(4)
-
-    async with running(rebuild):
-        await trio.sleep(1)
-        await successor_takes_over(testbed)
-        with trio.fail_after(60):
-            await testbed.follower.refresh()
-            await testbed.assert_follows()
 
 
 # Two trainers with valid heads, of which one has stopped or lies: the newest chain that can be fetched is followed

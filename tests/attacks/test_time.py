@@ -122,28 +122,7 @@ async def test_freeze_of_a_mirror_by_an_anchor_of_a_key_that_was_revoked() -> No
     await mirror.copy()
 
 
-async def test_freeze_of_a_revision_that_the_head_names():
-    testbed = await follow_chain()
-    await testbed.publish(head=False)
-    await testbed.put_head(testbed.head(revision=1))
-    await testbed.assert_refuses("made under revision 1 .* storage hides the others")
-    await testbed.revise_and_learn()
-    await testbed.assert_follows()
-
-
 # Rollback
-
-
-async def test_rollback_to_a_backup_of_everything():
-    testbed = await follow_chain(1)
-    backup = MemoryStore()
-    async for item in testbed.store.list(""):
-        await backup.put(item.path, await testbed.store.get(item.path, 1 << 30))
-    await testbed.publish(2)
-    await testbed.follow()
-    testbed.store = backup
-    await testbed.restart()
-    await testbed.assert_refuses("version 1 behind")
 
 
 @pytest.mark.parametrize("path", [TRUST_PATH, "authority/0000000001"])
@@ -153,14 +132,6 @@ async def test_rollback_by_damaging_the_nodes_state(path: str) -> None:
     await testbed.state.put(path, sign(testbed.run, *ROOTS))
     with pytest.raises(ProtocolError):
         await testbed.restart()
-
-
-async def test_rollback_of_a_revocation():
-    testbed = await follow_chain()
-    first = await testbed.revise(revoked=(STRANGER.public,))
-    await refresh_authority(testbed.node)
-    await testbed.store.put(paths.revision(testbed.run_id, 2), sign(first, *ROOTS[:2]))
-    await testbed.assert_refuses_revision("revision 1 stands in its place")
 
 
 async def test_rollback_of_a_revocation_by_withholding_it():

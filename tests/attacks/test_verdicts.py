@@ -189,16 +189,6 @@ async def test_withheld(kind: str, quorum: int) -> None:
     assert testbed.exclusions() == [(FIRST.public.hex()[:8], error)]
 
 
-async def test_withheld_until_the_other_seals_are_revealed():
-    testbed = await make_honest_testbed(2, SECOND)
-    async with running((await testbed.open_collector()).run):
-        await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.seal(WINDOW)) + 0.5)
-        await testbed.publish_records(FIRST)
-        await testbed.clock.sleep_until(testbed.run.beacon.round_time(testbed.run.schedule.verdict(WINDOW)) + 2.0)
-    assert await testbed.outcomes() == set()
-    assert testbed.exclusions() == [(FIRST.public.hex()[:8], "not sealed in time")]
-
-
 async def test_withheld_batch_is_recorded_as_missing_in_the_end():
     testbed = await make_honest_testbed(1, SECOND)
     batch, commitment = assemble(testbed.groups, "torch-float32")

@@ -18,7 +18,7 @@ from protocol.patch import encode
 from protocol.rollout import sketch
 from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.filters import Filters
-from protocol.rollout.sampling import SamplingParams, batch_margins, seed_words
+from protocol.rollout.sampling import SamplingParams, batch_margins, seed_words, token_places
 from protocol.rollout.sampling import noise as sampling_noise
 from protocol.rollout.sketch import SketchKey
 from roles.policy.causal_model import CausalModel
@@ -183,7 +183,9 @@ class EngineContract:
             tokens = torch.tensor(item.drawn_tokens, dtype=torch.int64)
             torch.testing.assert_close(check.sketch, all_of_it.sketch[rows], rtol=0, atol=SKETCH_NOISE)
             torch.testing.assert_close(check.logprobs, all_of_it.logprobs[rows], rtol=0, atol=self.noise)
-            margins = batch_margins(forward.logits[rows], tokens, [item.seed], [len(rows)], PARAMS.temperature)
+            margins = batch_margins(
+                forward.logits[rows], tokens, *token_places([item.seed], [len(rows)]), PARAMS.temperature
+            )
             torch.testing.assert_close(check.margins, margins, rtol=0, atol=self.noise)
 
     async def test_results_do_not_depend_on_the_batch(self, engine: Engine) -> None:

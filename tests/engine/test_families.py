@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.models import build, check_model
-from grailnode.engine.policy import Policy, PolicyError, load_weights
+from grailnode.engine.policy import Policy, PolicyError
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.layout_check import PARAMS, check_layout, probes
@@ -26,6 +26,7 @@ from tests.support.builders import genesis
 from tests.support.builders.families import FAMILIES, Family, difference, write_family
 from tests.support.builders.policies import RECIPE, random_weights, write_policy
 from tests.support.processes.command_line import fail
+from tests.support.pytest_options.few_daily import few_daily
 
 MODELS_PAGE = Path(__file__).parents[2] / "docs" / "guide" / "models.md"
 LARGEST_DIFFERENCE = 2e-5
@@ -208,20 +209,6 @@ def test_gradients_are_equal(tmp_path: Path) -> None:
         torch.testing.assert_close(gradient, gradients[1][name], msg=name)
 
 
-def test_transformers_reads_the_directory(tmp_path: Path) -> None:
-    """A policy directory is a Hugging Face checkpoint: transformers' own loader gives the same logits."""
-    own = build(write_policy(tmp_path))
-    weights = {name: tensor.to(torch.float32) for name, tensor in load_weights(tmp_path).items()}
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
-    prompt = Policy.load(tmp_path).tokenizer.encode("57+68=")
-    assert tuple(tokenizer.encode("57+68=")) == prompt
-    module = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, local_files_only=True)
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        states = own.hidden(weights, ids, torch.ones_like(ids, dtype=torch.bool))
-        assert torch.equal(module(ids).logits, own.logits(weights, states))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -260,9 +247,9 @@ def test_models_on_which_nodes_would_disagree_are_refused(config: dict[str, Any]
 # The check of what vLLM computes from a checkpoint, beside engines of torch that compute right or wrong
 
 
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
-    return write_family(tmp_path, request.param)
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return write_family(tmp_path_factory.mktemp("family"), request.param)
 
 
 async def check(model: CausalModel, weights: Weights, served: Weights, dtype: torch.dtype, directory: Path) -> None:
@@ -276,7 +263,7 @@ async def check(model: CausalModel, weights: Weights, served: Weights, dtype: to
     check_layout(model, directory / "weights", [request.prompt for request in requests], results)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", few_daily([torch.bfloat16, torch.float32], 2), ids=str)
 async def test_right_computations_pass(family: Family, dtype: torch.dtype, tmp_path: Path) -> None:
     weights = random_weights(family.model)
     await check(family.model, weights, weights, dtype, tmp_path)

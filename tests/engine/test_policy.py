@@ -15,18 +15,7 @@ from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
 from protocol.digest import digest_weights
 from roles.ports import EngineError
-from tests.support.builders import genesis
 from tests.support.builders.policies import random_weights, write_policy
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    loaded = write_policy(tmp_path)
-    weights = load_weights(tmp_path)
-    genesis.save(tmp_path / "copy", loaded.config, (tmp_path / "tokenizer.json").read_text(), weights)
-    again = load_weights(tmp_path / "copy")
-    assert Policy.load(tmp_path / "copy").config == loaded.config
-    assert weights.keys() == again.keys()
-    assert all(torch.equal(tensor, again[name]) for name, tensor in weights.items())
 
 
 def test_sharded_weights_with_a_tied_copy_in_float32(tmp_path: Path) -> None:

@@ -101,19 +101,6 @@ async def test_long_prompts_need_no_more_than_a_batch(model: CausalModel, length
     assert counting.largest_mask <= 256
 
 
-@pytest.mark.parametrize("max_batch_tokens", [1, 40])
-async def test_splitting_keeps_the_order(model: CausalModel, max_batch_tokens: int) -> None:
-    weights = random_weights(model)
-    whole, parts = await engine_of(model, weights), await engine_of(model, weights, max_batch_tokens=max_batch_tokens)
-    requests = requests_of_many_lengths(8)
-    completions = [g.tokens for g in await whole.generate(requests, PARAMS)]
-    assert [g.tokens for g in await parts.generate(requests, PARAMS)] == completions
-    prompts = [r.prompt for r in requests]
-    expected = await whole.forward(prompts, completions)
-    for one, other in zip(expected, await parts.forward(prompts, completions), strict=True):
-        torch.testing.assert_close(one.hidden, other.hidden, rtol=0, atol=NOISE)
-
-
 async def test_an_error_of_torch_becomes_an_engine_error(model: CausalModel) -> None:
     async def fail(function: Any, *arguments: Any) -> Any:
         raise RuntimeError("out of memory")

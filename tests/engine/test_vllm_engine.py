@@ -131,21 +131,6 @@ async def test_tensors_that_were_changed_in_memory_are_named_on_demand(
 
 
 class TestPatches:
-    async def test_all_bit_patterns_are_read_back(self, model: CausalModel, new_engine: NewEngine) -> None:
-        weights = random_weights(model)
-        engine = await serving(new_engine, weights)
-        target = {name: tensor.clone() for name, tensor in weights.items()}
-        name = "model.layers.1.mlp.up_proj.weight"
-        patterns = torch.tensor([0x8000, 0x7FC1, 0x7F81, 0xFFFF, 0x7F80, 0xFF80, 1], dtype=torch.int32).to(torch.int16)
-        target[name].view(-1)[5 : 5 + len(patterns)] = patterns.view(torch.bfloat16)
-        await engine.stage_patch(1, encode(weights, target), manifest(1, target))
-        await engine.commit()
-        assert isinstance(engine, VllmEngine)
-        await engine.verify()
-        await engine.stage_patch(2, encode(target, weights), manifest(2, weights))
-        await engine.commit()
-        await engine.verify()
-
     async def test_after_many_patches_whole_weights_replace_them(
         self, model: CausalModel, new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:

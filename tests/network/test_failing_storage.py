@@ -247,20 +247,6 @@ async def test_a_validator_that_cannot_read_a_version_abstains_on_commitments_to
     assert not log.named("window-abandoned")
 
 
-async def test_an_outage_of_a_validators_network_costs_no_miner_a_rejection():
-    network = Network(RULES)
-    batches = (paths.kind_prefix(key(name).public, "batches") for name in ("miner-1", "miner-2"))
-    network.mediums["validator-0"] = store = UnreachableStore(network.store, *batches, seconds=0.0, is_away=False)
-    async with run_nodes(network, miners=2):
-        await network.until_window(6)
-        store.is_away = True
-        await network.until_window(7)
-        store.is_away = False
-        await network.until_window(10)
-    for miner in ("miner-1", "miner-2"):
-        await check_accepted(network, miner, range(10), at_least=7)
-
-
 # Long outages of storage on a virtual clock: one node is cut off, the newest objects are lost, the meeting point is
 # replaced by an empty one. The network works on without what is missing, and as before when it is back.
 

@@ -69,7 +69,7 @@ async def rebuild_newest(network: Network, name: str) -> VerifiedWeights:
     return await follower.rebuild(follower.chain.head.version)
 
 
-@pytest.fixture(scope="module", params=["lora", "fp8", "int8"])
+@pytest.fixture(scope="module", params=[pytest.param(kind, marks=pytest.mark.slow) for kind in ("lora", "fp8")])
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what was in a network of adapters or of quantized weights, by name."""
     return simulate(play, request.param, tmp_path_factory.mktemp(request.param))
@@ -114,7 +114,6 @@ async def play(kind: str, directory: Path) -> dict[str, Any]:
     return values
 
 
-@pytest.mark.slow
 def test_followers_have_the_trainers_weights_bit_for_bit(played: dict[str, Any]) -> None:
     network, newest, (version, stored) = played["network"], played["newest"], played["stored"]
     assert newest.version == version == played["checked"].version >= 3
@@ -127,13 +126,11 @@ def test_followers_have_the_trainers_weights_bit_for_bit(played: dict[str, Any])
         assert sum(name.endswith(SCALE) for name in newest.weights) == 7
 
 
-@pytest.mark.slow
 def test_the_chain_goes_on_after_a_restart(played: dict[str, Any]) -> None:
     assert played["network"].events("trainer/training", "resumed")
     assert newest_published(played["network"]) >= 3
 
 
-@pytest.mark.slow
 def test_honest_work_is_accepted_and_trained_on(played: dict[str, Any]) -> None:
     judged = played["verdicts"]["miner-1"]
     assert len(judged) > 5
@@ -143,7 +140,6 @@ def test_honest_work_is_accepted_and_trained_on(played: dict[str, Any]) -> None:
     assert fresh and max(fresh) == 0, "the trainer computes the log-probabilities that the validator found"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare", "old"])
 def test_work_with_other_weights_is_refused(played: dict[str, Any], name: str) -> None:
     """In version 0 the base alone is the policy of a run of adapters. A policy that is not quantized is refused from
@@ -160,7 +156,6 @@ def test_work_with_other_weights_is_refused(played: dict[str, Any], name: str) -
         assert {judgement.reason for judgement in verdict.judgements} <= OTHER_WEIGHTS
 
 
-@pytest.mark.slow
 def test_an_exported_version_is_adapters_or_a_whole_model(played: dict[str, Any]) -> None:
     newest, directory = played["newest"], played["directory"]
     if played["kind"] == "lora":

@@ -16,10 +16,9 @@ from grailnode.observe.ledger_check import verify_ledger
 from protocol.errors import ProtocolError
 from tests.support.faults.full_disk import DiskFill
 from tests.support.pytest_options.few_daily import few_daily
-from tests.support.simulation.faulty_network import CHECKER, TRAINER, FaultSchedule, FaultyNetwork
+from tests.support.simulation.faulty_network import CHECKER, SCENARIOS, TRAINER, FaultSchedule, FaultyNetwork
 from tests.support.simulation.invariants import violations
 from tests.support.simulation.network import key
-from tests.support.simulation.scenarios import SCENARIOS
 from tests.support.simulation.seeded_runs import SeedOutcome, run_schedule, run_seed, silence_beacon_log
 from tests.support.simulation.virtual_clock import run_seeded
 
@@ -73,26 +72,6 @@ def test_no_seed_of_many_networks_that_deal_their_groups_violates_an_invariant()
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another():
     one, other = SEEDS[:2]
     assert run_seed(one).trace == outcome_of(one).trace != outcome_of(other).trace
-
-
-async def order_of_wakes() -> list[int]:
-    """Return the order in which eight tasks run that become ready at the same moment."""
-    order: list[int] = []
-
-    async def wake(number: int) -> None:
-        await trio.sleep(1)
-        order.append(number)
-
-    async with trio.open_nursery() as nursery:
-        for number in range(8):
-            nursery.start_soon(wake, number)
-    return order
-
-
-def test_the_seed_decides_which_of_the_ready_tasks_runs_first():
-    orders = [tuple(run_seeded(seed, order_of_wakes)) for seed in range(10)]
-    assert [tuple(run_seeded(seed, order_of_wakes)) for seed in range(10)] == orders
-    assert len(set(orders)) > 5
 
 
 # A network recovers from each fault alone; `python -m bench.faults` runs pairs of them

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from protocol import patch
+from protocol.digest import tensor_digest
 from protocol.errors import MalformedError, PatchError, ProtocolError
 from tests.patch.weights import same_bits
 
@@ -37,7 +38,7 @@ def test_a_wrong_base_is_refused_wherever_it_differs(element):
 
 def test_a_wrong_base_is_refused_by_its_digests():
     first, second, third = versions(3)
-    digests = patch.encode_with_digests(first, second).digests
+    digests = {name: tensor_digest(tensor) for name, tensor in second.items()}
     data = patch.encode(first, third)
     with pytest.raises(PatchError, match="other weights"):
         patch.apply_with_digests(second, data, digests=digests)

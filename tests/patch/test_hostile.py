@@ -16,14 +16,13 @@ from grailnode.convert.inspect_patch import inspect_patch
 from protocol import limits, patch
 from protocol.chain import safetensors
 from protocol.compression import compress
-from protocol.digest import digest_weights
+from protocol.digest import digest_weights, tensor_digest
 from protocol.errors import LimitError, MalformedError, PatchError, ProtocolError
 from protocol.patch.container import PREAMBLE
 from protocol.patch.fields import varint
 from tests.patch.containers import container, joined, row
 from tests.patch.weights import rounded_update, same_bits
-from tests.support.faults.patch_mutations import MUTATORS, mutations
-from tests.support.faults.patch_parsers import corpus, parsers
+from tests.support.faults.patch_mutations import MUTATORS, corpus, mutations, parsers
 from tests.support.measuring.memory import peak_extra
 
 MUTATIONS_PER_CASE = 1500
@@ -249,7 +248,7 @@ BLOCKS = 6 * limits.MIB  # of a decoder, including memory that its allocator doe
 @pytest.mark.parametrize("case", sorted(UPDATES))
 def test_encoding_and_applying_take_the_memory_of_two_tensors_and_scratch(case):
     before, after = ({"w": tensor} for tensor in UPDATES[case])
-    digests = patch.encode_with_digests(before, before).digests
+    digests = {name: tensor_digest(tensor) for name, tensor in before.items()}
     data = patch.encode(before, after)
     nbytes = OLD.nbytes
 
@@ -260,7 +259,7 @@ def test_encoding_and_applying_take_the_memory_of_two_tensors_and_scratch(case):
         stream.finish()
 
     encoding = 2 * nbytes + SCRATCH + len(data)
-    assert fits(lambda: patch.encode_with_digests(before, after, base_digests=digests), encoding)
+    assert fits(lambda: patch.encode(before, after, base_digests=digests), encoding)
     assert fits(lambda: patch.apply_with_digests(before, data, digests=digests), (1 + 2) * nbytes + BLOCKS)
     assert fits(apply_stream, (1 + 2) * nbytes + BLOCKS)
 
@@ -270,10 +269,10 @@ def test_encoding_and_applying_take_the_memory_of_two_tensors_and_scratch(case):
 def test_encoding_a_large_tensor_takes_the_memory_of_two(case):
     """Every element changes, so this covers all modes that are tried, the changes, and the scratch memory."""
     before, after = ({"w": tensor.repeat(8, 1)} for tensor in UPDATES[case])
-    digests = patch.encode_with_digests(before, before).digests
+    digests = {name: tensor_digest(tensor) for name, tensor in before.items()}
     data = patch.encode(before, after)
     most = 2 * before["w"].nbytes + len(data)
-    assert fits(lambda: patch.encode_with_digests(before, after, base_digests=digests), most)
+    assert fits(lambda: patch.encode(before, after, base_digests=digests), most)
 
 
 def test_a_whole_patch_is_applied_without_a_copy_of_its_frames() -> None:

@@ -78,7 +78,7 @@ def _places(nth_one: Any) -> Any:
             out[number] = nth_one(mask, np.uint64(number))
         return 0
 
-    return kernel("uint64", "int64", "uint64[::1]")(places)
+    return kernel(places)
 
 
 @pytest.mark.parametrize("name", ["nth_one", "_nth_one_by_halves"])

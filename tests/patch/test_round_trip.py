@@ -31,7 +31,7 @@ def test_weights_of_several_tensors(tensors):
     summary = patch.summary(data)
     changed_tensors = sum(int((a.view(-1).view(torch.uint8) != b.view(-1).view(torch.uint8)).any()) for a, b in tensors)
     assert sum(row.mode != patch.Mode.UNCHANGED for row in summary.rows) == changed_tensors
-    assert summary.elements == sum(tensor.numel() for tensor in old.values())
+    assert sum(row.elements for row in summary.rows) == sum(tensor.numel() for tensor in old.values())
     assert (summary.base, summary.result) == (digest_weights(old), digest_weights(new))
     assert same_bits(patch.apply(old, data), new)
 
@@ -76,17 +76,17 @@ def test_unchanged_tensors_are_shared_and_nothing_is_mutated():
 def test_digests_are_used_and_returned():
     old, new = rounded_update(64, 64, 1.0, seed=6)
     digests = {"a": tensor_digest(old), "b": tensor_digest(old)}
-    encoded = patch.encode_with_digests({"a": old, "b": old}, {"a": new, "b": old}, base_digests=digests)
-    result = patch.apply_with_digests({"a": old, "b": old}, encoded.patch, digests=digests, threads=2)
-    assert encoded.digests == result.digests == {"a": tensor_digest(new), "b": tensor_digest(old)}
-    assert encoded.patch == patch.encode({"a": old, "b": old}, {"a": new, "b": old})
+    encoded = patch.encode({"a": old, "b": old}, {"a": new, "b": old}, base_digests=digests)
+    result = patch.apply_with_digests({"a": old, "b": old}, encoded, digests=digests, threads=2)
+    assert result.digests == {"a": tensor_digest(new), "b": tensor_digest(old)}
+    assert encoded == patch.encode({"a": old, "b": old}, {"a": new, "b": old})
 
 
 def test_the_number_of_threads_does_not_change_the_patch():
     pairs_ = [rounded_update(100, 100, 1.0, seed=seed) for seed in range(6)]
     old = {str(i): pair[0] for i, pair in enumerate(pairs_)}
     new = {str(i): pair[1] for i, pair in enumerate(pairs_)}
-    assert patch.encode_with_digests(old, new, threads=3).patch == patch.encode(old, new)
+    assert patch.encode(old, new, threads=3) == patch.encode(old, new)
 
 
 def test_weights_with_different_tensors_are_a_value_error():

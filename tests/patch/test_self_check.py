@@ -106,6 +106,6 @@ def test_a_container_of_other_frames_is_refused():
 def test_digests_of_other_tensors_are_a_value_error():
     digests = digests_of(OLD)
     with pytest.raises(ValueError, match="a digest of another tensor"):
-        patch.encode_with_digests(OLD, NEW, base_digests=digests, digests=digests)
+        patch.encode(OLD, NEW, base_digests=digests, digests=digests)
     with pytest.raises(ValueError, match="a digest of another tensor"):
-        patch.encode_with_digests(OLD, NEW, base_digests=digests, digests=digests_of(NEW) | {"b": bytes(32)})
+        patch.encode(OLD, NEW, base_digests=digests, digests=digests_of(NEW) | {"b": bytes(32)})

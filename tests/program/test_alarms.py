@@ -1,6 +1,5 @@
 """`node.alarm_url`: which events reach an operator's pager, how often, and that no node waits for it."""
 
-import ast
 import json
 import multiprocessing
 import threading
@@ -25,22 +24,6 @@ from grailnode.node.supervisor import Supervisor
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.observe.node_logs import recent_starts
 from roles.ports import StoreError
-
-ROOT = Path(__file__).parents[2]
-CAUSED_BY = {
-    "alarm": "attacks/test_time.py::test_mix_two_heads_for_one_version_is_an_alarm",
-    "epoch-contested": "roles/test_publisher.py::test_of_two_publishers_with_one_key_and_one_state_one_stops",
-    "canary-failure": "attacks/test_disagreeing_validators.py::test_a_validator_that_accepts_a_false_canary_is_caught",
-    "validators-disagree": "attacks/test_disagreeing_validators.py::test_a_contradiction_after_the_outcome_is_reported",
-    "validator-excluded": "roles/test_rosters.py::"
-    "test_the_first_window_of_each_absence_is_reported_and_then_the_return",
-    "beacon-late": "roles/test_timekeeping.py::test_a_clock_that_is_ahead_proves_nothing_until_it_is_right",
-    "cannot-follow": "attacks/test_hanging_storage.py::"
-    "test_a_fetch_of_the_head_that_hangs_is_given_up_for_the_next_one",
-    "disk-failing": "store/test_state_store.py::test_operations_wait_until_the_disk_takes_them_and_say_so_once",
-    "failed": "program/test_alarms.py::test_a_process_that_ends_has_sent_its_last_alarm",
-}
-"""By kind, the test that causes the event."""
 
 
 @dataclass
@@ -84,14 +67,6 @@ def pager() -> Iterator[Pager]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield pager
         server.shutdown()
-
-
-@pytest.mark.parametrize("kind", ALARMS)
-def test_each_kind_has_a_test_that_causes_its_event(kind: str) -> None:
-    path, _, name = CAUSED_BY[kind].partition("::")
-    source = (ROOT / "tests" / path).read_text(encoding="utf-8")
-    functions = [node for node in ast.walk(ast.parse(source)) if getattr(node, "name", "") == name]
-    assert f'"{kind}"' in (ast.get_source_segment(source, functions[0]) or "")
 
 
 @pytest.mark.parametrize("kind", ALARMS)

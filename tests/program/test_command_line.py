@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -252,33 +251,6 @@ def test_bash_completes_commands_and_options(tmp_path: Path):
     command = ["bash", "-c", script, "bash", *OFFERS]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.splitlines() == [*OFFERS.values()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shell", "registration", "offer"),
-    [
-        ("zsh", "compdef _grailnode_completion grailnode", r"plain\n(\S+)\n.+\n"),
-        ("fish", 'complete --no-files --command grailnode --arguments "(_grailnode_completion)"', r"plain,(\S+)\t.+\n"),
-    ],
-)
-def test_what_zsh_and_fish_ask_for_completions_is_answered(shell: str, registration: str, offer: str):
-    """The shells themselves are not run; their scripts ask the program as this test does."""
-
-    def ask(**variables: str) -> str:
-        command = [sys.executable, "-c", "from grailnode.cli.main import main; main()"]
-        environment = os.environ | variables
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-    script = ask(_GRAILNODE_COMPLETE=f"{shell}_source")
-    assert registration in script
-    assert f"_GRAILNODE_COMPLETE={shell}_complete" in script
-    for line, offers in OFFERS.items():
-        words = line.split()
-        place = {"zsh": str(len(words) - 1), "fish": words[-1]}[shell]
-        answer = ask(_GRAILNODE_COMPLETE=f"{shell}_complete", COMP_WORDS=line, COMP_CWORD=place)
-        assert re.findall(offer, answer) == offers.split()
-        assert re.fullmatch(f"({offer})+", answer)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"run": "run.toml"}])

@@ -20,8 +20,7 @@ from protocol.errors import ProtocolError
 from roles.node.identity import Node
 from roles.ports import NotFoundError
 from tests.support.builders.recipes import demo_recipe
-from tests.support.servers.loopback import Reply, serving
-from tests.support.servers.served_files import FileServer
+from tests.support.servers.loopback import FileServer, Reply, serving
 
 
 class Host(NamedTuple):

@@ -24,23 +24,12 @@ LENGTHS = (13, 0, 1, 34)
 ROWS = sum(LENGTHS)
 
 
-def noise(vocabulary: int) -> Tensor:
-    """Return the noise of every token at every position of the completions."""
-    words = sampling.seed_words(seeds(len(LENGTHS))).repeat_interleave(torch.tensor(LENGTHS), dim=0)
-    return sampling.noise(words, torch.cat([torch.arange(length) for length in LENGTHS]), vocabulary)
-
-
 def best_of(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scores of the tokens, and the best scores by torch and by the compiled search."""
-    words = sampling.seed_words(seeds(len(LENGTHS)))
-    token_logits = logits.gather(-1, tokens[:, None]).squeeze(-1)
-    own = (logits + noise(logits.shape[-1])).gather(-1, tokens[:, None]).squeeze(-1)
-    results = [
-        score(logits, tokens, token_logits, words, LENGTHS, 0) for score in (sampling._scores, sampling._scores_on_cpu)
-    ]
-    for scores, _ in results:
-        assert torch.equal(scores.nan_to_num(nan=-1.0), own.nan_to_num(nan=-1.0))
-    return own, results[0][1], results[1][1]
+    words, positions = sampling.token_places(seeds(len(LENGTHS)), LENGTHS)
+    own = (logits + sampling.noise(words, positions, logits.shape[-1])).gather(-1, tokens[:, None]).squeeze(-1)
+    fast, _ = sampling.search_on_cpu(logits, words, positions, own)
+    return own, sampling._best(logits, words, positions, own), fast
 
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 1024, 1025, 5000])
@@ -76,11 +65,9 @@ def test_no_token_with_the_best_score_is_excluded() -> None:
     rows = torch.arange(len(order))
     logits[rows, order] = torch.nextafter(-noises[order], torch.tensor(math.inf)) + 1e-6
     logits[rows, 0] = -noises[0]
-    for row in rows.tolist():
-        token_logits = logits[row, :1]
-        one = torch.zeros(1, dtype=torch.int64)
-        own, best = sampling._scores_on_cpu(logits[row : row + 1], one, token_logits, words, [1], 0)
-        assert best > own or order[row] == 0
+    own = logits[:, 0] + noises[0]
+    best, _ = sampling.search_on_cpu(logits, words.repeat(len(order), 1), torch.zeros_like(order), own)
+    assert ((best > own) | (order == 0)).all()
 
 
 @pytest.mark.parametrize("vocabulary", [1, 63, 64, 65, 2048, 150_001])

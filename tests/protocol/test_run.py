@@ -13,7 +13,6 @@ from protocol.errors import ChainError, MalformedError
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_signed, sign
 from protocol.objects import ObjectRef
-from protocol.rollout.sampling import SamplingParams
 from protocol.run import FileRef, RunManifest
 from tests.protocol.signed_chain import Trainer, chain, follow
 from tests.support.builders import samples
@@ -97,10 +96,6 @@ def test_a_mixture_of_mixtures_and_shares_out_of_range_are_refused_as_bytes() ->
             RunManifest.from_bytes(pack(body | {"environment": change}))
 
 
-def test_sampling_parameters() -> None:
-    assert run_manifest().sampling.params() == SamplingParams(1.0, 8, (1,))
-
-
 def test_times_of_a_window() -> None:
     manifest = run_manifest()
     assert manifest.deadline_time(2) - manifest.opening_time(2) == pytest.approx(18.0)
@@ -131,12 +126,6 @@ def test_valid_space_urls(space: str) -> None:
 
 M = "base_model.model.model.layers.0.self_attn.q_proj"
 DOWN, UP = (f"{M}.lora_A.weight", "BF16", (4, 32)), (f"{M}.lora_B.weight", "BF16", (16, 4))
-
-
-def test_a_manifest_with_adapters_round_trips() -> None:
-    manifest = run_manifest(lora=lora())
-    assert RunManifest.from_bytes(manifest.to_bytes()) == manifest
-    assert lora().scale == 2.0
 
 
 def test_a_target_is_the_end_of_a_modules_name() -> None:

@@ -104,12 +104,6 @@ def test_the_library_accepts_one_signature_for_many_messages_under_a_key_of_smal
         open_signed(forgery, Announcement, [identity])
 
 
-def test_the_library_accepts_a_key_that_is_not_canonical() -> None:
-    """p + 1 is another encoding of 1, so that one point would have two keys."""
-    library = Ed25519PublicKey.from_public_bytes(NOT_CANONICAL["p + 1"])
-    library.verify(SMALL_ORDER["order 1"] + bytes(32), b"any message")
-
-
 def test_a_signature_with_s_beyond_the_order_is_refused() -> None:
     order = 2**252 + 27742317777372353535851937790883648493
     data = unpack(sign(samples.announcement(), MINER))

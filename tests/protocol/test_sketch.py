@@ -174,14 +174,13 @@ def test_pieces_give_the_same_results_as_all_logits_at_once(lengths: list[int], 
     params = SamplingParams(temperature=0.8, max_tokens=12, stops=(1,), filters=filters)
     tokens = torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(1))
     items = drawn(tokens, lengths)
-    whole = sampling.batch_margins(logits, tokens, seeds(len(lengths)), lengths, 0.8, filters, 0.01)
+    places = sampling.token_places(seeds(len(lengths)), lengths)
+    whole = sampling.batch_margins(logits, tokens, *places, 0.8, filters, 0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checking, "_LOGITS_BYTES", rows * 4 * VOCABULARY)
         check = check_completions(states, project, items, CheckRules(params, 0.01), VOCABULARY)
     assert torch.equal(check.margins, whole)
-    assert torch.equal(
-        check.stops, sampling.drawn_stops(logits, tokens, whole, seeds(len(lengths)), lengths, 0.8, params.stops)
-    )
+    assert torch.equal(check.stops, sampling.drawn_stops(logits, tokens, whole, *places, 0.8, params.stops))
     assert torch.equal(check.logprobs, sampling.log_probabilities(logits, tokens, 0.8, filters))
     parts = zip(check.split(lengths), torch.split(states, lengths), items, strict=True)
     for part, hidden, item in parts:
@@ -238,10 +237,11 @@ def test_a_token_leads_by_no_more_than_the_margin_of_every_other_one(filters: Fi
     logits = torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(8)) * 2.0
     tokens = sampling.choose(logits, sampling.seed_words(seeds(1)), torch.arange(count), 1.0)
     rules = CheckRules(SamplingParams(1.0, count, (1,), filters), slack=0.05, limit=0.5, cap=cap, rivals=True)
+    places = sampling.token_places(seeds(1), [count])
     leads = check_completions(logits, lambda part: part, drawn(tokens, [count]), rules, vocabulary).rivals[:, 1]
     margins = [
         sampling.batch_margins(
-            logits, torch.full((count,), token), seeds(1), [count], 1.0, filters, rules.slack, rules.limit, cap
+            logits, torch.full((count,), token), *places, 1.0, filters, rules.slack, rules.limit, cap
         )
         for token in range(vocabulary)
     ]

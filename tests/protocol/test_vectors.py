@@ -197,7 +197,8 @@ def test_tokens(item: dict[str, Any]) -> None:
         scores = [logit / item["temperature"] + slow_sampling.noise(seed, t, token) for token, logit in enumerate(row)]
         assert scores.index(max(scores)) == item["tokens"][t]
     logits, tokens = torch.tensor(item["logits"]), torch.tensor(item["tokens"])
-    assert (sampling.batch_margins(logits, tokens, [seed], [len(tokens)], item["temperature"]) == 0).all()
+    places = sampling.token_places([seed], [len(tokens)])
+    assert (sampling.batch_margins(logits, tokens, *places, item["temperature"]) == 0).all()
 
 
 @pytest.mark.parametrize("item", cases("sketch", "hidden"), ids=name_of)

@@ -95,7 +95,7 @@ def test_least_steps_are_exact() -> None:
     bits = random.integers(0, 0x7F000000, 400).astype(np.uint32)
     special = [0, 1, 0x8000, 0x8001, 0x18000, 0x3F800000, 0x3F7FFFFF, 0x3F808000, 0x3F818000, 0x3F7F8000, 0x00800000]
     bits = np.concatenate((bits, np.array(special, np.uint32)))
-    run = kernel("uint32[::1]", "uint32", "uint32", "int64[:, ::1]")(_borders)
+    run = kernel(_borders)
     for fraction, floor in [(0, 8), (3, 11), (3, 127), (8, 16)]:
         least = np.zeros((bits.size, 2), np.int64)
         run(bits, np.uint32(floor), np.uint32(fraction), least)
@@ -111,7 +111,7 @@ def test_least_steps_are_exact() -> None:
 @pytest.mark.parametrize(("least_out", "least_in"), [(1, 1), (1, 9), (9, 1), (4, 4), (3, 5), (1000, 7)])
 def test_ranks_number_the_visible_values_in_ascending_order(least_out: int, least_in: int) -> None:
     out = np.zeros((3000, 3), np.int64)
-    kernel("int64", "int64", "int64", "int64[:, ::1]")(_ranks)(least_out, least_in, len(out), out)
+    kernel(_ranks)(least_out, least_in, len(out), out)
     assert out[:, 2].tolist() == list(range(3000))
     assert (np.diff(out[:, 0]) >= 0).all()
     assert len({(steps, direction) for steps, direction, _ in out.tolist()}) == 3000

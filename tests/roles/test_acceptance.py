@@ -1,6 +1,5 @@
 """From verdicts to the learner's inbox: verified groups, decisions that survive crashes, and the newest weights."""
 
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -52,7 +51,6 @@ from tests.support.builders.snapshots import put_snapshot
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.faults.decorated_store import SlowStore, UnreachableStore
 from tests.support.measuring import store_listing
-from tests.support.simulation.faulty_network import WrongClock
 from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import running
 
@@ -73,18 +71,6 @@ class WrongOnce(SlowStore):
         if self._how == "hidden":
             raise NotFoundError(f"{path}: no such object")
         return bytes(len(data))
-
-
-class ScheduledBeacon:
-    """A beacon that gives each round when it is due by the right clock."""
-
-    def __init__(self, testbed: AttackedTrainer) -> None:
-        self._chain = testbed.run.beacon
-        self._clock = testbed.clock
-
-    async def randomness(self, round_number: int) -> bytes:
-        await self._clock.sleep_until(self._chain.round_time(round_number))
-        return round_number.to_bytes(32, "little")
 
 
 def make_testbed_with_full_disk() -> tuple[AttackedTrainer, Any]:
@@ -201,22 +187,6 @@ async def test_a_window_whose_storage_does_not_answer_is_collected_after_a_resta
     await testbed.collect(timeout + 10.0)
     records = [record for record in await read_outcomes(testbed.state) if record.window == WINDOW]
     assert {item.status for record in records for item in record.outcomes} == {"used"}
-
-
-async def test_a_clock_that_is_an_hour_ahead_for_two_seconds_costs_no_window():
-    testbed, later = AttackedTrainer(store=SlowStore(0.05)), WINDOW + 4
-    clock = WrongClock(testbed.clock)
-    testbed.node = replace(testbed.node, clock=clock, beacon=ScheduledBeacon(testbed))
-    async with running((await testbed.open_collector()).run):
-        await trio.sleep(1.0)
-        clock.error_seconds = 3600.0
-        await trio.sleep(2.0)
-        clock.error_seconds = 0.0
-        await testbed.clock.sleep_until(testbed.run.opening_time(later) + 2.0)
-        await testbed.publish_records(FIRST, window=later)
-        await testbed.publish_records(SECOND, window=later)
-        await testbed.clock.sleep_until(closing_time(testbed, later) + 10.0)
-    assert await collected_windows(testbed) == {later}
 
 
 async def test_a_validator_that_is_revoked_before_it_reveals_decides_nothing():

@@ -21,7 +21,7 @@ from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import GROUP, LedgerRow
 from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import assemble
-from roles.miner.chunk_times import ChunkTimes
+from roles.miner.miner import ChunkTimes
 from roles.policy.assignment import Task
 from roles.validator.case_queue import SHARES, CaseQueue, Reputation
 from roles.validator.judging_scheduler import JudgingScheduler, Slot

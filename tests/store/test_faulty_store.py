@@ -1,7 +1,6 @@
 """The faults that tests inject into stores and connections: they are those that were chosen, and nodes survive each."""
 
 import random
-from collections import Counter
 from contextlib import nullcontext
 
 import pytest
@@ -11,10 +10,9 @@ import trio.testing
 from grailnode.store.memory import MemoryStore
 from roles.ports import NotFoundError, ObjectStore, StoreError
 from tests.store.s3_buckets import Bucket
-from tests.support.faults.faulty_store import Fault, FaultyStore, Link, PutHistory, applicable
+from tests.support.faults.faulty_store import Fault, FaultyStore, Link
 from tests.support.faults.http_scenarios import HTTP_FAULTS, HttpOutcome, run_http_scenario
 from tests.support.measuring.store_listing import paths
-from tests.support.simulation.virtual_clock import simulate
 
 
 @pytest.fixture
@@ -56,20 +54,6 @@ async def test_faults_of_puts_and_cut_links(memory, faulty, fault, raises, expec
         assert await read(faulty, "a") == expected
 
 
-async def test_a_repeated_put_may_replace_a_newer_one():
-    outcomes = set()
-    for seed in range(20):
-        memory = MemoryStore()
-        faulty = FaultyStore(memory, random.Random(seed))
-        faulty.plan("put", Fault.DUPLICATE_WRITE)
-        await faulty.put("head", b"old")
-        await faulty.put("head", b"new")
-        for _ in range(20):
-            await read(faulty, "other")
-        outcomes.add(await read(memory, "head"))
-    assert outcomes == {b"old", b"new"}
-
-
 async def test_faults_of_reads(faulty):
     data = bytes(range(200))
     await faulty.put("a", b"before")
@@ -88,15 +72,6 @@ async def test_faults_of_reads(faulty):
     assert answers[Fault.MISSING] is None
     assert answers[Fault.WRONG_OBJECT] in {data, b"of b"}
     assert await read(faulty, "a") == data
-
-
-async def test_a_stale_read_can_return_the_object_of_another_node(memory):
-    history = PutHistory()
-    one, other = (FaultyStore(memory, random.Random(seed), history=history) for seed in (1, 2))
-    await one.put("head", b"1")
-    await one.put("head", b"2")
-    other.plan("get", Fault.STALE)
-    assert await read(other, "head") == b"1"
 
 
 async def test_faults_of_listings(memory, faulty):
@@ -123,35 +98,6 @@ async def test_faults_of_listings(memory, faulty):
         if count > 1000:
             break
     assert count > 1000
-
-
-def test_a_fault_that_cannot_affect_an_operation_is_refused(faulty):
-    with pytest.raises(ValueError, match="cannot affect"):
-        faulty.plan("put", Fault.TRUNCATION)
-    assert set().union(*applicable.values()) == set(Fault)
-
-
-async def a_history(seed: int) -> list[tuple[str, str, Fault]]:
-    rates: dict[Fault, float] = {fault: 0.03 for fault in Fault if fault not in {Fault.HANG, Fault.LIST_ENDLESS}}
-    store = FaultyStore(MemoryStore(), random.Random(seed), rates)
-    for number in range(200):
-        for attempt in (
-            store.put(f"a/{number % 7}", b"some bytes"),
-            read(store, f"a/{number % 5}"),
-            paths(store, "a/"),
-        ):
-            try:
-                await attempt
-            except StoreError:
-                continue
-    return store.trace
-
-
-def test_the_same_seed_gives_the_same_faults():
-    first, again, other = (simulate(a_history, seed) for seed in (1, 1, 2))
-    assert first == again != other
-    fault_counts = Counter(fault for _, _, fault in first)
-    assert fault_counts.keys() == set(Fault) - {Fault.HANG, Fault.LIST_ENDLESS}
 
 
 # Every fault of HTTP and S3, each alone, between a node's stores and a real service. `bench.faults` runs pairs.

@@ -17,8 +17,7 @@ from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from tests.store.s3_buckets import listing_page
 from tests.support.measuring.store_listing import paths
-from tests.support.servers.loopback import UNSAID, HttpRequest, Reply, serve
-from tests.support.servers.served_files import FileServer
+from tests.support.servers.loopback import UNSAID, FileServer, HttpRequest, Reply, serve
 
 OBJECT = bytes(range(256)) * 4000
 

@@ -131,17 +131,6 @@ async def test_a_missing_object_is_noticed_by_listing_and_after_a_restart(tmp_pa
         await paths(state, "")
 
 
-async def test_what_one_process_deletes_or_stores_another_does_not_miss(tmp_path: Path):
-    one, other = store(tmp_path), store(tmp_path)
-    for number in range(100):
-        await one.put(f"inbox/{number}", DATA)
-        assert await paths(other, "inbox/") == [f"inbox/{number}"]
-        await other.delete(f"inbox/{number}")
-        assert await paths(one, "") == []
-        with pytest.raises(NotFoundError):
-            await one.get(f"inbox/{number}", 1000)
-
-
 async def test_threads_that_store_delete_and_list_at_once_miss_nothing(tmp_path: Path):
     one, other = StateStore(tmp_path, RUN), StateStore(tmp_path, RUN)
 

@@ -29,8 +29,7 @@ from roles.ports import NotFoundError, ObjectStore, StateError, StoreError, TooL
 from tests.support.faults.faulty_store import FaultyStore
 from tests.support.measuring.store_listing import paths
 from tests.support.measuring.store_tally import TallyMeter
-from tests.support.servers.loopback import serve
-from tests.support.servers.served_files import FileServer
+from tests.support.servers.loopback import FileServer, serve
 
 Seed = Callable[[str, bytes], Awaitable[None]]
 

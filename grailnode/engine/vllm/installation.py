@@ -60,9 +60,7 @@ def default_directory() -> Path:
 
 
 def find_python(place: str) -> Path:
-    """Return the interpreter in the default directory; InstallationError, with the place where users name another one,
-    if there is none, or its installation was interrupted.
-    """
+    """Return the default directory's interpreter; InstallationError, which names `place`, if it is not whole."""
     directory = default_directory()
     python = directory / "bin" / "python"
     if not python.is_file() or not any(directory.glob("lib/python*/site-packages/vllm/__init__.py")):

@@ -41,10 +41,8 @@ def probes(vocabulary: int) -> list[Request]:
 def check_layout(
     model: CausalModel, checkpoint: Path, prompts: Sequence[Tokens], results: Sequence[Generation]
 ) -> None:
-    """Raise EngineError if the torch model computes something else from a safetensors file in BF16 than an engine did.
-
-    Args:
-        results: the completions of the prompts, each of as many tokens, with their hidden states.
+    """Raise EngineError if the torch model computes something else from a safetensors file in BF16 than an engine did,
+    whose completions of the prompts, each of as many tokens, have their hidden states.
     """
     with torch.inference_mode():
         weights = load_file(checkpoint)

@@ -37,21 +37,14 @@ _SIGN_OF_LIFE_SECONDS: Final = 2.0
 
 @dataclass(eq=False)
 class ServerSupervisor:
-    """The server of one engine.
-
-    Attributes:
-        shapes: of the policy's tensors, by name.
-        dtype: in which the server must compute.
-        restore: brings the served version into a server without weights, verified, and returns it, if there is one.
-        report: gets an event when a server was replaced, or draws tokens without Triton on a GPU.
-    """
+    """The server of one engine."""
 
     server: Server
-    shapes: Mapping[str, tuple[int, ...]]
-    dtype: torch.dtype
+    shapes: Mapping[str, tuple[int, ...]]  # of the policy's tensors, by name
+    dtype: torch.dtype  # in which the server must compute
     limits: EngineLimits
-    restore: Callable[[VllmClient], Awaitable[int | None]]
-    report: EventReport
+    restore: Callable[[VllmClient], Awaitable[int | None]]  # brings the served version, if any, into a server; verified
+    report: EventReport  # gets an event when a server was replaced, or draws tokens without Triton on a GPU
     _client: VllmClient | None = field(default=None, init=False)
     _connecting: trio.Lock = field(default_factory=trio.Lock, init=False)
 

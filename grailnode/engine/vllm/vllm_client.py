@@ -49,9 +49,7 @@ class VllmClient:
             await self._data.aclose()
 
     async def call(self, command: str, seconds: float | None = None, **arguments: object) -> list[dict[str, Any]]:
-        """Carry out a command of inside/weight_session.py on every rank, within the seconds of all control calls or
-        others; return the answers in order of rank.
-        """
+        """Carry out a command of inside/weight_session.py on every rank; return the answers in order of rank."""
         body = {"method": "grailnode", "args": [command, json.dumps(arguments)]}
         answer = _parsed(await self._post(self._control, "/collective_rpc", body, seconds))
         results = answer.get("results") if isinstance(answer, dict) else None

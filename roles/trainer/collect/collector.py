@@ -80,12 +80,7 @@ class TableWriter:
 
 
 class Collector:
-    """Collects the verified groups of one run for one trainer.
-
-    Args:
-        poll_seconds: between two looks for verdicts.
-        canaries: how many canary miners this node has run to test the validators; their groups are not trained on.
-    """
+    """Collects the verified groups of one run for one trainer; those of its own canary miners are not trained on."""
 
     def __init__(self, node: Node, poll_seconds: float = 0.25, canaries: int = 0) -> None:
         self._node = node
@@ -137,9 +132,7 @@ class Collector:
             await trio.sleep(self._pause)
 
     async def _read_validators(self, windows: Mapping[int, bool], tasks: trio.Nursery) -> None:
-        """Read the validators of all windows, by whether their deadline has passed. Longer reads than a poll go on
-        alone.
-        """
+        """Read the validators of all windows; reads that take longer than a poll go on alone."""
         all_read = trio.Event()
 
         async def read() -> None:
@@ -252,9 +245,7 @@ class Collector:
         return lambda group: roster.judges_of(node.run_id, window, draw, miner, group)
 
     async def _process(self, window: int, miner: bytes, final: bool) -> None:
-        """Hand over and log what is decided on a miner's window. Each has a task of its own, so that storage that does
-        not answer delays its owner alone, and that not for ever.
-        """
+        """Hand over and log what is decided on a miner's window, in a task that delays no other miner."""
         retry, after_deadline, reader = self._retry(window, miner), False, self._reader(window)
         try:
             async with self._slow_slots if miner in self._slow_miners else self._slots:

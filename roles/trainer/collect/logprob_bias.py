@@ -162,13 +162,9 @@ def add_groups(
 
 
 def weigh_ends(ends: Sequence[int], leads: Sequence[bytes], row: Thresholds, *, has_filters: bool) -> tuple[int, ...]:
-    """Return what the ends of a group add to the evidence that its validator did not draw other tokens there.
-
-    Args:
-        ends: of each rollout, as in `Judgement`.
-        leads: of each rollout's tokens, as in `CanaryNote`.
-        row: for the arithmetics of the validator and of whoever computed the leads.
-        has_filters: whether the run has filters. At the edge of a filter, a token that leads may not pass it.
+    """Return what the ends of a group's rollouts (`Judgement`) add to the evidence that its validator did not draw
+    other tokens there, by the leads of their tokens (`CanaryNote`) and the row for both arithmetics. If the run has
+    filters, a token that leads may not pass at the edge of one.
     """
     values = [np.frombuffer(data, "<i4") for data in leads]
     ends = ends or [len(item) for item in values]

@@ -83,12 +83,8 @@ def decide(
 
     What earns nothing is not used: with any number of new keys, a miner could show the groups of those that it likes.
 
-    Args:
-        verdicts: at most one from each validator.
-        quorum: how many validators must accept a group.
-        outstanding: the validators that may still give a verdict.
-        paying: the validators by whose ledgers the miner earns something.
-        judges_of: returns the validators to which a group (its index) was dealt.
+    There is at most one verdict from each validator. The `outstanding` ones may still give one; by the ledgers of those
+    `paying` the miner earns something; and `judges_of` returns those to which a group (its index) was dealt.
     """
     opinions_by_group: dict[tuple[bytes, int, bytes], list[Opinion]] = {}
     for verdict in verdicts:

@@ -93,9 +93,7 @@ class ValidatorMonitor:
         await self._node.state.put(DISTRUSTED + validator.hex(), verdict)
 
     async def finish(self, window: int) -> None:
-        """Compare what the validators of a finished window computed with what this trainer's canary has computed, and
-        count where the values of two nodes differ to one side.
-        """
+        """Compare a finished window with the trainer's own canary, and count differences to one side."""
         own, proof, accepted_groups = self._node.key.public, self._node.run.proof, self._accepted_groups.get(window, [])
         notes = await self._notes(window)
         noted: dict[bytes, Opinion] = {}  # by validator, about the last group that the canary has computed
@@ -139,11 +137,9 @@ class ValidatorMonitor:
         return set(miners) - self._compared_miners.get(window, set())
 
     def compare(self, window: int, miner: bytes, verdicts: Mapping[bytes, Verdict], *, is_paid: bool) -> None:
-        """Note where the verdicts on a miner's window, by validator, contradict each other; once for each miner.
-
-        Args:
-            is_paid: whether the miner earns by its groups. Only these are evidence of bias: other keys are free, and
-                could show those groups alone in which an honest validator happens to differ to one side.
+        """Note where the verdicts on a miner's window, by validator, contradict each other; once for each miner. Only
+        groups by which it earns are evidence of bias: other keys are free, and could show those alone in which an
+        honest validator happens to differ to one side.
         """
         if miner in self._compared_miners.setdefault(window, set()):
             return
@@ -227,12 +223,8 @@ def _compare_with_canary(
     run: RunManifest, own: bytes, groups: Sequence[tuple[list[Opinion], dict[bytes, Computed], CanaryNote]]
 ) -> tuple[list[EndEvidence], dict[bytes, Opinion]]:
     """Return what the ends of groups add to the evidence against their validators, and for each validator with other
-    log-probabilities than the trainer's canary its opinion of the last such group. Add what the canary has computed to
-    the sums of a group. What many validators have in common is computed once.
-
-    Args:
-        own: the trainer's key.
-        groups: the opinions that accept each group, what they compute of it if it is evidence, and the canary's note.
+    log-probabilities than the trainer's canary its opinion of the last such group. `groups` has the opinions that
+    accept each group, what they compute of it if it is evidence, and the canary's note, whose sums are added to that.
     """
     has_filters = run.sampling.params().filters.active
     has_rewards = run.exact_rewards and continues_all(run.sampling.max_tokens)  # else R1 decides what is continued
@@ -262,9 +254,7 @@ def _validators(opinions: Sequence[Opinion]) -> list[bytes]:
 
 
 def _computed(judgements: Mapping[bytes, tuple[str, Judgement]], *, has_rewards: bool) -> dict[bytes, Computed]:
-    """Return what nodes compute of a group, by how they compute and their judgements, without those whose
-    log-probabilities cannot be right.
-    """
+    """Return what nodes compute of a group, without those whose log-probabilities cannot be right."""
     whole = {logprobs: whole_logprobs(logprobs) for logprobs in {item.logprobs for _, item in judgements.values()}}
     sums = {logprobs: int(values.sum()) for logprobs, values in whole.items() if values is not None}
     return {

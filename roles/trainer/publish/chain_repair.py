@@ -28,6 +28,7 @@ from roles.trainer.publish.history import (
     WRITER,
     History,
     read_manifests,
+    read_number,
 )
 from roles.trainer.spool import (
     CHAIN,
@@ -46,9 +47,8 @@ from roles.trainer.tensor_shards import TensorSource, delete_below, put_shards, 
 class ChainRepair:
     """The repair of one publisher's record, which has lost some objects, or is older than what it published.
 
-    Args:
-        is_shared: whether other hosts have files of the weights of this state, and its checkpoint is whole. Then what
-            is not lost here counts as whole: the publisher finds what another host has lost.
+    If `is_shared`, other hosts have files of the weights of this state, and its checkpoint is whole. Then what is not
+    lost here counts as whole: the publisher finds what another host has lost.
     """
 
     def __init__(self, node: Node, lost_paths: Set[str], say: LineReporter, *, is_shared: bool = False) -> None:
@@ -69,14 +69,11 @@ class ChainRepair:
         # Storage may show one version more than is marked: the process was killed between head and mark, and its next
         # start goes on by itself (publisher.py). More than one, or a manifest that this state has not signed, means
         # that the state is a copy of an earlier time.
-        own_manifest, version = history.manifests.get(head.version), history.published_version
-        path = published_path(version)
-        return (
-            (version >= 0 and not await self._is_complete(version, await count_shards(self._node.state, path)))
-            or head.version > version + 1
-            or own_manifest is None
-            or own_manifest.digest != head.digest(head.version)
-        )
+        version = history.published_version
+        if head.version > version + 1 or not history.has_signed(head.version, head.digest(head.version)):
+            return True
+        files = await count_shards(self._node.state, published_path(version)) if version >= 0 else 0
+        return version >= 0 and not await self._is_complete(version, files)
 
     async def run(self) -> None:
         """Rebuild chain and outbox in the node's state; RepairError if storage is behind it, or has another history."""
@@ -210,9 +207,7 @@ class ChainRepair:
         """Write the record anew; `count` is that of the files of the newest version's weights."""
         state = self._node.state
         # An epoch never goes back: followers refuse a lower one, and fencing stops the publisher that has it.
-        epoch = head.epoch
-        with suppress(NotFoundError):
-            epoch = max(epoch, int(await state.get(EPOCH, 32)))
+        epoch = max(head.epoch, await read_number(state, EPOCH))
         next_manifest = self._local.get(head.version + 1)
         objects: dict[str, bytes] = {
             EPOCH: str(epoch).encode(),

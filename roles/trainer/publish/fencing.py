@@ -103,22 +103,15 @@ class Fence:
 
     def _knows(self, head: Head) -> bool:
         """Whether a head shows no more than this node has published or promised."""
-        own_manifest = self._history.manifests.get(head.version)
-        promised_version = self._history.published_version + 1
-        return (
-            head.version <= promised_version
-            and own_manifest is not None
-            and own_manifest.digest == head.digest(head.version)
-        )
+        is_signed = self._history.has_signed(head.version, head.digest(head.version))
+        return is_signed and head.version <= self._history.published_version + 1
 
 
 def reaches_rewind(history: History, revisions: Revisions) -> bool:
     """Return whether a record contains the version to which the roots rewind the chain, or begins after it."""
     if revisions.rewind is None or min(history.manifests, default=0) > revisions.rewind[1].version:
         return True
-    point = revisions.rewind[1]
-    own_manifest = history.manifests.get(point.version)
-    return own_manifest is not None and own_manifest.digest == point.digest
+    return history.has_signed(revisions.rewind[1].version, revisions.rewind[1].digest)
 
 
 async def read_own_head(node: Node) -> Signed[Head] | None:

@@ -44,9 +44,7 @@ def make_head(
 
 
 class HeadWriter:
-    """Writes the heads of one publisher, one at a time. They name so many patches and anchors as `keep` says, by
-    retention.py, and this start's expire some milliseconds earlier.
-    """
+    """Writes one publisher's heads, with as many patches and anchors as `keep` says, one head at a time."""
 
     def __init__(
         self, node: Node, history: History, fence: Fence, keep: tuple[int, int], expiry_offset_ms: int

@@ -56,22 +56,17 @@ class History:
 
     @classmethod
     async def open(cls, state: ObjectStore) -> "History":
-        """Read the record as the last run left it. This changes nothing, so any process of the node may do it. A
-        damaged state is a StateError, StoreError or ProtocolError.
-        """
+        """Read the record, which changes nothing; a damaged state is a StateError, StoreError or ProtocolError."""
         history = cls(state)
         history.manifests = await read_manifests(state)
         async for item in state.list(ANCHORS):
             retired = await state.get(item.path, len(RETIRED)) == RETIRED
             (history.retired_anchors if retired else history.anchors).add(int(item.path.removeprefix(ANCHORS)))
         with suppress(NotFoundError):
-            history.first_patch = int(await state.get(FIRST_PATCH, 32))
-        with suppress(NotFoundError):
-            history.epoch = int(await state.get(EPOCH, 32))
-        with suppress(NotFoundError):
             history.writer = await state.get(WRITER, 32)
-        with suppress(NotFoundError):
-            history.rewind = int(await state.get(REWIND, 32))
+        history.first_patch, history.epoch, history.rewind = [
+            await read_number(state, path) for path in (FIRST_PATCH, EPOCH, REWIND)
+        ]
         # The note on a version's files is also the mark that it is published: one put, so a crash leaves both or
         # neither. Its manifest was recorded long before that mark, so a mark without a manifest is damage.
         history.published_version = await newest_published_version(state)
@@ -84,10 +79,12 @@ class History:
 
     @property
     def promised_version(self) -> int:
-        """The newest version that followers may have seen: a process that was killed may have shown the one that it had
-        signed and not yet recorded as published. -1 before the first.
-        """
+        """The newest version that followers may have seen: signed, and perhaps not yet recorded; -1 for none."""
         return max(self.manifests, default=-1)
+
+    def has_signed(self, version: int, digest: bytes) -> bool:
+        """Return whether the manifest with a digest is the one that this node has signed for a version."""
+        return version in self.manifests and self.manifests[version].digest == digest
 
     async def clean_up(self) -> None:
         """Delete what a crash left over. Only the publisher may do it, because it is the only writer."""
@@ -178,9 +175,7 @@ class History:
         return available
 
     async def retire(self, head: Head) -> None:
-        """Record that what a head of the newest published version leaves out will never be named again. It may be
-        deleted in storage once every head that may name it has expired.
-        """
+        """Record that what a head of the newest published version leaves out will never be named again."""
         # Memory changes before the first await: while this task waits for the disk, another one, whose anchor is
         # complete now, may make a head, and that must not name what is retired here.
         previous_first_patch, self.first_patch = self.first_patch, max(self.first_patch, head.oldest_patch)
@@ -210,6 +205,13 @@ class History:
                 raise ChainError("the head would name an anchor that is not in storage", f"version {version}")
         if head.oldest_patch < self.first_patch:
             raise ChainError("the head would name a patch that is retired", f"version {head.oldest_patch}")
+
+
+async def read_number(state: ObjectStore, path: str) -> int:
+    """Return a number of the record; 0 if it was never written."""
+    with suppress(NotFoundError):
+        return int(await state.get(path, 32))
+    return 0
 
 
 async def read_manifests(state: ObjectStore) -> dict[int, Signed[Manifest]]:

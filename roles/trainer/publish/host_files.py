@@ -48,12 +48,7 @@ class EncodedFiles:
 
 
 class HostFiles:
-    """The files of this host.
-
-    Args:
-        key: the public key in whose space they are published.
-        threads: how many tensors to encode at the same time; attempts: to upload a part.
-    """
+    """The files of this host, published in the space of a public key; `threads` tensors are encoded at a time."""
 
     def __init__(self, node: Node, key: bytes, profile: str = "compact", threads: int = 1, attempts: int = 3) -> None:
         self._node, self._key = node, key
@@ -69,9 +64,7 @@ class HostFiles:
 
     async def encode(self, version: int, base: Base | None) -> EncodedFiles:
         """Encode and check the changes of this host's tensors, or without a base compute their digests alone.
-
-        Raises:
-            PatchError: the codec is at fault, or the base's files are neither here nor in storage.
+        PatchError if the codec is at fault, or the base's files are neither here nor in storage.
         """
         run_sync, numbers, self._newest = self._node.run_sync, await self.numbers(version), EncodedFiles({}, 0)
         old_reader = None if base is None else await self._open_base(base, numbers)
@@ -128,9 +121,7 @@ class HostFiles:
         return self._reader(base.version, own)
 
     async def put_part(self, offset: int, ref: ObjectRef) -> bool:
-        """Upload the part of the newest patch that begins at an offset in this host's frames; return whether storage
-        shows it.
-        """
+        """Upload the newest patch's part at an offset in this host's frames; return whether storage shows it."""
         part = self._newest.frames()[offset : offset + ref.size]  # others, if this process has started since
         return await self._node.run_sync(reference, part) == ref and await self.upload_part(part, ref)
 

@@ -237,9 +237,7 @@ class Publisher:
     async def _encode(
         self, version: int, files: int, hosts: Sequence[HostFiles], base: Base | None = None
     ) -> VersionBuild:
-        """Return the build of a version with what the hosts have of its files; PatchError if one cannot encode its
-        changes.
-        """
+        """Return a version's build with what the hosts have of it; PatchError if one cannot encode its changes."""
         digest = self._history.manifests[base.version].record.weights if base else b""
         build = VersionBuild(
             version, VersionWeights(version - 1, {}, {}, digest) if base else None, self._settings.profile
@@ -257,9 +255,7 @@ class Publisher:
         return build
 
     async def _build(self, version: int, files: int) -> tuple[VersionWeights, PatchRef | None, tuple[ObjectRef, ...]]:
-        """Return a version's weights, its patch, which is uploaded then, and the shards of its anchor. If the patch
-        fails, here or in the store, the version has an anchor instead.
-        """
+        """Return a version's weights, its uploaded patch if that succeeds, and the shards of its anchor if any."""
         build, patch_ref = await self._build_patch(version, files) if version else (None, None)
         build = build or await self._encode(version, files, self._hosts)
         weights: VersionWeights = await self._node.run_sync(build.weights)
@@ -300,9 +296,7 @@ class Publisher:
         return PatchRef(parts=tuple(refs), changed=changed) if all(await self._of_all(upload)) else None
 
     def _needs_anchor(self, weights: VersionWeights, patch: PatchRef) -> bool:
-        """Return whether a node that joins would fetch less with an anchor of this version than with the patches that
-        follow the last one, or the interval is over.
-        """
+        """Whether who joins fetches less with an anchor here than with the patches since the last, or it is time."""
         nbytes, retired = patch.size, self._history.retired_anchors  # such as those that storage lost
         for version in range(weights.version - 1, -1, -1):
             earlier = self._history.manifests.get(version)
@@ -314,9 +308,7 @@ class Publisher:
         return is_cheaper or weights.version % self._settings.anchor_interval == 0
 
     async def _build_patch(self, version: int, files: int) -> tuple[VersionBuild | None, PatchRef | None]:
-        """Return the build of a version, and the patch from the previous one, which is uploaded then; None if the codec
-        is at fault. Encoding and checking are measured.
-        """
+        """Return a version's build and its uploaded patch, both measured; None if the codec is at fault."""
         node, history, base_version = self._node, self._history, version - 1
         anchor = history.manifests[base_version].record.anchor if base_version in history.anchors else ()
         base_files = await count_shards(node.state, published_path(base_version))
@@ -419,9 +411,7 @@ class Publisher:
         )
 
     async def _delete_unnamed_objects(self) -> None:
-        """Retire what the head does not name any more, and delete what no valid head can name, now or later. Storage
-        that fails is tried again the next time.
-        """
+        """Retire what the head names no more, and delete what no valid head can name. Failures are tried again."""
         # Listing storage costs requests, so it is done a few times in the life of a patch.
         node, history = self._node, self._history
         if history.published_version % max(1, self._settings.keep_patches // 10):

@@ -18,9 +18,7 @@ _MAX_RANGE = MAX_CHAIN // 2  # versions; the other half of what a head can list 
 
 
 def check_retention(anchor_interval: int, keep_patches: int, keep_anchors: int) -> None:
-    """Refuse settings under which a head could come to list more versions than MAX_CHAIN: ValueError says what to
-    lower.
-    """
+    """Refuse settings by which a head may list more versions than MAX_CHAIN: ValueError says what to lower."""
     if anchor_interval * keep_anchors > _MAX_RANGE:
         name = "keep_anchors" if keep_anchors > 1 else "anchor_interval"
         raise ValueError(
@@ -46,13 +44,8 @@ def retained_range(
     well. At most about twice `keep_anchors` anchors are retained in all, and the base is at most
     `keep_patches + anchor_interval + ceil(keep_patches / keep_anchors)` versions old while uploads succeed.
 
-    Args:
-        newest: the newest version that the head shows.
-        available: versions up to `newest` whose anchor is complete in storage and was never retired.
-        first_patch: patches of versions before this one are retired.
-
-    Raises:
-        ChainError: no anchor is near enough to the newest version.
+    `available` are versions up to `newest` whose anchor is complete in storage and was never retired; patches of
+    versions before `first_patch` are retired. ChainError if no anchor is near enough to the newest version.
     """
     # A base leads to the newest version if the patch after it, and so all later ones, are not retired.
     available = {version for version in available if version > newest - MAX_CHAIN}
@@ -91,9 +84,7 @@ class DeletionSchedule:
         self._deletion_times: dict[str, float] = {}
 
     def paths_to_delete(self, unnamed: Iterable[str], now: float) -> list[str]:
-        """Return which paths of the objects that no present head names may be deleted now (seconds of a clock that
-        never goes back), in order.
-        """
+        """Return, in order, which unnamed paths may be deleted now (seconds of a clock that never goes back)."""
         # The dictionary is made anew, so an object that a head names again meanwhile begins its wait again.
         self._deletion_times = {path: self._deletion_times.get(path, now + self._delay) for path in unnamed}
         return sorted(path for path, time in self._deletion_times.items() if time <= now)

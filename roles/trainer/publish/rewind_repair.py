@@ -42,8 +42,7 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
     # The record contains this rewind already: the later versions that it has were made after it.
     if number <= history.rewind:
         return False
-    own_manifest = history.manifests.get(point.version)
-    if own_manifest is None or own_manifest.digest != point.digest:
+    if not history.has_signed(point.version, point.digest):
         raise RepairError(
             f"{CHAIN}: revision {number} takes back the versions after a version {point.version} that this node has "
             "not published, so that it has nothing to continue; begin with an empty state"

@@ -82,22 +82,6 @@ class TieEngine(ABC):
 
 
 @dataclass
-class HonestEngine(TieEngine):
-    """Takes the best token.
-
-    Attributes:
-        gaps: by how much the second-best one fell short.
-    """
-
-    gaps: list[float] = field(default_factory=list, init=False)
-
-    def choose(self, prompt: Tokens, seed: bytes, completion: list[int], scores: torch.Tensor) -> int:
-        best = scores.topk(2)
-        self.gaps.append(float(best.values[0] - best.values[1]))
-        return int(best.indices[0])
-
-
-@dataclass
 class DecisiveEngine(TieEngine):
     """Takes a wished token whose score falls short of the best one by at most the reach."""
 
@@ -115,20 +99,6 @@ class DecisiveEngine(TieEngine):
 def stop_taker(model: CausalModel, weights: Weights, end: int, reach: float) -> DecisiveEngine:
     """Return a miner that takes the end token wherever it can: a group pays the same, however short it is."""
     return DecisiveEngine(model, weights, lambda prompt, completion: end, reach)
-
-
-@dataclass
-class EarlyMissEngine(TieEngine):
-    """Takes the second-best token at the first near tie of each rollout: a validator generates all behind it again."""
-
-    reach: float
-    _missed: set[bytes] = field(default_factory=set, init=False)
-
-    def choose(self, prompt: Tokens, seed: bytes, completion: list[int], scores: torch.Tensor) -> int:
-        best = scores.topk(2)
-        misses = seed not in self._missed and float(best.values[0] - best.values[1]) <= self.reach
-        self._missed |= {seed} if misses else set()
-        return int(best.indices[int(misses)])
 
 
 @dataclass

@@ -61,11 +61,12 @@ class AttackedFollower:
     """A store, a chain in it, and a miner's node that follows the chain.
 
     Args:
+        store: the storage; None for a new one.
         authority: fields of the run's authority that differ from the defaults.
     """
 
-    def __init__(self, **authority: Any) -> None:
-        self.store, self.state, self.log = MemoryStore(), MemoryStore(), Log("miner")
+    def __init__(self, store: MemoryStore | None = None, **authority: Any) -> None:
+        self.store, self.state, self.log = store or MemoryStore(), MemoryStore(), Log("miner")
         self.clock = TrioClock(BEGIN)
         self.genesis = small_weights(0)
         self.run_id, self.run = run_with_two_roots(digest_weights(self.genesis), **authority)
@@ -256,9 +257,9 @@ class AttackedFollower:
         assert self.node.revisions.number == number
 
 
-async def follow_chain(versions: int = 3, **authority: Any) -> AttackedFollower:
+async def follow_chain(versions: int = 3, store: MemoryStore | None = None, **authority: Any) -> AttackedFollower:
     """Return a testbed whose node has the weights of the newest of some versions."""
-    testbed = AttackedFollower(**authority)
+    testbed = AttackedFollower(store, **authority)
     await testbed.publish(versions + 1)
     await testbed.restart()
     await testbed.follow()

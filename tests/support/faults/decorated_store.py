@@ -1,7 +1,7 @@
 """Stores that pass everything on, but for what differs in a test: time, refusals, and counts."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import trio
 
@@ -129,3 +129,22 @@ class SlowStore(MemoryStore):
     async def put(self, path: str, data: bytes) -> None:
         await trio.sleep(self.put_seconds)
         await super().put(path, data)
+
+
+class HangingStore(SlowStore):
+    """Storage that fails for some paths after `seconds`, and counts the reads that it keeps waiting."""
+
+    def __init__(self, seconds: float = 3600.0) -> None:
+        super().__init__()
+        self.seconds, self.waiting = seconds, 0
+        self.hangs: Callable[[str], bool] = lambda path: False
+
+    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+        if self.hangs(path):
+            self.waiting += 1
+            try:
+                await trio.sleep(self.seconds)
+            finally:
+                self.waiting -= 1
+            raise StoreError(f"{path}: no answer")
+        return await super().get(path, max_bytes, offset=offset, size=size)

@@ -1,6 +1,8 @@
 """A small HTTP/1.1 server on loopback. A test decides every response, and where the connection breaks."""
 
+import hashlib
 import math
+import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from queue import SimpleQueue
+from urllib.parse import unquote
 
 import trio
 
@@ -125,3 +128,32 @@ async def _send(stream: trio.SocketStream, reply: Reply, head_only: bool) -> boo
             await trio.sleep(reply.pause)
         await stream.send_all(reply.body[number * reply.piece : min(stop, (number + 1) * reply.piece)])
     return reply.cut is None and length == len(reply.body)
+
+
+class FileServer:
+    """Serves objects as a correct static file server does, with ranges and If-Range.
+
+    Attributes:
+        objects: by URL path.
+        requests: all requests so far.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.requests: list[HttpRequest] = []
+
+    def answer(self, request: HttpRequest) -> Reply:
+        self.requests.append(request)
+        data = self.objects.get(unquote(request.target.partition("?")[0]))
+        if data is None:
+            return Reply(404, b"no")
+        etag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+        headers = {"ETag": etag, "Accept-Ranges": "bytes"}
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("range", ""))
+        if match is None or request.headers.get("if-range", etag) != etag:
+            return Reply(200, data, headers)
+        start, last = int(match[1]), min(int(match[2] or len(data)), len(data) - 1)
+        if start >= len(data):
+            return Reply(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+        headers["Content-Range"] = f"bytes {start}-{last}/{len(data)}"
+        return Reply(206, data[start : last + 1], headers)

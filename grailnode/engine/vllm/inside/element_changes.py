@@ -4,9 +4,7 @@ A change takes 6 bytes for weights in BF16: a place and a value. On a CPU, compi
 the GIL. On a GPU they are copied to it while staging, and torch exchanges them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,7 @@ class ElementChange:
         """Exchange the elements in the parameter with the values."""
         if self.target.device.type == "cpu":
             arrays = [tensor.numpy() for tensor in (self.target, self.places, self.values)]
-            exchange_of(self.places.dtype, self.values.dtype)(*arrays)
+            _exchange(*arrays)
         else:
             # Kept on the object before the write: if the write fails half-way, `undo` has the old elements.
             self.overwritten = self.target[self.places]
@@ -50,11 +48,8 @@ class ElementChange:
 
 
 def element_changes(placement: Placement, indices: NDArray[np.int64], values: Bits) -> list[ElementChange]:
-    """Return the changes of a tensor for the parts of it that lie on this rank.
-
-    Args:
-        indices: of the changed elements of the flat tensor, distinct: [N].
-        values: BF16, their new bits: uint16 [N].
+    """Return the changes of those parts of a tensor that lie on this rank, from the distinct indices [N] of changed
+    elements of the flat tensor, and their new BF16 bits: uint16 [N].
     """
     return [_change(piece, indices, values) for piece in placement.pieces]
 
@@ -65,11 +60,12 @@ def _change(piece: Piece, indices: NDArray[np.int64], values: Bits) -> ElementCh
     places, new_values = torch.empty(indices.size, dtype=kind), np.empty(indices.size, np.uint16)
     dimensions = np.array(piece.dimensions, np.uint64).reshape(-1, 3)
     offsets = piece.source_offset, piece.target_offset
-    place_count = _locate_of(kind)(indices, values, dimensions, *offsets, places.numpy(), new_values)
-    # Compiled and copied while staging, so that the commit waits for neither.
-    exchange_of(kind, piece.target.dtype)
-    device = piece.target.device
+    place_count = _locate(indices, values, dimensions, *offsets, places.numpy(), new_values)
     new = widen(torch.from_numpy(new_values[:place_count].view(np.int16)), piece.target.dtype)
+    # Compiled or copied while staging, so that the commit waits for neither.
+    device = piece.target.device
+    if device.type == "cpu":
+        _exchange(*(tensor[:0].numpy() for tensor in (piece.target, places, new)))
     return ElementChange(piece.target, places[:place_count].to(device), new.to(device))
 
 
@@ -78,17 +74,7 @@ def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
     return bits if kind == torch.int16 else bits.to(torch.int32) << 16
 
 
-@cache
-def _locate_of(kind: torch.dtype) -> Callable[..., int]:
-    """Compile the loop that finds places of this type, or load it from numba's cache."""
-    arguments = "int64[::1]", "uint16[::1]", "uint64[:, ::1]", "int64", "int64", f"{_name(kind)}[::1]", "uint16[::1]"
-    return kernel(*arguments)(_locate)
-
-
-def _name(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")
-
-
+@kernel
 def _locate(
     indices: Int64Array,
     values: UInt16Array,
@@ -98,9 +84,7 @@ def _locate(
     places: NDArray[Any],
     new_values: UInt16Array,
 ) -> Any:
-    """Write those changes [N] of a checkpoint tensor that belong to a piece into `places`, which are in the parameter's
-    storage, and `new_values`; return how many they are.
-    """
+    """Write a piece's share of changes [N] to `places` in the storage and `new_values`; return how many they are."""
     place_count = np.uint64(0)
     for number in range(indices.size):
         # An element's index is source_offset + sum of step[d] * stride[d]. Dividing by the largest stride first gives
@@ -120,13 +104,7 @@ def _locate(
     return np.int64(place_count)
 
 
-@cache
-def exchange_of(places: torch.dtype, elements: torch.dtype) -> Callable[..., None]:
-    """Compile the loop that exchanges elements of these types, or load it from numba's cache."""
-    index, element = (f"{_name(kind)}[::1]" for kind in (places, elements))
-    return kernel(element, index, element)(_exchange)
-
-
+@kernel
 def _exchange(target: NDArray[Any], places: NDArray[Any], values: NDArray[Any]) -> None:
     # Every place lies in the target: `_locate` found it there. So this cannot fail half-way.
     for number in range(places.size):

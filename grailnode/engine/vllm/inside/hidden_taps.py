@@ -80,11 +80,8 @@ def _tap_v2(runner: Any, record: Record) -> None:
 def _record(
     project: Project, vocabulary: int, states: Tensor, prefills: Iterable[Prefill], starts: Any, computed: Any
 ) -> None:
-    """Check prefills, and record the results.
-
-    Args:
-        states: [N, D] of all tokens of the pass, request behind request.
-        starts: int [B + 1], where each request begins in `states`; computed: int [B], its tokens of earlier passes.
+    """Check prefills, and record the results. The states [N, D] are of all tokens of the pass, request behind request;
+    `starts`, int [B + 1], is where each begins in them, and `computed`, int [B], its tokens of earlier passes.
     """
     for row, request, arguments in prefills:
         start, position = int(starts[row]), int(computed[row])
@@ -97,11 +94,8 @@ def _record(
 
 
 def checked(arguments: CheckArguments, begin: int, states: Tensor, project: Project, vocabulary: int) -> Tensor:
-    """Check the tokens that one pass of a prefill covers: float32 [n, S], with WIDTHS for each that the policy drew.
-
-    Args:
-        begin: the position of the first of these tokens in the completion.
-        project: computes logits [n, V] of states [n, D]; all ranks call it alike, as all have the same batch.
+    """Check the tokens that one pass of a prefill covers, from a position of the completion on: float32 [n, S], with
+    WIDTHS for each that the policy drew. All ranks project alike, as all have the same batch.
     """
     tokens = arguments.tokens[begin : begin + len(states)]
     rows = [row for row, token in enumerate(tokens) if token != GIVEN]

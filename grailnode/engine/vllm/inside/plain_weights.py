@@ -14,9 +14,7 @@ from vllm.platforms import current_platform
 
 
 def keep_plain_weights() -> None:
-    """Turn off all re-packing of weights in this process, on a CPU. Elsewhere vLLM packs some experts, by a choice of
-    kernel that our flags make (vllm_server.py).
-    """
+    """Turn off all re-packing of weights in this process on a CPU; elsewhere our flags do (vllm_server.py)."""
     if not current_platform.is_cpu():
         return
     from vllm import _custom_ops  # noqa: PLC0415 - only where it is a CPU

@@ -87,12 +87,9 @@ def validate(sampling_params: Any) -> None:
 
 
 class Step:
-    """What one step of the engine drew for rows of its batch, on its way to the host: nothing waits for it there.
-
-    Args:
-        version: of the verified weights; None if they were not verified.
-        states: [B, D], from which the tokens were drawn; uint8 [B, 4], their sketch; or [B, 0].
-        tokens: int64 [B]; log_probabilities: float32 [B].
+    """What one step of the engine drew for rows of its batch, on its way to the host: nothing waits for it there. The
+    version is None for weights that were not verified. Tokens are int64 [B], log-probabilities float32 [B]; states are
+    those from which the tokens were drawn, [B, D], their sketch, uint8 [B, 4], or [B, 0].
     """
 
     def __init__(self, version: int | None, states: Tensor, tokens: Tensor, log_probabilities: Tensor) -> None:

@@ -27,9 +27,7 @@ class _Group:
 
 
 class DrawnRows:
-    """The rows of a batch whose token is ours to draw. They stay the same from step to step until a request comes or
-    goes, so that a step costs the host little for each row.
-    """
+    """The rows of a batch that are ours to draw, grouped anew only when a request comes or goes: steps stay cheap."""
 
     def __init__(self, rows: Sequence[tuple[int, RequestArguments]], device: torch.device) -> None:
         by_settings: dict[tuple[object, ...], list[int]] = {}
@@ -39,11 +37,8 @@ class DrawnRows:
         self._groups = [_group([rows[place] for place in places], places, device) for places in by_settings.values()]
 
     def draw(self, logits: Tensor, positions: NDArray[np.int64], records: RequestRecords) -> Tensor:
-        """Draw the tokens and record them; the drawn token becomes the most likely one.
-
-        Args:
-            logits: [B, V], changed in place; vLLM samples the other rows as it likes.
-            positions: int64, of the token of each drawn row in its completion.
+        """Draw the tokens and record them; the drawn token becomes the most likely one in the logits [B, V]. Positions
+        are those of the tokens of our rows in their completions; vLLM samples the other rows as it likes.
         """
         states = records.sampled_states
         if self._groups and (states is None or len(states) != len(logits)):

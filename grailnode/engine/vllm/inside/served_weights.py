@@ -69,11 +69,8 @@ class StagedVersion:
 
 
 class ServedWeights:
-    """The weights of a serving model.
-
-    Args:
-        gather: for tensor parallelism.
-        base: for the weights of adapters: those of their base, which are verified with them and never change.
+    """The weights of a serving model; `gather` is for tensor parallelism. Those of adapters are verified together with
+    their base, which never changes.
     """
 
     def __init__(
@@ -154,16 +151,9 @@ class ServedWeights:
         self.version, self.digest, self.digests = version, digest, digests
 
     def commit(self, staged: StagedVersion | None, threads: int = 1) -> None:
-        """Write a staged version into the parameters, on all ranks or on none. The caller has paused the engine, and
-        verifies a whole checkpoint.
-
-        Args:
-            staged: None if the version is not staged on this rank.
-            threads: how many parameters to write at the same time, on a CPU.
-
-        Raises:
-            ServedWeightsError: it could not be written on one of the ranks, and the old version serves.
-            PoisonedError: nor could the old version be restored here.
+        """Write a staged version, None if it is not staged on this rank, into the parameters, on all ranks or on none;
+        on a CPU so many at the same time. The caller has paused the engine, and verifies a whole checkpoint.
+        ServedWeightsError if a rank could not write it, and the old version serves; PoisonedError if not even that.
         """
         # The new version is named last: a failure at any point leaves weights with the old version, or with none.
         before, failure = (self.version, self.digest, self.digests), self._refusal(staged)

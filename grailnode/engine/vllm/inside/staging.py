@@ -33,12 +33,8 @@ def stage_patch(
     cancelled: Cancelled = lambda: False,
     threads: int = 1,
 ) -> StagedVersion:
-    """Decode a patch against the verified weights that serve.
-
-    Args:
-        version: that the patch leads to; digest: of that version's weights, as the trainer signed it.
-        patch: hostile bytes.
-        threads: how many tensors to decode at the same time.
+    """Decode a patch (hostile bytes) against the verified weights that serve, so many tensors at the same time. It must
+    lead to weights with the digest that the trainer signed for this version.
     """
     steps = RankSteps(engine_weights, cancelled)
     # 1. The patch is for exactly the weights in memory: their digest was read back, so a patch for a sibling version

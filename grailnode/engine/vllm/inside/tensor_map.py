@@ -140,12 +140,9 @@ def map_tensors(
     whole: bool = True,
     adapter: tuple[Loader, Sequence[Tensor]] | None = None,
 ) -> TensorMap:
-    """Find where tensors lie in a model; UnsupportedModelError if an element has no place, or more than one.
-
-    Args:
-        model: of vLLM, with weights loaded.
-        whole: whether every element must lie on this rank; False with tensor parallelism.
-        adapter: if the tensors are those of an adapter, what loads it, and the memory into which it is loaded.
+    """Find where tensors lie in a model of vLLM with loaded weights; UnsupportedModelError if an element has no place,
+    or more than one. All lie on this rank if it is `whole`, so without tensor parallelism. For tensors of an adapter
+    there are what loads it, and the memory into which it is loaded.
     """
     # The tensors live until the loader is done: a storage that was freed could get the address of another one.
     tensors = {name: torch.empty(shape, dtype=torch.bfloat16, device="cpu") for name, shape in shapes.items()}
