@@ -64,7 +64,7 @@ async def measure(windows: int, miners: int, readings: int, viewers: int) -> dic
         figures["grown_bytes"] = resident("VmRSS") - before
         figures["peak_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if CHROMIUM.exists():
-            page._pace = 1.5
+            page.pace = 1.5
             figures["first_paint_ms"] = await trio.to_thread.run_sync(_first_paints, address)
         nursery.cancel_scope.cancel()
     return figures

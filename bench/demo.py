@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from grailnode.observe.state import MinerRow
-from grailnode.ui.report import DemoReport
+from grailnode.ui.report_data import DemoReport
 
 _HEADER = (
     "seed  windows  versions  pass@1           rise    sparsity  honest accepted  cheat accepted  "

@@ -1,9 +1,9 @@
 """Check tasks of reasoning-gym by the contract of environments: `python -m bench.reasoning_gym [TASK ...]`.
 
-Without a task it checks all that the plug-in of examples/reasoning_gym does not refuse. For each it prints the number
-of seeds, the most that an answer without merit earned, and what part of the contract failed. It exits with 1 if one
-did. Tasks that search a second for each problem have fewer seeds. It needs `pip install '.[code]'
-./examples/reasoning_gym`; on two idle cores a task takes from 10 seconds to a minute.
+Without a task it checks all that are not refused. For each it prints the number of seeds, the most that an answer
+without merit earned, and what part of the contract failed. It exits with 1 if one did. Tasks that search a second for
+each problem have fewer seeds. It needs `pip install '.[code,reasoning-gym]'`; on two idle cores a task takes from 10
+seconds to a minute.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from grailnode.environments import contract, registry
+from grailnode.environments.extras.reasoning_gym import REFUSED
 from grailnode.environments.plugin_environment import PluginEnvironment
 from grailnode.environments.wheels import PluginError, unpack
 from grailnode.sandbox import BubblewrapSandbox
@@ -52,11 +53,10 @@ def main() -> None:
 
 
 def usable_tasks() -> Iterator[str]:
-    """Yield the registered tasks that the plug-in takes."""
-    refused = importlib.import_module("grailnode_reasoning_gym").REFUSED
+    """Yield the registered tasks that are not refused."""
     datasets = importlib.import_module("reasoning_gym.factory").DATASETS
     importlib.import_module("reasoning_gym")
-    yield from sorted(datasets.keys() - refused.keys())
+    yield from sorted(datasets.keys() - REFUSED.keys())
 
 
 def check(task: str, folders: Sequence[Path], problems: int, levels: int) -> str:

@@ -29,7 +29,7 @@ from grailnode.observe.state import NetworkState
 from grailnode.run import key_files
 from grailnode.run.joining import open_config_to_read
 from grailnode.ui.report_data import DemoReport
-from grailnode.ui.terminal.pages import RunPage
+from grailnode.ui.terminal.pages import run_page
 from protocol.identity.signing import SigningKey
 
 _COLUMNS, _LINES = 104, 34  # of the terminal
@@ -60,7 +60,7 @@ async def read_state(run: Path, report: DemoReport) -> NetworkState:
 def draw_terminal(state: NetworkState, file: Path) -> None:
     """Write the live view as a drawing that asks no server for a font."""
     console = Console(record=True, width=_COLUMNS, height=_LINES, file=io.StringIO(), force_terminal=True)
-    console.print(RunPage(state.run_name, state, is_live=True))
+    console.print(run_page(state.run_name, state, is_live=True))
     drawing = console.export_svg(title="grailnode demo")
     file.write_text(re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL), encoding="utf-8")
 

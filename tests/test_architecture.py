@@ -299,6 +299,8 @@ def test_every_module_of_support_lies_in_a_room() -> None:
 
 CALLED_BY_LIBRARIES = {  # public methods without a caller in the product: the library that calls them
     "grailnode.cli.main": ("click", {"get_command", "list_commands"}),
+    "grailnode.environments.extras.reasoning_gym": ("entry points", {"ReasoningGym"}),
+    "grailnode.environments.extras.verifiers": ("tasksets", {"SystemMessage", "TaskData", "Verifiers"}),
     "grailnode.engine.vllm.inside.process_guard": ("vLLM", {"guard"}),
     "grailnode.engine.vllm.inside.sampling_v1": ("vLLM", {"validate_params", "is_argmax_invariant", "update_state"}),
     "grailnode.engine.vllm.inside.sampling_v2": ("vLLM", {"validate_params", "add_request"}),

@@ -4,6 +4,7 @@ A command's declaration is imported when that command is asked for, and what it 
 """
 
 import importlib
+import io
 import sys
 from typing import Any, Final, cast
 
@@ -18,9 +19,11 @@ EXIT_FAILED: Final = 1
 _VERBS_OF: Final = {
     "keys": ("admit", "keys"),
     "machine": ("backup", "demo", "doctor", "engine", "environments", "repair", "restore"),
-    "read": ("convert", "dashboard", "inspect", "mirror", "status", "verify"),
-    "results": ("export", "follow", "publish", "rollouts", "train"),
     "rule_verbs": ("calibrate", "chat", "evaluate", "init"),
+    "run_verbs": (
+        *("convert", "dashboard", "export", "follow", "inspect", "mirror"),
+        *("publish", "rollouts", "status", "train", "verify"),
+    ),
 }
 VERBS: Final = dict(sorted((verb, module) for module, verbs in _VERBS_OF.items() for verb in verbs))
 """Each command, with the module of this package that defines it under its name."""
@@ -71,7 +74,11 @@ def cli(context: click.Context, /, role: str | None, run: str | None, **paramete
 
 
 def main() -> None:
-    """Run the console script. Every failure that the operator can repair is one line on standard error."""
+    """Run the console script. Every failure that the operator can repair is one line on standard error. Characters that
+    the terminal cannot write become '?'.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         cli.main(prog_name="grailnode", standalone_mode=False)
     except SystemExit:  # completion has ended: shells wait for it, and what explains an error imports torch

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from grailnode import UserError
-from grailnode.convert import read_slime, read_trl, write_slime, write_trl
+from grailnode.convert.slime import read_slime, write_slime
+from grailnode.convert.trl import read_trl, write_trl
 from protocol import patch
 from protocol.chain import safetensors
 from protocol.digest import Weights, digest_weights

@@ -22,7 +22,8 @@ from grailnode.observe.observer import Observer, OperatorKnowledge
 from grailnode.observe.state import MinerKind, NetworkState, NodeRow
 from grailnode.run import workspace
 from grailnode.run.run_toml import DEMO, Recipe, read_recipe
-from grailnode.ui.report import DemoReport, write_report
+from grailnode.ui.report.page import write_report
+from grailnode.ui.report_data import DemoReport
 from grailnode.ui.terminal import View, open_view
 from protocol.proof import Arithmetic
 

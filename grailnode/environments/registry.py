@@ -1,18 +1,19 @@
 """The environments that this machine has, by name: the built-in ones, and those of installed plug-ins.
 
-A plug-in is a distribution with an entry point of the group `grailnode.environments`. Built-in environments are in a
-table of their own (protocol/environments): the entry points of a program that is installed in place are those of the
-day when it was installed. Entry points are read here as text; only the sandbox imports what they name.
+Each has an entry point of the group `grailnode.environments`: built-in ones and those of extras of this program's own
+distribution, plug-ins of others. Entry points are read here as text. Only the sandbox imports what they name; built-in
+environments, whose code no run brings along, are those of protocol/environments.
 """
 
 import ast
 import importlib.metadata
+import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -21,7 +22,7 @@ import platformdirs
 
 import protocol.environments
 from grailnode.environments.plugin_environment import PluginEnvironment
-from grailnode.environments.wheels import PluginError, Wheel, closure, pack, unpack
+from grailnode.environments.wheels import SOURCES, PluginError, Wheel, closure, pack, pack_own, unpack
 from grailnode.sandbox import BubblewrapSandbox
 from grailnode.sandbox.inside.plugin_host import GROUP
 from protocol import bounded_json, environments, limits
@@ -42,15 +43,19 @@ from protocol.errors import ProtocolError
 
 OWN_PYTHON: Final = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _READERS: Final = {"gsm8k": "math", "math500": "math", "mbpp": f"code-{OWN_PYTHON}"}
-_EXAMPLES: Final = ("gymnasium", "reasoning_gym", "textarena", "tools", "verifiers", "webassembly")
+_EXAMPLES: Final = ("gymnasium", "textarena", "tools", "webassembly")
 ADVICE: Final = {
     **{name: f"problems in this form are read by --environment {own} --data FILE" for name, own in _READERS.items()},
     **{name: f"a plug-in: pip install ./examples/{name} in a checkout of grailnode" for name in _EXAMPLES},
+    "reasoning_gym": "a task of --environment reasoning-gym: name it in --environment-config",
 }
 """What to do about names that others use: of data sets, and of libraries for which examples/ has a plug-in."""
 
+_BUILT_IN: Final = environments.names + environments.data_names
 _PACKAGE: Final = "protocol.environments"
+_IMPORTED: Final = {"verifiers": "id"}  # what in a configuration names a distribution that the environment imports
 _REPLY_TOKENS: Final = 512  # of a plug-in's episodes, by default
+_distribution_name: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _shares: Final = re.compile(r"[^=,]+=[1-9][0-9]{0,6}(,[^=,]+=[1-9][0-9]{0,6})*")
 
 
@@ -64,24 +69,38 @@ class Plugin:
 
 
 def distributions() -> dict[str, str]:
-    """Return each environment's name, with the name and version of its distribution."""
-    own = f"{OWN_DISTRIBUTION} {_own_version()}"
+    """Return each environment's name, with name and version of its distribution, or of all that claim it."""
     points = importlib.metadata.entry_points(group=GROUP)
-    plugins = {point.name: f"{point.dist.name} {point.dist.version}" for point in points if point.dist}
-    built_in = dict.fromkeys(environments.names + environments.data_names, own)
-    return built_in | {name: owner for name, owner in plugins.items() if name not in built_in}
+    return {name: _owners(points.select(name=name)) for name in sorted({*points.names, *_BUILT_IN})}
 
 
 def is_built_in(name: str) -> bool:
-    """Return whether a name is that of a built-in environment; no plug-in can take it."""
-    return name in environments.names + environments.data_names
+    """Return whether a name is that of a built-in environment; PluginError if several distributions claim it, or this
+    program's entry points are not those of its code.
+    """
+    points = importlib.metadata.entry_points(group=GROUP, name=name)
+    if len(points) > 1:
+        raise PluginError(f"environment {name!r}: {_owners(points)} both have this name; uninstall one of them")
+    is_registered = any(_is_own(point) and point.module.startswith(f"{_PACKAGE}.") for point in points)
+    if is_registered != (name in _BUILT_IN):
+        again = f"rm -rf {SOURCES}/grailnode.egg-info; pip install -e {SOURCES}"  # pip keeps what a build left there
+        raise PluginError(f"environment {name!r}: grailnode was installed before its code changed: {again}")
+    return is_registered
+
+
+def _is_own(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == OWN_DISTRIBUTION
+
+
+def _owners(points: Iterable[EntryPoint]) -> str:
+    return " and ".join(f"{point.dist.name} {point.dist.version}" for point in points if point.dist)
 
 
 def requirements(name: str, config: str = "{}") -> Requirements:
     """Return what an environment requires; a plug-in is opened once for each configuration, since it says its turns."""
     if is_built_in(name):
         return environments.requirements(name)
-    turns = _turns(name, config, str(_distribution(name).locate_file("")))
+    turns = _turns(name, config, str(_plugin(name)[1].locate_file("")))
     return Requirements(python=OWN_PYTHON, turns=turns, reply_tokens=_REPLY_TOKENS if turns > 1 else 0)
 
 
@@ -140,7 +159,12 @@ def open_plugin(
     does not load.
     """
     text = parse_config(config)
-    wheels = tuple(pack(part) for part in closure(_distribution(name).name))
+    point, distribution = _plugin(name)
+    own = [pack_own(point, distribution.version)] if _is_own(point) else []
+    imported = json.loads(text).get(_IMPORTED.get(name)) if own else None
+    others = [imported] if isinstance(imported, str) and _distribution_name.fullmatch(imported) else []
+    packed = [*own, *(pack(part) for part in closure(point, *others))]
+    wheels = tuple(sorted(packed, key=lambda wheel: wheel.ref.distribution))
     directory = folder or platformdirs.user_cache_path("grailnode") / "wheels"
     folders = [unpack(wheel, directory) for wheel in wheels]
     base = BubblewrapSandbox.open(OWN_PYTHON)
@@ -162,7 +186,7 @@ def check_code(spec: EnvironmentSpec) -> None:
     """Raise PluginError if this program's code of a run's environment is missing, or is not the run's."""
     if spec.is_plugin:
         return
-    if not is_built_in(spec.name):
+    if spec.name not in _BUILT_IN:
         raise PluginError(f"unknown environment {spec.name!r}; there are: {', '.join(distributions())}")
     own = built_in_spec(spec.name, spec.rubric)
     code, here = spec.code[0], own.code[0]
@@ -177,14 +201,11 @@ def check_code(spec: EnvironmentSpec) -> None:
         raise PluginError(f"environment {spec.name!r}: this run's record contradicts its code")
 
 
-def _distribution(name: str) -> Distribution:
-    """Return the distribution of a plug-in; a PluginError says what to do if there is none, or if there are several."""
-    matches = [point.dist for point in importlib.metadata.entry_points(group=GROUP, name=name) if point.dist]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        owners = " and ".join(f"{one.name} {one.version}" for one in matches)
-        raise PluginError(f"environment {name!r}: {owners} both have this name; uninstall one of them")
+def _plugin(name: str) -> tuple[EntryPoint, Distribution]:
+    """Return the entry point of a plug-in, and its distribution; a PluginError says what to do if there is none."""
+    for point in importlib.metadata.entry_points(group=GROUP, name=name):
+        if point.dist is not None and not is_built_in(name):
+            return point, point.dist
     words = {re.sub("[^a-z0-9]", "", word) for word in re.split("[/:]", name.lower())}  # of openai/GSM8K
     for known, advice in ADVICE.items():
         if known.replace("_", "") in words:

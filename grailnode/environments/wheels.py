@@ -13,9 +13,9 @@ import shutil
 import sysconfig
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution, PackageNotFoundError
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from packaging.tags import Tag, parse_tag, sys_tags
 from packaging.utils import canonicalize_name
 
+import grailnode
 from grailnode import UserError
 from protocol import limits
 from protocol.encoding import content_digest
@@ -43,6 +44,9 @@ _DAMAGES: Final = (  # what zipfile and the file system raise for an archive tha
 )
 _name: Final = re.compile(r"[^/\\\0:]+(/[^/\\\0:]+)*")
 
+SOURCES: Final = Path(grailnode.__file__).parents[1]
+"""The folder of this program's packages."""
+
 
 class PluginError(UserError):
     """A plug-in that cannot be used: says which, why, and what to do."""
@@ -56,38 +60,46 @@ class Wheel:
     data: bytes
 
 
-def closure(name: str) -> list[Distribution]:
-    """Return an installed distribution and all that it requires, by name; without this program's own, and without those
-    that it replaces by entry points of the group `grailnode.replacements`. PluginError if one is not installed.
+def closure(point: EntryPoint, *others: str) -> list[Distribution]:
+    """Return the installed distributions that an environment needs, ascending by name: that of its entry point or, of
+    this program's own environments, what the extra of the same name requires; others that are named; and all that these
+    require. This program is left out, and what the module of the environment replaces by entry points of the group
+    `grailnode.replacements`. PluginError if one is not installed.
     """
+    assert point.dist is not None
+    own = f"{OWN_DISTRIBUTION}[{point.name}]"
+    root = own if canonicalize_name(point.dist.name) == OWN_DISTRIBUTION else point.dist.name
+    replacements = point.dist.entry_points.select(group=_REPLACEMENTS, module=point.module)
+    left_out = {str(canonicalize_name(replacement.name)) for replacement in replacements}
     distributions: dict[str, Distribution] = {}
-    left_out = {OWN_DISTRIBUTION}
     past_requirements: set[tuple[str, frozenset[str]]] = set()
-    due = [(str(canonicalize_name(name)), frozenset[str]())]
+    due = [(text, Requirement(text)) for text in (root, *others)]  # what to install, and what it is required for
     while due:
-        name, extras = due.pop()
+        advice, requirement = due.pop()
+        name, extras = str(canonicalize_name(requirement.name)), frozenset(requirement.extras)
         if name in left_out or (name, extras) in past_requirements:
             continue
         past_requirements.add((name, extras))
         try:
             distributions[name] = importlib.metadata.distribution(name)
         except PackageNotFoundError:
-            raise PluginError(f"{name}: a plug-in requires it, and it is not installed: pip install {name}") from None
-        if len(distributions) == 1:
-            points = distributions[name].entry_points.select(group=_REPLACEMENTS)
-            left_out |= {str(canonicalize_name(point.name)) for point in points}
-        for requirement in map(Requirement, distributions[name].requires or ()):
-            marker = requirement.marker
-            if marker is None or any(marker.evaluate({"extra": extra}) for extra in (*extras, "")):
-                due.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
-    return [distributions[name] for name in sorted(distributions)]
+            raise PluginError(
+                f"{name}: environment {point.name!r} requires it, and it is not installed: pip install '{advice}'"
+            ) from None
+        for part in map(Requirement, distributions[name].requires or ()):
+            kinds = [kind for kind in ("", *extras) if part.marker is None or part.marker.evaluate({"extra": kind})]
+            if name != OWN_DISTRIBUTION and kinds:
+                due.append((part.name, part))
+            elif kinds and "" not in kinds:  # of an extra alone
+                due.append((f"{name}[{kinds[0]}]", part))
+    return [distributions[name] for name in sorted(distributions.keys() - {OWN_DISTRIBUTION})]
 
 
 def pack(distribution: Distribution) -> Wheel:
     """Return the wheel of an installed distribution: the same bytes for the same files; PluginError if its files are
     elsewhere, or another machine could not use it.
     """
-    name, version = canonicalize_name(distribution.metadata["Name"]), distribution.version
+    name = canonicalize_name(distribution.metadata["Name"])
     if distribution.read_text("WHEEL") is None:  # what a build leaves beside its sources, first on the path
         place = str(distribution.locate_file("")).rstrip("/") or "."
         raise PluginError(f"{name}: {place} has its sources, not its wheel; leave this folder out of PYTHONPATH")
@@ -100,12 +112,31 @@ def pack(distribution: Distribution) -> Wheel:
         not PurePosixPath(path).parts[0].endswith(".dist-info") for path in files
     ):
         raise PluginError(f"{name}: it is installed in place, without its files; install its wheel: pip install PATH")
+    return _wheel(name, distribution.version, {path: file.read_bytes() for path, file in files.items()})
+
+
+def pack_own(point: EntryPoint, version: str) -> Wheel:
+    """Return a wheel with the one module of this program that has an environment, however the program is installed. Its
+    distribution is called by both names.
+    """
+    name, path = f"{OWN_DISTRIBUTION}-{point.name}", f"{point.module.replace('.', '/')}.py"
+    information = f"{name.replace('-', '_')}-{version}.dist-info"
+    texts = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "entry_points.txt": f"[{point.group}]\n{point.name} = {point.value}\n",
+    }
+    files = {f"{information}/{file}": text.encode() for file, text in texts.items()}
+    return _wheel(name, version, files | {path: (SOURCES / path).read_bytes()})
+
+
+def _wheel(name: str, version: str, files: Mapping[str, bytes]) -> Wheel:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
-        for path, file in sorted(files.items()):
+        for path, content in sorted(files.items()):
             info = zipfile.ZipInfo(path, _DATE)
             info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-            archive.writestr(info, file.read_bytes(), compresslevel=6)
+            archive.writestr(info, content, compresslevel=6)
     data = stream.getvalue()
     if len(data) > limits.MAX_WHEEL_BYTES:
         raise PluginError(f"{name}: a wheel of {len(data)} bytes, more than {limits.MAX_WHEEL_BYTES}")

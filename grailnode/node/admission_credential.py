@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from grailnode.run.key_files import KeyFileError
+from grailnode import UserError
 from protocol import limits
 from protocol.errors import ProtocolError
 from protocol.identity.admission import AdmissionGate, ProofOfWorkSolution, do_work, leading_zero_bits, work_digest
@@ -46,7 +46,7 @@ def _read_invitation(path: Path) -> bytes:
     try:
         return bytes.fromhex(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError):
-        raise KeyFileError(
+        raise UserError(
             f"{path}: no invitation; this run asks for one: put what `grailnode admit` prints into this file"
         ) from None
 

@@ -98,21 +98,16 @@ class CanaryProducer(HonestProducer):
         self._trainer_state = trainer_state
 
     async def produce(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        groups = await super().produce(mining_window, indices)
-        return [
-            await self._falsify(mining_window, group)
-            if is_false_group(self._trainer, mining_window.window, group.index)
-            else await self._noted(mining_window, group)
-            for group in groups
-        ]
-
-    async def _noted(self, mining_window: MiningWindow, group: Group) -> Group:
-        """Return a true group, and note it for the collector."""
-        if self._trainer_state is not None:
-            arithmetic, state = self.engine.arithmetic, self._trainer_state
-            randomness, shares_of = mining_window.randomness, mining_window.shares_of
-            await note_group(self.task, self.engine, group, arithmetic, randomness, state, shares_of)
-        return group
+        groups, arithmetic, state = [], self.engine.arithmetic, self._trainer_state
+        randomness, shares_of = mining_window.randomness, mining_window.shares_of
+        for group in await super().produce(mining_window, indices):
+            if is_false_group(self._trainer, mining_window.window, group.index):
+                groups.append(await self._falsify(mining_window, group))
+                continue
+            groups.append(group)
+            if state is not None:
+                await note_group(self.task, self.engine, group, arithmetic, randomness, state, shares_of)
+        return groups
 
     async def _falsify(self, mining_window: MiningWindow, group: Group) -> Group:
         """Return the group with a change that honest validators plainly refuse.

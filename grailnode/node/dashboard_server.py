@@ -7,7 +7,7 @@ has, and the time of this machine.
 import gzip
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -42,47 +42,39 @@ class View:
     rollouts: tuple[PublishedRollout, ...] = ()
 
 
+@dataclass(eq=False)
 class Dashboard:
-    """The pages of one run, which is read every `pace` seconds; `read` says in the state what it could not read. `now`
-    returns the seconds since the Unix epoch. There are fewer streams of events at a time than the server has
-    connections, of which the page needs some.
-    """
+    """The pages of one run."""
 
-    def __init__(
-        self,
-        run_name: str,
-        read: Callable[[], Awaitable[View]],
-        pace: float,
-        now: Callable[[], float],
-        streams: int = 400,
-    ) -> None:
+    run_name: str
+    read: Callable[[], Awaitable[View]]  # says in the state what it could not read
+    pace: float  # seconds from one reading to the next
+    now: Callable[[], float]  # returns the seconds since the Unix epoch
+    streams: int = 400  # of events at a time: fewer than the server has connections, of which the page needs some
+    _revision: int = field(default=0, init=False)
+    _sections: dict[str, tuple[int, str]] = field(default_factory=dict, init=False)
+    _rollouts: tuple[PublishedRollout, ...] = field(default=(), init=False)
+    _rollout_revision: int = field(default=0, init=False)
+    _names: dict[str, str] = field(default_factory=dict, init=False)
+    _changed: trio.Event = field(default_factory=trio.Event, init=False)
+    _open_streams: int = field(default=0, init=False)
+    _encoded: dict[tuple[str, ...], bytes] = field(default_factory=dict, init=False)  # news of a revision by sections
+
+    def __post_init__(self) -> None:
         templates.load()
         asset_urls()  # later this process may have no free file descriptor
-        self._run_name = run_name
-        self._read = read
-        self._pace = pace
-        self._now = now
-        self._revision = 0
-        self._sections: dict[str, tuple[int, str]] = {}
-        self._rollouts: tuple[PublishedRollout, ...] = ()
-        self._rollout_revision = 0
-        self._names: dict[str, str] = {}
-        self._changed = trio.Event()
-        self._streams = 0
-        self._most_streams = streams
-        self._encoded: dict[tuple[str, ...], bytes] = {}  # news of this revision by their sections
 
     async def keep_new(self) -> None:
         while True:
-            view = await self._read()
+            view = await self.read()
             sections = await trio.to_thread.run_sync(sections_of, view.state)
             self._names = {miner.key: miner.name for miner in view.state.miners}
             self.show(view.rollouts, sections)
-            await trio.sleep(self._pace)
+            await trio.sleep(self.pace)
 
     def show(self, rollouts: tuple[PublishedRollout, ...], sections: Mapping[str, str] | None = None) -> None:
         """Show other rollouts, and sections where they are others."""
-        self._revision = max(self._revision + 1, int(1000 * self._now()))  # grows over restarts, too
+        self._revision = max(self._revision + 1, int(1000 * self.now()))  # grows over restarts, too
         for name, html in (sections or {}).items():
             if self._sections.get(name, (0, ""))[1] != html:
                 self._sections[name] = self._revision, html
@@ -99,7 +91,7 @@ class Dashboard:
             sections = {name: html for name, (_, html) in self._sections.items()}
             choice = Choice.of(request.query)
             revisions = self._revision, self._rollout_revision
-            page = dashboard(self._run_name, sections, self._list(choice), choice, *revisions)
+            page = dashboard(self.run_name, sections, self._list(choice), choice, *revisions)
             return _text(page, _HTML, packed)
         if request.path == "/rollouts":
             return _text(self._list(Choice.of(request.query)), _HTML, packed)
@@ -115,21 +107,21 @@ class Dashboard:
         return rollout_list(self._rollouts, self._names, choice)
 
     async def _events(self, since: int) -> AsyncGenerator[bytes]:
-        if self._streams >= self._most_streams:
+        if self._open_streams >= self.streams:
             yield b"retry: 10000\n\n"  # an EventSource asks again after so many milliseconds
             return
-        self._streams += 1
+        self._open_streams += 1
         try:
             end = trio.current_time() + _STREAM_SECONDS
             while trio.current_time() < end:
                 changed, news = self._changed, self._news(since)
                 since = self._revision
-                yield f'id: {since}\nretry: 2000\ndata: {{"now": {self._now()}, '.encode()
+                yield f'id: {since}\nretry: 2000\ndata: {{"now": {self.now()}, '.encode()
                 yield news
                 with trio.move_on_after(_HEARTBEAT_SECONDS):
                     await changed.wait()
         finally:
-            self._streams -= 1
+            self._open_streams -= 1
 
     def _news(self, since: int) -> bytes:
         """Return what changed after a revision; viewers that lack the same sections share the same bytes."""

@@ -30,7 +30,8 @@ from grailnode.node.disk_check import parameters
 from grailnode.node.free_memory import free_memory
 from grailnode.node.node_makers import engine_directory
 from grailnode.node.own_rollouts import judge_own_rollouts
-from grailnode.node.role_checks import Check, Role, RoleChecks, SkippedError
+from grailnode.node.process_launch import Role
+from grailnode.node.role_checks import Check, RoleChecks, SkippedError
 from grailnode.node.run_model import policy_directory
 from grailnode.node.state_locks import is_locked
 from grailnode.node.stores import Storage

@@ -31,7 +31,7 @@ from protocol.environments import Environment
 from protocol.environments.dataset import Dataset
 from protocol.environments.mixture import drawn_member
 from protocol.environments.record import EnvironmentSpec
-from protocol.judging.evidence import NO_EVIDENCE, Evidence, advance, exceeded
+from protocol.judging.evidence import NO_EVIDENCE, advance, exceeded
 from protocol.proof import Thresholds, arithmetic_of
 from protocol.run import RunManifest
 
@@ -148,7 +148,7 @@ def _source(spec: EnvironmentSpec, data: Path | None) -> Environment | Dataset:
 
 
 async def _judge(pair: Pair, row: Thresholds, work: CalibrationTask, weights: Weights, seconds: float) -> int:
-    """Judge groups of one pair until the time is over, and return how many there were."""
+    """Judge groups of one pair until the time is over, and return how many there were; UserError if one is refused."""
     assert isinstance(pair.generating, Variant)
     assert isinstance(pair.checking, Variant)
     generating, checking = [await side.serve(work.policy, weights) for side in (pair.generating, pair.checking)]
@@ -158,16 +158,10 @@ async def _judge(pair: Pair, row: Thresholds, work: CalibrationTask, weights: We
             for measurement in await check_groups(work, checking, submissions):
                 evidence = advance(evidence, measurement.counts(row), row)
         groups += 1
-        _refuse(evidence, row, pair)
+        if (statistic := exceeded(evidence, row)) is not None:
+            raise UserError(
+                f"honest rollouts of this machine would be refused ({statistic}, {pair.name}): try engine.device = "
+                f'"cpu" or another engine.dtype, update torch, or ask the founder for thresholds that cover this '
+                f"machine: `{calibration_command(*row.pair)}`"
+            )
     return groups
-
-
-def _refuse(evidence: Evidence, row: Thresholds, pair: Pair) -> None:
-    """Fail if honest work would not give this evidence."""
-    statistic = exceeded(evidence, row)
-    if statistic is not None:
-        raise UserError(
-            f"honest rollouts of this machine would be refused ({statistic}, {pair.name}): try engine.device = "
-            f'"cpu" or another engine.dtype, update torch, or ask the founder for thresholds that cover this machine: '
-            f"`{calibration_command(*row.pair)}`"
-        )

@@ -1,9 +1,10 @@
-"""What a process of a node needs to start, and the kinds of processes that nodes have."""
+"""What a process of a node needs to start, and the kinds of processes that a node of each role has."""
 
 import fcntl
 import os
 import socket
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -25,6 +26,32 @@ TRAINER_KINDS: Final[tuple[Kind, ...]] = (
     "tracking",
     "coordinator",
 )
+
+Role = Literal["trainer", "worker", "miner", "validator"]
+PROCESSES: Final[Mapping[Role, tuple[Kind, ...]]] = {
+    "trainer": ("training", "upload", "download"),
+    "worker": ("site",),
+    "miner": ("miner",),
+    "validator": ("validator",),
+}
+"""The processes that every node of a role has; those of a trainer with sites are in `process_kinds`."""
+
+
+def process_kinds(config: Config, role: Role) -> tuple[Kind, ...]:
+    """Return the kinds of processes of a node; a host that follows host 0 has no others."""
+    if config.trainer.host:
+        return ("site",) if role == "worker" else ("training", "upload")
+    has_sites = role == "trainer" and config.trainer.outer is not None
+    kinds: tuple[Kind, ...] = ("coordinator",) if has_sites else PROCESSES[role]
+    if role == "trainer" and config.trainer.external:
+        kinds = tuple(kind for kind in kinds if kind != "training")
+    if role == "trainer" and config.beacon.key:
+        kinds = ("beacon", *kinds)
+    if role == "trainer" and config.trainer.canaries:
+        kinds = (*kinds, "canary")
+    if role == "trainer" and config.trainer.track is not None:
+        kinds = (*kinds, "tracking")
+    return kinds
 
 
 @dataclass(frozen=True)

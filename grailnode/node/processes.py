@@ -1,4 +1,5 @@
-"""How a process of a node is run: its lock, its node, its log and its exit code. bodies.py says what each kind does.
+"""How the processes of a node are started, and how each is run: its lock, its log and its exit code. bodies.py says
+what each kind does.
 
 The fork server imports this module, so that a new process has every other module it needs already.
 """
@@ -7,7 +8,7 @@ import ctypes
 import gc
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,13 +21,21 @@ from grailnode.config import Config
 from grailnode.node.bodies import BODIES, ProcessBody, follow_rank_0, train, upload_for_host_0
 from grailnode.node.metrics import serve_metrics
 from grailnode.node.node_makers import make_canary, make_node, newest_saved, state_directory
-from grailnode.node.process_launch import TRAINER_KINDS, Kind, Launch, Seat, prepare_rank
+from grailnode.node.process_launch import TRAINER_KINDS, Kind, Launch, Role, Seat, prepare_rank, process_kinds
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import sweep_orphans
-from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, run_process
+from grailnode.node.supervisor import (
+    EXIT_PERMANENT,
+    EXIT_TRANSIENT,
+    ProcessSpec,
+    Supervisor,
+    run_process,
+    run_until_interrupted,
+)
 from grailnode.node.telemetry import LONG_STEP_SECONDS, LoopWatch, NodeTelemetry, StepReporter
 from grailnode.node.user_errors import explain, fault_in, is_transient, with_repair_command
 from grailnode.observe.node_logs import equal_failures, recent_starts
+from roles.ports import LineReporter
 
 if TYPE_CHECKING:
     from grailnode.node.rank_processes import Meeting
@@ -41,6 +50,37 @@ _M_MMAP_THRESHOLD: Final = -3  # of malloc.h
 _FOLLOWERS = ("canary", "miner", "validator")
 _TRAINERS = ("training", "site")
 _MAX_EQUAL_FAULTS: Final = 6
+
+
+def run_role(config: Config, role: Role, name: str, report: LineReporter) -> None:
+    launches = [Launch(config, kind, name) for kind in process_kinds(config, role)]
+    run_until_interrupted(partial(keep_processes, launches, report))
+    report(f"{name}: stopped")
+
+
+async def keep_processes(launches: Sequence[Launch], report: LineReporter) -> None:
+    """Keep the processes of a node running. That a signal has ended one is an event in its log, and an alarm."""
+    specs = [make_spec(launch) for launch in launches]
+    telemetry = {
+        spec.name: NodeTelemetry(launch.process, log_of(launch, launch.process), alarm_url=launch.config.node.alarm_url)
+        for spec, launch in zip(specs, launches, strict=True)
+    }
+    try:
+        await Supervisor(report, lambda name, how: telemetry[name].event("failed", error=how)).keep(specs)
+    finally:
+        for process in telemetry.values():
+            process.close()
+
+
+def make_spec(launch: Launch) -> ProcessSpec:
+    """Return what the supervisor keeps running: one process, or this host's ranks of a trainer or site."""
+    title, trainer = f"{launch.name}/{launch.kind}", launch.config.trainer
+    if launch.kind in ("training", "site") and trainer.ranks > 1:
+        first, meeting = trainer.host * trainer.gpus, trainer.hosts.meeting if trainer.hosts else ""
+        ranks = range(first, first + trainer.gpus)
+        seats = [Seat(rank, trainer.ranks, meeting, trainer.gpus) for rank in ranks]
+        return ProcessSpec(title, main_of_rank, (launch,), seats)
+    return ProcessSpec(title, main_of_upload if launch.kind == "upload" and trainer.host else main, (launch,))
 
 
 def main(launch: Launch, body: ProcessBody | None = None, meeting: "Meeting | None" = None) -> None:

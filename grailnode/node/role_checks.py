@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import torch
 import trio
@@ -31,7 +31,8 @@ from grailnode.environments import registry
 from grailnode.node import admission_credential, disk_check, time_check
 from grailnode.node.bodies import published_files
 from grailnode.node.node_makers import make_canary, make_node, make_spectator, state_directory
-from grailnode.node.run_model import check_run_settings, policy_directory
+from grailnode.node.process_launch import Role
+from grailnode.node.run_model import check_device, check_run_settings, policy_directory
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import key_files, requirements
@@ -43,8 +44,6 @@ from protocol.run import RunManifest
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.ports import Beacon, Clock, LineReporter, NotFoundError, ObjectStore, StoreError
-
-Role = Literal["trainer", "worker", "miner", "validator"]
 
 _PROBE_BYTES: Final = 32
 _ATTEMPTS: Final = 3  # because storage that works may answer wrongly once
@@ -119,7 +118,11 @@ class RoleChecks:
             *([Check("trainer", self._check_trainer)] if self.role == "trainer" else []),
             *([Check("sandbox", self._check_sandbox)] if self.takes_part else []),
             Check("clock", partial(trio.run, self._compare_clocks)),  # before admissions, which expire
-            *([Check("admission", self._check_admission)] if self.role == "miner" or self.has_canary else []),
+            *(
+                [Check("admission", partial(trio.run, self._check_admission))]
+                if self.role == "miner" or self.has_canary
+                else []
+            ),
         )
 
     def _check_engine(self) -> str:
@@ -137,7 +140,7 @@ class RoleChecks:
     def _check_key(self) -> str:
         is_new = not self.key_file.exists()
         if is_new and self.role != "miner":
-            raise key_files.KeyFileError(
+            raise UserError(
                 f"{self.key_file}: no such key; use --name for the node whose key is here, or restore its key"
             )
         public = key_files.read_or_create(self.key_file).public.hex()
@@ -197,7 +200,7 @@ class RoleChecks:
         keys = {"trainer": authority.trainers, "worker": authority.workers, "validator": authority.validators}
         if self.role in keys and key not in keys[self.role]:
             granted = f", or let its founder run `grailnode keys grant {key.hex()} --role worker`"
-            raise key_files.KeyFileError(
+            raise UserError(
                 f"{self.key_file}: not a {self.role} key of this run; use --name for the node whose key is"
                 + (granted if self.role == "worker" else "")
             )
@@ -241,12 +244,13 @@ class RoleChecks:
         beacon = "this node runs the beacon" if runs_beacon else "the beacon answers"
         return f"this machine's clock is right, and {beacon}"
 
-    def _check_admission(self) -> str:
+    async def _check_admission(self) -> str:
+        node = self.node
         if self.has_canary:
-            _check_canary(make_canary(self.config, self.name, NodeTelemetry(self.name)))
-        else:
-            trio.run(check_admission, self.node)
-        return f"admitted by {self.node.authority.admission.policy}"
+            node = make_canary(self.config, self.name, NodeTelemetry(self.name))
+            await refresh_authority(node)
+        await check_admission(node, is_canary=self.has_canary)
+        return f"admitted by {node.authority.admission.policy}"
 
 
 def check_start(config: Config, role: Role, name: str, report: LineReporter) -> None:
@@ -263,7 +267,7 @@ def check_engine(config: Config, role: Role) -> None:
         if python is not None and not python.is_file():
             raise UserError(f"engine.python: no interpreter at {python}; `grailnode engine install DIR` makes one")
         return
-    _check_device(engine.device)
+    check_device(engine.device, "engine.device")
     if role in ("trainer", "worker") and config.trainer.ranks > 1:
         check_ranks(engine.device, config.trainer.gpus)
 
@@ -280,51 +284,20 @@ def _arithmetic_refusal(
     )
 
 
-def _check_device(name: str) -> None:
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without the device
-        raise UserError(f"engine.device: torch cannot use {name!r} here ({str(error).splitlines()[0]})") from None
-
-
-def _check_canary(node: Node) -> None:
-    """Refuse to start with a canary that validators would ignore."""
-    trio.run(refresh_authority, node)
-    try:
-        trio.run(admission_credential.check_admitted, node)
-    except (AdmissionError, key_files.KeyFileError) as error:
-        public = node.key.public.hex()
-        raise UserError(
-            f"trainer.canaries: this run admits by {node.authority.admission.policy}, and its canary {public} is not "
-            f"admitted ({error}); run `grailnode admit {public}`, or set trainer.canaries = 0"
-        ) from None
-
-
 async def check_space(node: Node, announced: ObjectStore | None) -> None:
     """Write, read back and delete an object of the node's own space, which strangers read at `announced`, if any do."""
     for remaining_attempts in reversed(range(_ATTEMPTS)):
+        path = paths.probe(node.key.public, secrets.token_hex(8))
         try:
-            await _check_space(node, announced)
+            await _check_probe(node, announced, path, secrets.token_bytes(_PROBE_BYTES))
         except UserError:
+            with suppress(StoreError):
+                await node.store.delete(path)
             if not remaining_attempts:
                 raise
             await trio.sleep(_PAUSE_SECONDS)
         else:
             return
-
-
-async def _check_space(node: Node, announced: ObjectStore | None) -> None:
-    path, content = paths.probe(node.key.public, secrets.token_hex(8)), secrets.token_bytes(_PROBE_BYTES)
-    try:
-        await _check_probe(node, announced, path, content)
-    except UserError:
-        with suppress(StoreError):
-            await node.store.delete(path)
-        raise
-    try:
-        await node.store.delete(path)
-    except StoreError as error:
-        raise UserError(f"this node cannot delete objects of its own space: {error}") from error
 
 
 async def _check_probe(node: Node, announced: ObjectStore | None, path: str, content: bytes) -> None:
@@ -344,6 +317,10 @@ async def _check_probe(node: Node, announced: ObjectStore | None, path: str, con
         ) from error
     if answer != content:
         raise UserError(f"store.url {node.space}: shows other bytes than this node wrote; is it this bucket's URL?")
+    try:
+        await node.store.delete(path)
+    except StoreError as error:
+        raise UserError(f"this node cannot delete objects of its own space: {error}") from error
 
 
 async def check_meeting_point(node: Node) -> None:
@@ -355,16 +332,19 @@ async def check_meeting_point(node: Node) -> None:
         raise UserError(f"this node cannot see the run's participants at the meeting point: {error}") from error
 
 
-async def check_admission(node: Node) -> None:
+async def check_admission(node: Node, *, is_canary: bool = False) -> None:
     """Raise UserError if validators will not consider this miner, by its invitation or the run's list of miners."""
     try:
         await admission_credential.check_admitted(node)
-    except (AdmissionError, key_files.KeyFileError) as error:
-        key = node.key.public.hex()
-        raise UserError(
-            f"this run admits miners by {node.authority.admission.policy}, and does not admit this one ({error}); its "
-            f"founder runs `grailnode admit {key}`"
-        ) from error
+    except (AdmissionError, UserError) as error:
+        policy, key = node.authority.admission.policy, node.key.public.hex()
+        refusal = f"this run admits miners by {policy}, and does not admit "
+        advice = f"its founder runs `grailnode admit {key}`"
+        if is_canary:
+            raise UserError(
+                f"trainer.canaries: {refusal}the canary {key} ({error}); {advice}, or set trainer.canaries = 0"
+            ) from error
+        raise UserError(f"{refusal}this one ({error}); {advice}") from error
 
 
 def check_ranks(device: str, count: int) -> None:

@@ -51,6 +51,14 @@ def check_run_settings(config: Config, run: RunManifest, *, trains: bool) -> Non
         raise UserError(f"trainer.outer: {run.sites_refusal}")
 
 
+def check_device(name: str, option: str) -> None:
+    """Raise UserError, which names the option, for a device that torch cannot use here."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without the device
+        raise UserError(f"{option}: torch cannot use {name!r} here ({str(error).splitlines()[0]})") from None
+
+
 def reference_reader(config: Config) -> Callable[[], Weights] | None:
     """Return a function that reads the weights of the loss's reference policy, and refuses those of other shapes; None
     where that is version 0. UserError if the run trains adapters.

@@ -1,23 +1,21 @@
 """`grailnode backup`, `restore` and `repair`: what an operator does with the state of a stopped node
 (docs/guide/operate.md).
 
-A backup has a directory for each state (the node's, and its canary's), which holds the same files as the state; each
-object is checked. The list of names is written last, so a backup that was interrupted is not taken for a whole one.
+A backup has a directory for each state (the node's, and its canary's), which is a state itself.
 
 A repair rebuilds what a state has lost, from storage and from what is left: in memory first. If a part cannot be
 rebuilt, nothing is written.
 """
 
-import os
 import re
 import shutil
-from collections.abc import Iterator
+import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import trio
-from blake3 import blake3
 
 from grailnode import UserError
 from grailnode.config import Config
@@ -32,20 +30,16 @@ from grailnode.node.node_makers import (
 from grailnode.node.state_locks import lock_whole_state
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import with_repair_command
-from grailnode.store.checks import is_path
-from grailnode.store.disk import make_folder, sync_folder
-from grailnode.store.state import envelope, name_list
+from grailnode.store.disk import sync_folder
 from grailnode.store.state.draft import StateDraft
-from grailnode.store.state.envelope import EnvelopeError
-from grailnode.store.state.name_list import NameListError
-from grailnode.store.state.state_store import REMAKEABLE
+from grailnode.store.state.state_store import REMAKEABLE, StateStore
 from protocol import paths
 from protocol.errors import ChainError
 from protocol.rollout.batch import Commitment
 from roles.authority_updates import AUTHORITY, refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import TRUST_PATH, Follower
-from roles.ports import LineReporter, RepairError
+from roles.ports import LineReporter, RepairError, StateError
 from roles.records import FOREIGN, fetch_record
 from roles.trainer.collect.acceptance import repair_collector
 from roles.trainer.learn.checkpoint_files import CHECKPOINTS, NOTES, repair_checkpoint, whole_checkpoint
@@ -57,7 +51,6 @@ from roles.validator.ledger_repair import LedgerRepair
 from roles.validator.ledger_state import Ledger
 
 _OBJECTS: Final = "objects"
-_PIECE_BYTES: Final = 1 << 22
 _canary_name: Final = re.compile(r".+-canary-\d+")
 
 
@@ -69,12 +62,7 @@ def back_up(config: Config, name: str, directory: Path, say: LineReporter) -> No
         for state_name in _state_names(config, name):
             source = state_directory(config, state_name) / _OBJECTS
             if source.is_dir():
-                try:
-                    count, size = _copy_state(source, directory / state_name / _OBJECTS, run_id_of(config))
-                except UserError:
-                    shutil.rmtree(directory / state_name, ignore_errors=True)  # the next try needs the same directory
-                    raise
-                say(f"{directory / state_name}: {count} objects, {size} bytes")
+                trio.run(_copy_state, source, directory / state_name / _OBJECTS, run_id_of(config), say)
             elif state_name == name:
                 raise UserError(f"{source}: no such state; is --name the name of the node?")
 
@@ -85,19 +73,12 @@ def restore(config: Config, name: str, directory: Path, say: LineReporter) -> No
         raise UserError(f"{directory}: has no state of {name}")
     names = [state_name for state_name in _state_names(config, name) if (directory / state_name).is_dir()]
     with lock_whole_state(state_directory(config, name)):
-        for state_name in names:
-            target = state_directory(config, state_name) / _OBJECTS
-            if target.exists() and next(_files(target), None) is not None:
+        targets = {state_name: state_directory(config, state_name) / _OBJECTS for state_name in names}
+        for target in targets.values():
+            if target.exists() and any(not path.name.startswith(".") for path in target.iterdir()):
                 raise UserError(f"{target}: there is a state already; move it away first")
-        for state_name in names:
-            target = state_directory(config, state_name) / _OBJECTS
-            copy = target.with_name(f"{_OBJECTS}.restored")
-            shutil.rmtree(copy, ignore_errors=True)
-            count, size = _copy_state(directory / state_name / _OBJECTS, copy, run_id_of(config))
-            shutil.rmtree(target, ignore_errors=True)
-            copy.rename(target)
-            sync_folder(target.parent)
-            say(f"{target}: {count} objects, {size} bytes")
+        for state_name, target in targets.items():
+            trio.run(_copy_state, directory / state_name / _OBJECTS, target, run_id_of(config), say)
     line = "If the node has published more since the backup, it says so at its start: then run `grailnode repair`."
     say(with_repair_command(line, config, name))
 
@@ -112,57 +93,31 @@ def _state_names(config: Config, name: str) -> tuple[str, ...]:
     return (name, canary_state_name(config, name)) if config.trainer.canaries else (name,)
 
 
-def _copy_state(source: Path, target: Path, run_id: bytes) -> tuple[int, int]:
-    """Copy a state, and return the number of its objects and the bytes of their files."""
-    title = name_list.title(run_id)
+async def _copy_state(source: Path, target: Path, run_id: bytes, say: LineReporter) -> None:
+    """Copy a state, each object of which is checked, to a directory that has no object yet. It appears when it is
+    whole.
+    """
+    partial, size = target.with_name(f"{_OBJECTS}.partial"), 0
+    shutil.rmtree(partial, ignore_errors=True)  # of a copy that was interrupted
     try:
-        names = name_list.parse((source / name_list.NAME).read_bytes(), title)
-    except (NameListError, OSError) as error:
-        raise UserError(f"{source / name_list.NAME}: {_cause(error)}; this is not a whole state") from error
-    paths = sorted(names | set(_files(source)))
-    make_folder(target)
-    size = 0
-    for path in paths:
-        make_folder((target / path).parent)
-        try:
-            size += _copy_object(source / path, target / path, path, run_id)
-        except (EnvelopeError, OSError) as error:
-            place = f" to {target}" if isinstance(error, OSError) else ""
-            raise UserError(f"{source / path}{place}: {_cause(error)}; only a whole state is copied") from error
-    for folder in {(target / path).parent for path in paths}:
-        sync_folder(folder)
-    name_list.write(target / name_list.NAME, title, paths)
-    return len(paths), size
-
-
-def _cause(error: Exception) -> str:
-    return (error.strerror or "unreadable").lower() if isinstance(error, OSError) else str(error)
-
-
-def _files(root: Path) -> Iterator[str]:
-    for folder, _, files in os.walk(root):
-        for file in files:
-            path = (Path(folder) / file).relative_to(root).as_posix()
-            if is_path(path):
-                yield path
-
-
-def _copy_object(source: Path, target: Path, path: str, run_id: bytes) -> int:
-    """Copy the file of an object piece by piece, check it on the way, and return its bytes."""
-    with source.open("rb") as file, target.open("wb") as copy:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(envelope.header_size(path))
-        contents = envelope.decode(head, size)
-        contents.check_place(path, run_id)
-        copy.write(head)
-        hasher = blake3()
-        while piece := file.read(_PIECE_BYTES):
-            hasher.update(piece)
-            copy.write(piece)
-        contents.check_digest(hasher.digest())
-        copy.flush()
-        os.fsync(copy.fileno())
-    return size
+        original, copy = StateStore(source, run_id), StateStore(partial, run_id)
+        paths = [info.path async for info in original.list("")]
+        if not paths:
+            raise UserError(f"{source}: has no object to copy")
+        for path in paths:
+            data = await original.get(path, sys.maxsize)
+            await copy.put(path, data)
+            size += len(data)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        sync_folder(target.parent)
+    except StateError as error:
+        raise UserError(f"{error.place}: {error.what}; only a whole state is copied") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):
+            target.parent.rmdir()  # if it is empty: the next backup needs a new directory
+    say(f"{target}: {len(paths)} objects, {size} bytes")
 
 
 _NAMED: Final = 4  # paths in the last line

@@ -144,15 +144,7 @@ class Storage:
         """Open a mirror's directory, or its bucket in the notation of `init`; UserError for any other text."""
         if "://" not in text:
             return self._place("--to", PlaceSection(kind="local", path=Path(text).absolute()), writes=True)
-        bucket = parse_bucket(text, region)
-        place = PlaceSection(
-            kind="s3",
-            bucket=bucket.name,
-            endpoint=bucket.endpoint,
-            region=bucket.region,
-            prefix=bucket.prefix,
-            addressing=bucket.addressing,
-        )
+        place = PlaceSection.model_validate(parse_bucket(text, region).section)
         return self._place("--to", place, writes=True)
 
     def _cached(self, store: ObjectStore) -> ObjectStore:

@@ -93,7 +93,9 @@ async def find_problem(
         error = await read_clock_error()
         wrong = error is not None and abs(error.seconds) > TOLERANCE_SECONDS
         return _wrong_clock(error) if error is not None and wrong else None
-    cause = await _missing_round(node, make_beacon(node.clock))
+    beacon, chain = make_beacon(node.clock), node.run.beacon
+    number = chain.round_at(node.clock.now())
+    cause = await _why_missing(beacon, number, _PATIENCE_SECONDS) if number >= 1 else None
     if cause is not None:
         error = await read_clock_error()
         if error is not None and error.seconds > TOLERANCE_SECONDS:
@@ -104,7 +106,10 @@ async def find_problem(
             f"the beacon does not answer{agreement}: {cause}; is the node that runs it up, or can its relays be "
             "reached?",
         )
-    if await _is_behind(node, make_beacon):
+    # A round that is due only after the tolerance by this machine's clock must not be out yet.
+    later_clock = ShiftedClock(node.clock, TOLERANCE_SECONDS)
+    later = chain.round_at(later_clock.now())
+    if later > number and await _why_missing(make_beacon(later_clock), later, _GLANCE_SECONDS) is None:
         error = await read_clock_error()
         if error is None or error.seconds >= -TOLERANCE_SECONDS:
             error = ClockError("the beacon", -TOLERANCE_SECONDS)
@@ -120,12 +125,9 @@ def _wrong_clock(error: ClockError) -> tuple[str, str]:
     )
 
 
-async def _missing_round(node: Node, beacon: Beacon) -> str | None:
-    """Return why the newest round that is due cannot be read; None if it can."""
-    number = node.run.beacon.round_at(node.clock.now())
-    if number < 1:
-        return None
-    with trio.move_on_after(_PATIENCE_SECONDS):
+async def _why_missing(beacon: Beacon, number: int, seconds: float) -> str | None:
+    """Return why a round cannot be read within some seconds; None if it can."""
+    with trio.move_on_after(seconds):
         try:
             await beacon.randomness(number)
         except BeaconError as error:
@@ -133,22 +135,6 @@ async def _missing_round(node: Node, beacon: Beacon) -> str | None:
         else:
             return None
     return f"round {number} is due and does not come"
-
-
-async def _is_behind(node: Node, make_beacon: Callable[[Clock], Beacon]) -> bool:
-    """Return whether a round is out that is due only after the tolerance by this machine's clock."""
-    clock, chain = ShiftedClock(node.clock, TOLERANCE_SECONDS), node.run.beacon
-    number = chain.round_at(clock.now())
-    if number <= chain.round_at(node.clock.now()):
-        return False
-    with trio.move_on_after(_GLANCE_SECONDS):
-        try:
-            await make_beacon(clock).randomness(number)
-        except BeaconError:
-            return False
-        else:
-            return True
-    return False
 
 
 def clock_urls(config: Config) -> list[str]:

@@ -3,6 +3,7 @@ slow, full or broken costs the trainer nothing.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -13,7 +14,7 @@ from grailnode.engine.policy import Tokenizer
 from grailnode.observe.node_logs import LogFollower
 from grailnode.observe.observer import newest_summarized
 from grailnode.observe.rollout_reader import PublishedRollout, find_miners, read_rollouts
-from grailnode.track.tracker import Sample, Tracker, curves, open_tracker
+from grailnode.track.tracker import Tracker, curves, open_tracker
 from protocol.errors import ProtocolError
 from roles.node.identity import Node
 from roles.ports import StoreError
@@ -74,17 +75,9 @@ async def _track_samples(node: Node, tokenizer: Tokenizer, tracker: Tracker, las
     return window
 
 
-def samples(rollouts: Sequence[PublishedRollout]) -> list[Sample]:
-    """Return the best and the worst rollouts of a window as rows of a table, the best first."""
+def samples(rollouts: Sequence[PublishedRollout]) -> list[PublishedRollout]:
+    """Return the best and the worst rollouts of a window, the best first, with the beginnings of their texts."""
     ordered = sorted(rollouts, key=lambda rollout: -rollout.reward)
     extremes = ordered if len(ordered) <= 2 * _SAMPLES else ordered[:_SAMPLES] + ordered[-_SAMPLES:]
-    return [
-        Sample(
-            rollout.place,
-            rollout.prompt[:_MAX_CHARACTERS],
-            rollout.completion[:_MAX_CHARACTERS],
-            rollout.reward,
-            rollout.status,
-        )
-        for rollout in extremes
-    ]
+    most = slice(_MAX_CHARACTERS)
+    return [replace(item, prompt=item.prompt[most], completion=item.completion[most]) for item in extremes]

@@ -75,16 +75,15 @@ def make_environment(
     mixture: MixtureSpec, data: bytes | None, sandbox: Sandbox | None, plugins: Mapping[str, Environment]
 ) -> Environment:
     """Return the environment of a task; `plugins` are opened already."""
+    members: list[tuple[int, Environment]] = []
     try:
-        members = [(share.ppm, _member(share.environment.name, data, sandbox, plugins)) for share in mixture]
+        for share in mixture:
+            name = share.environment.name
+            own_data = data if name in environments.data_names else None
+            members.append((share.ppm, plugins.get(name) or environments.get(name, own_data, sandbox)))
     except ProtocolError as error:
         raise MalformedError(str(error), "the run's data file") from error
     return mixed(members)
-
-
-def _member(name: str, data: bytes | None, sandbox: Sandbox | None, plugins: Mapping[str, Environment]) -> Environment:
-    reads = name in environments.data_names
-    return plugins.get(name) or environments.get(name, data if reads else None, sandbox)
 
 
 def validator_versions(run: RunManifest) -> int:

@@ -33,22 +33,31 @@ async def fetch_first_head(node: Node) -> bytes:
         raise UserError(f"{path}: this run has published no version yet; start its trainer, or wait") from error
 
 
-async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedWeights]:
-    """Yield each version to which the listed anchors and patches lead, oldest first, checked as by `verify_chain`."""
-    trainer = node.authority.trainers[0]
-    chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
-    data = await fetch_first_head(node)
+async def read_chain(node: Node, chain: ChainVerifier, head: bytes) -> ExpiredError | None:
+    """Accept the bytes of a head, and fetch the manifests that it lists; return whether it has expired, and when."""
+    trainer, expired = node.authority.trainers[0], None
     with error_context(paths.head(trainer)):
         try:
-            head = chain.accept_head(data, node.clock.now())
+            chain.accept_head(head, node.clock.now())
         except ExpiredError as error:
-            say(f"note: {error}, as after the end of a run")
-            head = chain.accept_head(data, node.clock.now(), allow_expired=True)
+            expired = error
+            chain.accept_head(head, node.clock.now(), allow_expired=True)
     for version, digest in chain.missing_manifests():
         path = paths.manifest(trainer, version, digest)
         data = await fetch_envelope(node, Manifest, path)
         with error_context(path):
             chain.accept_manifest(version, data)
+    return expired
+
+
+async def follow_chain(node: Node, say: LineReporter) -> AsyncIterator[VerifiedWeights]:
+    """Yield each version to which the listed anchors and patches lead, oldest first, checked as by `verify_chain`."""
+    trainer = node.authority.trainers[0]
+    chain = ChainVerifier(node.run_id, node.run, revisions=node.revisions)
+    if expired := await read_chain(node, chain, await fetch_first_head(node)):
+        say(f"note: {expired}, as after the end of a run")
+    head = chain.head
+    assert head is not None  # or it would not have been accepted
     say(f"manifests {head.base} to {head.version}: signed, linked, complete")
     await _check_tables(node, list(chain.manifests()), say)
     weights: VerifiedWeights | None = None

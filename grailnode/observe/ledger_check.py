@@ -30,7 +30,9 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     rows = {(entry.window, row.miner): row for entry in ledger for row in entry.rows}
     amended_rows: set[tuple[int, bytes]] = set()
     whole = bool(ledger) and ledger[0].previous == b""
-    follower = await _follow(node)
+    follower = await Follower(node, allow_expired=True).open()
+    if node.run.difficulty is not None:  # the chain's tables say how groups drew their strata
+        await follower.refresh()
     accounts = Accounts(node.run.scoring, node.run.proof)
     expired = 0  # summaries, the oldest ones, whose seals and verdicts are no longer in storage
     for place, summary in enumerate(ledger):
@@ -71,14 +73,6 @@ def _result(ledger: Sequence[Summary], expired: int) -> str:
     note = f"; of the first {expired} only links and scores, as their verdicts have expired" if expired else ""
     first, last = ledger[0].window, ledger[-1].window
     return f"windows {first} to {last}, {len(ledger)} summaries linked, {verdicts} verdicts{note}"
-
-
-async def _follow(node: Node) -> Follower:
-    """Return a follower of the chain, whose tables say how groups drew their strata, if the run has any."""
-    follower = await Follower(node, allow_expired=True).open()
-    if node.run.difficulty is not None:
-        await follower.refresh()
-    return follower
 
 
 async def _check_strata(

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from grailnode.observe.chain_check import read_chain
 from grailnode.observe.round_history import RoundHistory
 from grailnode.observe.state import STORAGE_ALARM, HeadRow, MinerKind, NetworkState, NodeRow, StageRow, VersionRow
 from grailnode.observe.window_history import MOST_WINDOWS, WindowHistory
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
-from protocol.errors import ExpiredError, ProtocolError
+from protocol.errors import ProtocolError
 from protocol.identity.participant import Announcement
 from protocol.judging.ledger import LedgerRow, Summary
 from protocol.judging.report import ValidatorReport
@@ -204,16 +205,9 @@ class Observer:
 
     async def _read_chain(self) -> None:
         await refresh_authority(self._node)
-        node, trainer = self._node, self._node.authority.trainers[0]
-        data = await fetch_envelope(node, Head, paths.head(trainer))
-        try:
-            self._chain.accept_head(data, node.clock.now())
-        except ExpiredError as error:
-            self._alarm(f"{error}; the run has ended, or its trainer has stopped")
-            self._chain.accept_head(data, node.clock.now(), allow_expired=True)
-        for version, digest in self._chain.missing_manifests():
-            path = paths.manifest(trainer, version, digest)
-            self._chain.accept_manifest(version, await fetch_envelope(node, Manifest, path))
+        head = await fetch_envelope(self._node, Head, paths.head(self._node.authority.trainers[0]))
+        if expired := await read_chain(self._node, self._chain, head):
+            self._alarm(f"{expired}; the run has ended, or its trainer has stopped")
 
     async def _read_validator(self, windows: range, validator: bytes) -> None:
         for window in windows:

@@ -11,7 +11,7 @@ from typing import Final
 
 from grailnode.observe.state import JudgedWindow, MinerKind, MinerRow, StratumRow, ValidatorRow, WindowRow
 from protocol.encoding import REWARD_UNIT
-from protocol.judging.ledger import SHARE, Evaluation, LedgerRow, Summary, pass_at_k
+from protocol.judging.ledger import SHARE, LedgerRow, Summary, pass_at_k
 from protocol.judging.verdict import Judgement, Verdict
 
 MOST_WINDOWS: Final = 10_000  # rows that are kept
@@ -148,7 +148,8 @@ class WindowHistory:
     def _row(self, summary: Summary) -> WindowRow:
         """Return the row of a window by one validator's summary alone, which has no rewards."""
         evaluation = summary.evaluation
-        k = self._k(evaluation) if evaluation else 1
+        # A validator that broke the rule may have drawn fewer completions than pass@k needs.
+        k = min(self._pass_at, len(evaluation.strata[0].right) - 1) if evaluation else 1
         return WindowRow(
             window=summary.window,
             version=summary.version,
@@ -162,10 +163,6 @@ class WindowHistory:
                 for item in (evaluation.strata if evaluation else ())
             ),
         )
-
-    def _k(self, evaluation: Evaluation) -> int:
-        """Return k of the run's pass@k; less if a validator broke the rule and drew fewer completions."""
-        return min(self._pass_at, len(evaluation.strata[0].right) - 1)
 
     def miner_rows(
         self, names: Mapping[bytes, str], kinds: Mapping[bytes, MinerKind]

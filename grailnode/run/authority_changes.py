@@ -7,7 +7,6 @@ from typing import Any
 
 from grailnode import UserError
 from grailnode.run import key_files
-from grailnode.run.authority_drafts import Draft, propose
 from protocol.errors import ProtocolError
 from protocol.identity.admission import Invite
 from protocol.identity.authority import Authority, ChainPoint, Revisions
@@ -16,7 +15,6 @@ from roles.ports import ObjectStore
 from roles.trainer.publish.history import History
 
 _ROLES = {"root": "roots", "trainer": "trainers", "validator": "validators", "worker": "workers"}
-_ASCENDING = ("workers",)  # a field in order of keys, that may be empty
 _DAY_SECONDS = 86_400
 
 
@@ -41,18 +39,6 @@ def list_keys(authority: Authority, directory: Path) -> list[tuple[str, bytes, t
         roles = tuple(role for role, field in _ROLES.items() if public in getattr(authority, field))
         rows.append((path.stem, public, ("revoked",) if public in authority.revoked else roles))
     return rows
-
-
-def change_quorum(revisions: Revisions, validators: int) -> Draft:
-    """Draft how many validators must accept a group; UserError if it is so already, or there are not so many."""
-    authority = revisions.current
-    if validators == authority.quorum:
-        raise UserError(f"{validators} of {len(authority.validators)} validators must accept already")
-    if validators > len(authority.validators):
-        raise UserError(
-            f"{validators} of {len(authority.validators)} validators can never accept; `grailnode keys grant` adds one"
-        )
-    return propose(revisions, f"{validators} validators must accept", quorum=validators)
 
 
 async def rewind_point(objects: ObjectStore, version: int, revoked: bytes) -> ChainPoint:
@@ -87,42 +73,37 @@ def invite_miner(revisions: Revisions, key: bytes, days: int, inviter: Path | No
 
 def replacement(authority: Authority, key: bytes, new_key: bytes) -> dict[str, Any]:
     """Return the changes that replace a key in every role and revoke it; UserError if it has none."""
-    changes: dict[str, Any] = {}
-    for field in _ROLES.values():
-        keys = getattr(authority, field)
-        if key in keys:
-            keys = tuple(new_key if other == key else other for other in keys)
-            changes[field] = tuple(sorted(keys)) if field in _ASCENDING else keys
-    admission = authority.admission
-    for field in ("allowed", "inviters"):
-        keys = getattr(admission, field)
-        if key in keys:
-            admission = admission.model_copy(update={field: tuple(sorted({*keys, new_key} - {key}))})
-    if admission != authority.admission:
-        changes["admission"] = admission
-    if not changes:
+    changes = _with_others(authority, key, (new_key,))
+    if all(value == getattr(authority, field) for field, value in changes.items()):
         raise UserError(f"{key.hex()} has no role in this run; a miner of an open run just starts with another key")
     return changes | {"revoked": tuple(sorted({*authority.revoked, key}))}
 
 
 def revocation(authority: Authority, key: bytes) -> dict[str, Any]:
     """Return the changes that revoke a key, and take its roles; UserError if nobody else is in one of them."""
-    changes: dict[str, Any] = {}
+    changes = _with_others(authority, key, ())
     for field in _ROLES.values():
-        others = tuple(other for other in getattr(authority, field) if other != key)
-        if not others and field not in _ASCENDING:
+        if not changes[field] and field != "workers":
             raise UserError(
                 f"{key.hex()} is the only one of the {field}; name a successor with `grailnode keys rotate`, which "
                 "revokes it, and then give this command again where it has a --rewind"
             )
-        changes[field] = others
-    admission = authority.admission
-    lists = {"allowed": admission.allowed, "inviters": admission.inviters}
-    rest = {field: tuple(other for other in keys if other != key) for field, keys in lists.items()}
-    changes["admission"] = admission.model_copy(update=rest)
     changes["root_threshold"] = min(authority.root_threshold, len(changes["roots"]))
     changes["quorum"] = min(authority.quorum, len(changes["validators"]))
     return changes | {"revoked": tuple(sorted({*authority.revoked, key}))}
+
+
+def _with_others(authority: Authority, key: bytes, others: tuple[bytes, ...]) -> dict[str, Any]:
+    """Return the lists of keys by field, with other keys in the place of one."""
+
+    def changed(keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        return tuple(new for old in keys for new in (others if old == key else (old,)))
+
+    changes: dict[str, Any] = {field: changed(getattr(authority, field)) for field in _ROLES.values()}
+    changes["workers"] = tuple(sorted(changes["workers"]))
+    admission = authority.admission
+    lists = {field: tuple(sorted({*changed(getattr(admission, field))})) for field in ("allowed", "inviters")}
+    return changes | {"admission": admission.model_copy(update=lists)}
 
 
 def grant(authority: Authority, key: bytes, role: str) -> dict[str, Any]:
@@ -137,9 +118,3 @@ def grant(authority: Authority, key: bytes, role: str) -> dict[str, Any]:
     if role == "worker":
         return {"workers": tuple(sorted((*authority.workers, key)))}
     return {"admission": admission.model_copy(update={"inviters": tuple(sorted({*admission.inviters, key}))})}
-
-
-def permission(authority: Authority, key: bytes) -> dict[str, Any]:
-    """Return the changes that put a key on the allowlist."""
-    allowlist = tuple(sorted({*authority.admission.allowed, key}))
-    return {"admission": authority.admission.model_copy(update={"allowed": allowlist})}

@@ -5,23 +5,62 @@ privilege: the credentials of a node write and delete below its own key and nowh
 nothing; a guest of a meeting point writes announcements.
 """
 
-import json
 import re
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from pathlib import Path
+from typing import Final, Literal
 from urllib.parse import urlsplit
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from grailnode import UserError
 from protocol.identity.participant import SPACE_FORM
 
 Provider = Literal["aws", "r2", "minio"]
-Json = dict[str, Any]
 
 EXPIRING: Final = ("commitments", "batches", "verdicts", "seals", "witnesses", "reaudits", "reports")
 """Kinds of objects that nobody reads long after their window is closed; summaries are the ledger, and stay."""
 
-_READ_HEADERS: Final = ("ETag", "Content-Length", "Content-Range", "Accept-Ranges")
-_R2_WRITE: Final = {"id": "2efd5506f9c8494dacb1fa10a3e7d5b6", "name": "Workers R2 Storage Bucket Item Write"}
+_TEMPLATES: Final = Path(__file__).parents[1] / "data" / "buckets"
+_IAM: Final = (
+    "aws iam create-user --user-name {user} && aws iam put-user-policy --user-name {user} --policy-name grailnode "
+    "--policy-document file://{file} && aws iam create-access-key --user-name {user}"
+)
+_MC_ADMIN: Final = (
+    "mc admin user add ALIAS {user} SECRET && mc admin policy create ALIAS {user} {file} && "
+    "mc admin policy attach ALIAS {user} --user {user}"
+)
+_CLOUDFLARE: Final = (
+    'curl -H "Authorization: Bearer $CLOUDFLARE_API_TOKEN" --json @{file} https://api.cloudflare.com/client/v4/'
+)
+_S3API: Final = {
+    "cors.json": "aws s3api put-bucket-cors {place} --cors-configuration file://cors.json",
+    "lifecycle.json": (
+        "aws s3api put-bucket-lifecycle-configuration {place} --lifecycle-configuration file://lifecycle.json"
+    ),
+}
+_COMMANDS: Final[dict[Provider, dict[str, str]]] = {
+    "aws": {
+        "writer-policy.json": _IAM,
+        "bucket-policy.json": "{unblock}aws s3api put-bucket-policy {place} --policy file://bucket-policy.json",
+        **_S3API,
+        "guest-policy.json": _IAM,
+    },
+    "r2": {
+        "writer-token.json": f"{_CLOUDFLARE}user/tokens",
+        **_S3API,
+        "guest-credentials.json": f"{_CLOUDFLARE}accounts/{{account}}/r2/temp-access-credentials",
+    },
+    "minio": {
+        "writer-policy.json": _MC_ADMIN,
+        "bucket-policy.json": "mc anonymous set-json bucket-policy.json ALIAS/{bucket.name}",
+        "cors.xml": "mc cors set ALIAS/{bucket.name} cors.xml",
+        "lifecycle.json": "mc ilm rule import ALIAS/{bucket.name} < lifecycle.json",
+        "guest-policy.json": _MC_ADMIN,
+    },
+}
+"""By provider and document, the command that applies it; those for guests are for a meeting point."""
+
 _name: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _host: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _region: Final = re.compile(r"[A-Za-z0-9-]*")
@@ -43,6 +82,36 @@ class Bucket:
     def addressing(self) -> Literal["auto", "path"]:
         """Where requests name the bucket: a service like MinIO often has no host for each bucket."""
         return "path" if self.provider == "minio" else "auto"
+
+    @property
+    def section(self) -> dict[str, str]:
+        """The keys of a section of run.toml that name this place."""
+        return {
+            "kind": "s3",
+            "bucket": self.name,
+            "endpoint": self.endpoint,
+            "region": self.region,
+            "prefix": self.prefix,
+            "addressing": self.addressing,
+        }
+
+    @property
+    def account(self) -> str:
+        """Whose bucket of R2 it is."""
+        return (urlsplit(self.endpoint).hostname or "").partition(".")[0]
+
+    @property
+    def arn(self) -> str:
+        """The name of the bucket in policies."""
+        return f"arn:aws:s3:::{self.name}"
+
+    def paths(self, paths: list[str]) -> list[str]:
+        """Return paths in the bucket of paths below the prefix."""
+        return [f"{self.prefix}{path}" for path in paths]
+
+    def arns(self, paths: list[str]) -> list[str]:
+        """Return the names in policies of paths below the prefix."""
+        return [f"{self.arn}/{path}" for path in self.paths(paths)]
 
 
 @dataclass(frozen=True)
@@ -108,165 +177,33 @@ class BucketUse:
         """The paths of the run's own objects: its manifest, revisions of its authority, rounds of a local beacon."""
         return ["runs/*", "revisions/*", f"{self.beacon}/public/*"]
 
+    @property
+    def written(self) -> list[str]:
+        """The paths that the owner's credentials may write."""
+        return [f"{key.hex()}/*" for key in self.keys] + (["participants/*", *self.rules] if self.beacon else [])
+
+    @property
+    def expiring(self) -> dict[str, str]:
+        """By the name of a rule, the prefix of objects that are deleted after some days."""
+        prefixes = {f"{kind}-{key.hex()[:8]}": f"{key.hex()}/{kind}/" for key in self.keys for kind in EXPIRING}
+        return prefixes | ({"participants": "participants/"} if self.beacon else {})
+
 
 def documents(bucket: Bucket, use: BucketUse) -> list[Document]:
-    makers = {"aws": _aws, "r2": _r2, "minio": _minio}
-    return makers[bucket.provider](bucket, use)
-
-
-def _aws(bucket: Bucket, use: BucketUse) -> list[Document]:
-    api = f"aws s3api {{}} --bucket {bucket.name}"
-    unblock = "" if use.readers else f"{api.format('delete-public-access-block')} && "
-    publish = f"{unblock}{api.format('put-bucket-policy')} --policy file://bucket-policy.json"
-    texts = [
-        _json("writer-policy.json", _writer(bucket, use), _iam(use.user, "writer-policy.json")),
-        _json("bucket-policy.json", _reader(bucket, use.readers), publish),
-        *_s3api_documents(bucket, use, api),
-    ]
-    if use.beacon:
-        texts.append(_json("guest-policy.json", _guest(bucket, use), _iam("grailnode-guest", "guest-policy.json")))
+    """Return what a bucket needs, from the templates in grailnode/data/buckets."""
+    environment = Environment(  # noqa: S701 - no HTML; names of buckets and principals were checked or become JSON
+        loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    endpoint = f"--endpoint-url {bucket.endpoint} " if bucket.provider == "r2" else ""
+    place, account = f"{endpoint}--bucket {bucket.name}", bucket.account
+    values = {"bucket": bucket, "use": use, "account": account, "arns": bucket.arns, "expiring": use.expiring}
+    unblock = "" if use.readers else f"aws s3api delete-public-access-block {place} && "
+    texts = []
+    for name, command in _COMMANDS[bucket.provider].items():
+        is_for_guests = name.startswith("guest-")
+        if use.beacon or not is_for_guests:
+            user = "grailnode-guest" if is_for_guests else use.user
+            text = environment.get_template(name).render(values, user=user)
+            applied = command.format(**values, user=user, file=name, place=place, unblock=unblock)
+            texts.append(Document(name, text, applied))
     return texts
-
-
-def _s3api_documents(bucket: Bucket, use: BucketUse, api: str) -> list[Document]:
-    """Return what AWS and R2 take alike. `api` is the command line, with {} in place of the verb."""
-    cors = {
-        "AllowedMethods": ["GET", "HEAD"],
-        "AllowedOrigins": ["*"],
-        "AllowedHeaders": ["Range", "If-Range"],
-        "ExposeHeaders": list(_READ_HEADERS),
-        "MaxAgeSeconds": 3600,
-    }
-    put_cors, put_lifecycle = api.format("put-bucket-cors"), api.format("put-bucket-lifecycle-configuration")
-    expire = f"{put_lifecycle} --lifecycle-configuration file://lifecycle.json"
-    return [
-        _json("cors.json", {"CORSRules": [cors]}, f"{put_cors} --cors-configuration file://cors.json"),
-        _json("lifecycle.json", _lifecycle(bucket, use, abort=True), expire),
-    ]
-
-
-def _iam(user: str, file: str) -> str:
-    return (
-        f"aws iam create-user --user-name {user} && aws iam put-user-policy --user-name {user} --policy-name grailnode "
-        f"--policy-document file://{file} && aws iam create-access-key --user-name {user}"
-    )
-
-
-def _r2(bucket: Bucket, use: BucketUse) -> list[Document]:
-    account = (urlsplit(bucket.endpoint).hostname or "").partition(".")[0]
-    api = f"aws s3api {{}} --endpoint-url {bucket.endpoint} --bucket {bucket.name}"
-    cloudflare = (
-        'curl -H "Authorization: Bearer $CLOUDFLARE_API_TOKEN" --json @{} https://api.cloudflare.com/client/v4/{}'
-    )
-    resources = {f"com.cloudflare.edge.r2.bucket.{account}_default_{bucket.name}": "*"}
-    policy = {"effect": "allow", "permission_groups": [_R2_WRITE], "resources": resources}
-    token = {"name": use.user, "policies": [policy]}
-    texts = [
-        _json("writer-token.json", token, cloudflare.format("writer-token.json", "user/tokens")),
-        *_s3api_documents(bucket, use, api),
-    ]
-    if use.beacon:
-        guest = {
-            "bucket": bucket.name,
-            "parentAccessKeyId": "ACCESS_KEY_ID of the token above",
-            "permission": "object-read-write",
-            "prefixes": [f"{bucket.prefix}participants/"],
-            "ttlSeconds": 604_800,
-        }
-        place = f"accounts/{account}/r2/temp-access-credentials"
-        texts.append(_json("guest-credentials.json", guest, cloudflare.format("guest-credentials.json", place)))
-    return texts
-
-
-def _minio(bucket: Bucket, use: BucketUse) -> list[Document]:
-    place = f"ALIAS/{bucket.name}"
-    expiry = _lifecycle(bucket, use, abort=False)  # MinIO deletes stale uploads itself, after a day
-    texts = [
-        _mc_policy("writer-policy.json", _writer(bucket, use), use.user),
-        _json("bucket-policy.json", _reader(bucket, use.readers), f"mc anonymous set-json bucket-policy.json {place}"),
-        Document("cors.xml", _CORS_XML, f"mc cors set {place} cors.xml"),
-        _json("lifecycle.json", expiry, f"mc ilm rule import {place} < lifecycle.json"),
-    ]
-    return [*texts, _mc_policy("guest-policy.json", _guest(bucket, use), "grailnode-guest")] if use.beacon else texts
-
-
-def _mc_policy(name: str, content: Json, user: str) -> Document:
-    add = f"mc admin user add ALIAS {user} SECRET && mc admin policy create ALIAS {user} {name}"
-    return _json(name, content, f"{add} && mc admin policy attach ALIAS {user} --user {user}")
-
-
-def _json(name: str, content: Json, command: str) -> Document:
-    return Document(name, json.dumps(content, indent=2) + "\n", command)
-
-
-def _policy(*statements: Json) -> Json:
-    return {"Version": "2012-10-17", "Statement": list(statements)}
-
-
-def _allow(sid: str, actions: list[str], resources: list[str], prefixes: list[str] | None = None) -> Json:
-    condition = {"Condition": {"StringLike": {"s3:prefix": prefixes}}} if prefixes else {}
-    return {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resources, **condition}
-
-
-def _arn(bucket: Bucket, path: str = "") -> str:
-    arn = f"arn:aws:s3:::{bucket.name}"
-    return f"{arn}/{bucket.prefix}{path}" if path else arn
-
-
-def _writer(bucket: Bucket, use: BucketUse) -> Json:
-    own = [f"{key.hex()}/*" for key in use.keys]
-    if use.beacon:
-        own += ["participants/*", *use.rules]
-    return _policy(
-        _allow(
-            "WriteOwnObjects",
-            [f"s3:{verb}" for verb in ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload")]
-            + ["s3:ListMultipartUploadParts"],
-            [_arn(bucket, path) for path in own],
-        ),
-        _allow("ListOwnObjects", ["s3:ListBucket"], [_arn(bucket)], [bucket.prefix + path for path in own]),
-        _allow("ResumeOwnUploads", ["s3:ListBucketMultipartUploads"], [_arn(bucket)]),
-    )
-
-
-def _reader(bucket: Bucket, readers: tuple[str, ...]) -> Json:
-    """Return the policy of the bucket: everybody may read, or the principals that are named."""
-    principal: Any = {"AWS": list(readers)} if readers else "*"
-    read = {**_allow("ReadObjects", ["s3:GetObject"], [_arn(bucket, "*")]), "Principal": principal}
-    if not readers:
-        return _policy(read)
-    listing = _allow("TellMissingFromForbidden", ["s3:ListBucket"], [_arn(bucket)], [f"{bucket.prefix}*"])
-    return _policy(read, {**listing, "Principal": principal})
-
-
-def _guest(bucket: Bucket, use: BucketUse) -> Json:
-    """Return the policy of a meeting point's guests: they announce themselves and see who else did."""
-    return _policy(
-        _allow("Announce", ["s3:GetObject", "s3:PutObject"], [_arn(bucket, "participants/*")]),
-        _allow("ReadRules", ["s3:GetObject"], [_arn(bucket, path) for path in use.rules]),
-        _allow("SeeParticipants", ["s3:ListBucket"], [_arn(bucket)], [f"{bucket.prefix}participants/*"]),
-    )
-
-
-_CORS_XML: Final = (
-    '<?xml version="1.0" encoding="UTF-8"?>\n<CORSConfiguration>\n  <CORSRule>\n    <AllowedOrigin>*</AllowedOrigin>\n'
-    + "".join(f"    <AllowedMethod>{method}</AllowedMethod>\n" for method in ("GET", "HEAD"))
-    + "".join(f"    <AllowedHeader>{header}</AllowedHeader>\n" for header in ("Range", "If-Range"))
-    + "".join(f"    <ExposeHeader>{header}</ExposeHeader>\n" for header in _READ_HEADERS)
-    + "    <MaxAgeSeconds>3600</MaxAgeSeconds>\n  </CORSRule>\n</CORSConfiguration>\n"
-)
-
-
-def _lifecycle(bucket: Bucket, use: BucketUse, *, abort: bool) -> Json:
-    prefixes = {f"{kind}-{key.hex()[:8]}": f"{key.hex()}/{kind}/" for key in use.keys for kind in EXPIRING}
-    if use.beacon:
-        prefixes["participants"] = "participants/"
-    actions = [(f"expire-{name}", prefix, {"Expiration": {"Days": use.days}}) for name, prefix in prefixes.items()]
-    if abort:
-        actions.append(("abort-incomplete-uploads", "", {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}}))
-    return {
-        "Rules": [
-            {"ID": name, "Status": "Enabled", "Filter": {"Prefix": bucket.prefix + prefix}, **action}
-            for name, prefix, action in actions
-        ]
-    }

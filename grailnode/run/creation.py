@@ -35,6 +35,9 @@ MODEL_FILES = (
     *("tokenizer_config.json", "chat_template.jinja"),
 )
 
+_SAMPLING_RULES = {"temperature", "max_tokens", "top_k", "top_p", "min_p"}
+_RULES_OF_MANIFEST = {"precision", "group_size", "groups", "spares", "head_ttl"}
+"""Those that stand in the manifest under their own names."""
 
 SCORING = ScoringSpec(
     penalty=10 * GROUP,
@@ -94,7 +97,7 @@ def draft_manifest(
     digest = digest_weights(weights) if lora is None else lora.spec.base
     episode = requirements.episode(rules)
     first_version = quantize(weights, rules.precision) if lora is None else lora.adapters
-    audit = {name: getattr(rules, name) for name in ("audit_ppm", "audit_floor_ppm", "audit_halving")}
+    audit = rules.model_dump(include={"audit_ppm", "audit_floor_ppm", "audit_halving"})
     if proof is None:
         build_exact(policy)
         thresholds = EXACT_PROOF.model_copy(update=audit)
@@ -119,32 +122,21 @@ def draft_manifest(
             genesis=digest_weights(first_version),
         ),
         lora=None if lora is None else lora.spec,
-        precision=rules.precision,
         environment=environment,
         data=requirements.file_reference(rules.data),
         chat=chat,
-        sampling=SamplingSpec(
-            temperature=rules.temperature,
-            max_tokens=rules.max_tokens,
-            stops=policy.stops,
-            top_k=rules.top_k,
-            top_p=rules.top_p,
-            min_p=rules.min_p,
-        ),
+        sampling=SamplingSpec(stops=policy.stops, **rules.model_dump(include=_SAMPLING_RULES)),
         episode=episode,
         evaluation=EvaluationSpec(
             problems=rules.evaluation_problems, samples=rules.evaluation_samples, pass_at=rules.pass_at
         ),
         numerics="calibrated" if proof is not None else "exact",
-        group_size=rules.group_size,
-        groups=rules.groups,
-        spares=rules.spares,
         schedule=rules.schedule(first_round),
         beacon=beacon,
         proof=thresholds,
         scoring=SCORING.model_copy(update={"deposit": round(rules.deposit * GROUP)}),
-        head_ttl=rules.head_ttl,
         difficulty=difficulty,
+        **rules.model_dump(include=_RULES_OF_MANIFEST),
     )
 
 

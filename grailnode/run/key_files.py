@@ -12,12 +12,8 @@ from protocol.identity.signing import SigningKey
 SUFFIX = ".key"
 
 
-class KeyFileError(UserError):
-    """A key file that cannot be used: says which, why, and what to do."""
-
-
 def create(path: Path, secret: bytes | None = None) -> bytes:
-    """Write a new secret key with mode 0600, by default a random one of 32 bytes, and return it; KeyFileError if it
+    """Write a new secret key with mode 0600, by default a random one of 32 bytes, and return it; UserError if it
     cannot be written, or there is a file already.
     """
     secret = secret if secret is not None else secrets.token_bytes(32)
@@ -32,42 +28,42 @@ def create(path: Path, secret: bytes | None = None) -> bytes:
         finally:
             os.close(descriptor)
     except FileExistsError:
-        raise KeyFileError(f"{path}: there is a file already; move it away first") from None
+        raise UserError(f"{path}: there is a file already; move it away first") from None
     except OSError as error:
-        raise KeyFileError(f"{path}: cannot be written ({error.strerror})") from error
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
     return secret
 
 
 def read(path: Path) -> bytes:
-    """Return the 32 bytes of a key file; KeyFileError if it is missing, others may read it, or it is not a key."""
+    """Return the 32 bytes of a key file; UserError if it is missing, others may read it, or it is not a key."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # opening a FIFO would wait for a writer
-            raise KeyFileError(f"{path}: not a regular file; put the key itself there")
+            raise UserError(f"{path}: not a regular file; put the key itself there")
         text = path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
-        raise KeyFileError(f"{path}: no such key; `grailnode init` makes a run's keys") from None
+        raise UserError(f"{path}: no such key; `grailnode init` makes a run's keys") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise KeyFileError(f"{path}: cannot be read ({error})") from error
+        raise UserError(f"{path}: cannot be read ({error})") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise KeyFileError(f"{path}: others may read it; run `chmod 600 {path}`")
+        raise UserError(f"{path}: others may read it; run `chmod 600 {path}`")
     try:
         secret = bytes.fromhex(text)
     except ValueError:
         secret = b""
     if len(secret) != 32:
-        raise KeyFileError(f"{path}: not a key (64 hexadecimal digits)")
+        raise UserError(f"{path}: not a key (64 hexadecimal digits)")
     return secret
 
 
 def list_key_files(directory: Path) -> list[Path]:
-    """Return the key files of a directory in order, none of a missing one; KeyFileError if it cannot be listed."""
+    """Return the key files of a directory in order, none of a missing one; UserError if it cannot be listed."""
     try:
         return sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise KeyFileError(f"{directory}: cannot be listed ({(error.strerror or 'unknown').lower()})") from error
+        raise UserError(f"{directory}: cannot be listed ({(error.strerror or 'unknown').lower()})") from error
 
 
 def read_or_create(path: Path) -> SigningKey:

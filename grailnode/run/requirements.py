@@ -108,8 +108,9 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
         )
     if data is not None and not needs.data:
         raise UserError(f"environment {environment!r} takes no data file: drop --data")
+    readers = [name for name in registry.parse_mixture(environment) if name in environments.data_names]
     try:
-        problems = None if data is None else environments.dataset(_reader(environment), _read(data))
+        problems = None if data is None else environments.dataset(readers[0], _read(data))
     except ProtocolError as error:
         raise UserError(f"{data}: {error}") from error
     plugins = {name: registry.open_plugin(name, config) for name, config in _configs(rules).items()}
@@ -131,10 +132,6 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
     _check_prompts(data or environment, prompts, policy, longest, chat)
     wheels = {wheel.ref.digest: wheel for plugin in plugins.values() for wheel in plugin.wheels}
     return CheckedTask(members, problems, generated, tuple(wheels.values()), chat, notice)
-
-
-def _reader(environment: str) -> str:
-    return next(name for name in registry.parse_mixture(environment) if name in environments.data_names)
 
 
 def _configs(rules: Rules) -> dict[str, str]:

@@ -120,16 +120,8 @@ def _buckets(own: Bucket, meeting: Bucket, *, meeting_credentials: str) -> dict[
 
 
 def _place(bucket: Bucket, credentials: str) -> dict[str, Value]:
-    return {
-        "kind": "s3",
-        "bucket": bucket.name,
-        "endpoint": bucket.endpoint or None,
-        "region": bucket.region,
-        "prefix": bucket.prefix or None,
-        "addressing": bucket.addressing,
-        "credentials": credentials,
-        "url": bucket.url,
-    }
+    place = {key: value or None for key, value in bucket.section.items()}
+    return {**place, "credentials": credentials, "url": bucket.url}
 
 
 DEMO: Final = Path(__file__).parents[1] / "data" / "demo.toml"

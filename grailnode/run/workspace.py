@@ -62,35 +62,27 @@ class Workspace:
     notice: str  # what its creator should know; empty for nothing
 
 
-@dataclass(frozen=True)
-class _Names:
-    roots: tuple[str, ...]
-    validators: tuple[str, ...]
-    workers: tuple[str, ...]
-    miners: tuple[str, ...]
+def _role_names(rules: Rules, miners: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Return the names of the run's keys by role."""
+    roots = tuple(f"root-{number + 1}" for number in range(rules.roots))
+    validators = tuple(f"validator-{number + 1}" for number in range(rules.validators))
+    return {
+        "root": ("root",) if rules.roots == 1 else roots,
+        "trainer": ("trainer",),
+        "worker": tuple(f"worker-{number + 1}" for number in range(rules.sites)),
+        "validator": ("validator", *validators[1:]) if validators else (),
+        "miner": miners,
+    }
 
-    @classmethod
-    def of(cls, rules: Rules, miners: tuple[str, ...]) -> "_Names":
-        roots = tuple(f"root-{number + 1}" for number in range(rules.roots))
-        validators = tuple(f"validator-{number + 1}" for number in range(rules.validators))
-        return cls(
-            roots=("root",) if rules.roots == 1 else roots,
-            validators=("validator", *validators[1:]) if validators else (),
-            workers=tuple(f"worker-{number + 1}" for number in range(rules.sites)),
-            miners=miners,
-        )
 
-    @property
-    def all(self) -> tuple[str, ...]:
-        return (*self.roots, "trainer", *self.workers, *self.validators, *self.miners)
-
-    def start_commands(self, config: Path) -> tuple[str, ...]:
-        """Return the commands that start the nodes; the first node of a role has the name that is the default."""
-        nodes = [("trainer", "")]
-        for role, names in (("worker", self.workers), ("validator", self.validators), ("miner", self.miners)):
-            nodes += [(role, f" --name {name}" if number else "") for number, name in enumerate(names)]
-        run = shlex.quote(str(config))
-        return tuple(f"grailnode --role {role:<9} --run {run}{name}" for role, name in nodes)
+def _start_commands(config: Path, names: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the commands that start the nodes; the first node of a role has the name that is the default."""
+    run = shlex.quote(str(config))
+    return tuple(
+        f"grailnode --role {role:<9} --run {run}" + (f" --name {name}" if number else "")
+        for role in ("trainer", "worker", "validator", "miner")
+        for number, name in enumerate(names[role])
+    )
 
 
 def create(
@@ -131,8 +123,8 @@ def create(
         _check_precision(loaded_policy, rules)
     thresholds = _thresholds(rules, policy, proof)
     remote_validators = _validator_keys(rules.validator_keys)
-    names = _Names.of(rules, miners)
-    seeds = {name: _secret(name, seed) for name in names.all}
+    names = _role_names(rules, miners)
+    seeds = {name: _secret(name, seed) for own in names.values() for name in own}
     signing = {name: SigningKey(secret) for name, secret in seeds.items()}
     public = {name: key.public for name, key in signing.items()}
     moment = time.time() if begin is None else begin
@@ -148,10 +140,10 @@ def create(
         rules = _in_rounds_of(rules, chain)
     authority = creation.first_authority(
         rules,
-        roots=[public[name] for name in names.roots],
+        roots=[public[name] for name in names["root"]],
         trainers=[public["trainer"]],
-        validators=[*(public[name] for name in names.validators), *remote_validators],
-        workers=[public[name] for name in names.workers],
+        validators=[*(public[name] for name in names["validator"]), *remote_validators],
+        workers=[public[name] for name in names["worker"]],
     )
     manifest = creation.draft_manifest(
         *(rules, policy, chain, authority, thresholds, task.chat, lora),
@@ -159,9 +151,9 @@ def create(
         difficulty=task.difficulty if rules.difficulty else None,
         first_round=first_round,
     )
-    signers = [signing[name] for name in names.roots[: rules.root_threshold]]
+    signers = [signing[name] for name in names["root"][: rules.root_threshold]]
     run = creation.sign_manifest(manifest, *signers)
-    start_commands = names.start_commands(config)
+    start_commands = _start_commands(config, names)
     values = _values(run.digest, rules, policy, recipe, chain.period_ms * rules.rounds / 1000)
     text = run_toml.for_new_run(values, start_commands, bucket, public_chain)
     with NewFiles() as files:  # nothing is written before everything else has succeeded

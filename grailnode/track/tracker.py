@@ -2,13 +2,13 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Protocol
 
 from grailnode import UserError
 from grailnode.config import TrackerName
+from grailnode.observe.rollout_reader import PublishedRollout
 
 _MODULES: Final[Mapping[TrackerName, str]] = {
     "tensorboard": "torch.utils.tensorboard",
@@ -34,24 +34,13 @@ _STEP: Final = {  # field of the event 'step': name of the curve
 }
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One rollout in a table of samples; its place is MINER/WINDOW/GROUP, as `grailnode verify --rollout` takes it."""
-
-    place: str
-    prompt: str
-    completion: str
-    reward: float
-    status: str
-
-
 class Tracker(Protocol):
     """Takes numbers and samples. Whatever its package raises comes through: the caller goes on without it."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Record values by name at a step, which is a number that grows."""
 
-    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+    def samples(self, step: int, rows: Sequence[PublishedRollout]) -> None:
         """Record a table of rollouts."""
 
     def close(self) -> None:
@@ -69,7 +58,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+    def samples(self, step: int, rows: Sequence[PublishedRollout]) -> None:
         """Implements Tracker.samples: a text in Markdown, with the words of strangers as code."""
         parts = [
             f"{row.place}, reward {row.reward:g}, {row.status}\n\n{_as_code(row.prompt)}\n\n{_as_code(row.completion)}"
@@ -96,9 +85,9 @@ class ExperimentRun:
         axis = next(iter(values)).partition("/")[0]
         self._run.log({f"{axis}/number": step, **values})
 
-    def samples(self, step: int, rows: Sequence[Sample]) -> None:
+    def samples(self, step: int, rows: Sequence[PublishedRollout]) -> None:
         columns = ["place", "prompt", "completion", "reward", "status"]
-        data = [[row.place, row.prompt, row.completion, row.reward, row.status] for row in rows]
+        data = [[getattr(row, column) for column in columns] for row in rows]
         if self._module.__name__ == "wandb":
             table = self._module.Table(columns=columns, data=data)
         else:

@@ -215,7 +215,7 @@ def test_a_too_wide_distribution_is_refused_and_not_written(tmp_path: Path) -> N
         ({"miner": "vllm-bfloat16"}, "vllm-bfloat16: no vLLM in "),
         ({"validator": "vllm-float32", "python": Path("nowhere")}, "--python nowhere: no such file"),
         ({"python": Path("/bin/true")}, "--python belongs to vLLM: give --miner or --validator vllm-bfloat16"),
-        ({"device": "abacus"}, "--device abacus: torch cannot use it"),
+        ({"device": "abacus"}, "--device: torch cannot use 'abacus'"),
         ({"lora_rank": 4}, "calibrate: lora_rank and lora_targets go together"),
         ({"lora_targets": "q_proj"}, "calibrate: lora_rank and lora_targets go together"),
         ({"lora_alpha": 4.0}, "calibrate: lora_alpha belongs to adapters: set lora_rank as well"),

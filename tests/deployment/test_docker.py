@@ -18,9 +18,8 @@ from packaging.utils import canonicalize_name
 
 from grailnode.config import load
 from grailnode.node.metrics import serve_metrics
+from grailnode.node.process_launch import PROCESSES, Role
 from grailnode.node.processes import metrics_port
-from grailnode.node.role_checks import Role
-from grailnode.node.role_processes import PROCESSES
 from grailnode.node.state_locks import lock_state
 from tests.deployment.commands import parse
 from tests.deployment.dockerfiles import DOCKER, ROOT, Instruction, instructions

@@ -21,6 +21,8 @@ LONG_TESTS = (
     "tests/environments/test_registry.py::test_the_reward_of_any_text_is_between_zero_and_one",
 )
 """Tests of a recipe that take half of its time, and show nothing else of the recipe; the originals pass them, too."""
+INSTALLING = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+"""Lets pip install without an index, and (a double negation) with the tools of this environment."""
 
 
 def recipe(kind: str) -> str:
@@ -45,7 +47,9 @@ def test_the_commands_of_a_recipe_add_a_copy_that_passes_its_contract(kind: str,
     (commands,) = re.findall(r"^```\n(.*?)^```$", recipe(kind), re.MULTILINE | re.DOTALL)
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(repository),
+        "PYTHONPATH": f"{repository}{os.pathsep}{repository / 'installed'}",
+        **INSTALLING,
+        "PIP_TARGET": str(repository / "installed"),
         "PYTEST_ADDOPTS": " ".join(["-n 0 -p no:cacheprovider", *(f"--deselect {test}" for test in LONG_TESTS)]),
     }
     script = ["bash", "-euo", "pipefail", "-c", commands]

@@ -19,8 +19,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from grailnode.convert import read_slime, write_slime, write_trl
-from grailnode.convert.slime import INDEX, SHARD
+from grailnode.convert.slime import INDEX, SHARD, read_slime, write_slime
+from grailnode.convert.trl import write_trl
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_client import VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine

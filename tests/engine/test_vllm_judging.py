@@ -12,7 +12,7 @@ from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.vllm.installation import installed_version
 from grailnode.engine.vllm.vllm_engine import VllmEngine
-from grailnode.ui.report import DemoReport
+from grailnode.ui.report_data import DemoReport
 from protocol import environments
 from protocol.proof import Arithmetic
 from protocol.rollout.batch import assemble

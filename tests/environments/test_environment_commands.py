@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from grailnode.engine.policy import PACKAGED_POLICY
-from tests.support.builders.plugins import files_of_page, install, install_module
+from grailnode.environments import registry
+from tests.support.builders.plugins import files_of_page, install, install_metadata, install_module
 from tests.support.builders.tasks import OWN, open_sandbox
 from tests.support.processes.command_line import fail, run_command, succeed
-from tests.support.processes.programs import ENVIRONMENT
+from tests.support.processes.programs import ENVIRONMENT, ROOT
 
 
 @pytest.fixture
@@ -92,6 +93,30 @@ def test_a_plugin_writes_nothing_to_the_terminal_but_text(tmp_path: Path, monkey
     assert "second 1.0 and hostile 1.0 both have this name" in fail("environments", "check", "hostile")
 
 
+def test_a_plugin_that_claims_the_name_of_a_built_in_environment_is_refused_by_founders_and_ignored_by_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = registry.built_in_spec("addition")
+    monkeypatch.syspath_prepend(install_module("addition", "", tmp_path))
+    reason = "environment 'addition': addition 1.0 and grailnode 0.1.0 both have this name; uninstall one of them"
+    for command in (("environments", "try", "addition"), ("init", str(tmp_path / "run"), "--environment", "addition")):
+        assert reason in fail(*command)
+    assert registry.distributions()["addition"] == "addition 1.0 and grailnode 0.1.0"
+    registry.check_code(spec)
+
+
+@pytest.mark.parametrize("name", ["addition", "chess"])
+def test_an_installation_that_is_older_than_its_code_is_to_be_repeated(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = "[grailnode.environments]\nchess = protocol.environments.chess:Chess\n"
+    monkeypatch.syspath_prepend(install_metadata("grailnode", points, tmp_path))
+    again = f"rm -rf {ROOT}/grailnode.egg-info; pip install -e {ROOT}"
+    reason = f"environment '{name}': grailnode was installed before its code changed: {again}\n"
+    for command in (("environments", "check", name), ("init", str(tmp_path / "run"), "--environment", name)):
+        assert fail(*command).endswith(reason)
+
+
 @pytest.mark.parametrize("verb", ["try", "check"])
 def test_options_that_a_built_in_environment_does_not_take_are_refused(tmp_path: Path, verb: str) -> None:
     (tmp_path / "data").write_text("{}")
@@ -135,8 +160,8 @@ def test_a_built_in_environment_keeps_the_contract() -> None:
         ("gsm8k", "problems in this form are read by --environment math --data FILE"),
         ("openai/GSM8K", "problems in this form are read by --environment math --data FILE"),
         ("mbpp", f"problems in this form are read by --environment code-{OWN} --data FILE"),
-        ("reasoning_gym/countdown", "a plug-in: pip install ./examples/reasoning_gym in a checkout of grailnode"),
-        ("verifiers", "a plug-in: pip install ./examples/verifiers in a checkout of grailnode"),
+        ("reasoning_gym/countdown", "a task of --environment reasoning-gym: name it in --environment-config"),
+        ("textarena", "a plug-in: pip install ./examples/textarena in a checkout of grailnode"),
     ],
 )
 def test_a_name_that_others_use_is_answered_with_what_to_do(name: str, advice: str) -> None:

@@ -1,27 +1,23 @@
-"""The plug-in of examples/reasoning_gym: which answers it lets a task execute, and the contract of some tasks."""
+"""The environment `reasoning-gym`: which answers it lets a task execute, and the contract of some tasks."""
 
 import os
 import subprocess
 import sys
-import types
 from collections import deque
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from grailnode.environments import contract, registry
-from grailnode.environments.wheels import closure
-from tests.support.builders.plugins import example, install_example, install_module
+from grailnode.environments.extras.reasoning_gym import ReasoningGym, answer_of, is_scored
+from grailnode.environments.wheels import PluginError, closure
+from tests.support.builders.plugins import install_example, install_metadata
 from tests.support.builders.tasks import NO_GYM, open_sandbox
 from tests.support.processes.programs import ENVIRONMENT, PATIENCE, ROOT
 
 SAMPLE = ("countdown", "gcd", "isomorphic_strings", "survo")
-
-
-@pytest.fixture(scope="module")
-def gym() -> types.ModuleType:
-    return example("reasoning_gym")
 
 
 @pytest.mark.parametrize(
@@ -33,9 +29,9 @@ def gym() -> types.ModuleType:
         *(("polynomial_multiplication", "6*x**2 - 12*x*y + 7"), ("binary_matrix", '[["0", "1"]]')),
     ],
 )
-def test_right_answers_are_scored(gym: types.ModuleType, task: str, answer: str) -> None:
-    assert gym.is_scored(task, gym.answer_of(f"I think <answer>1</answer>, no: <answer> {answer} </answer>."))
-    assert gym.is_scored(task, gym.answer_of(answer))
+def test_right_answers_are_scored(task: str, answer: str) -> None:
+    assert is_scored(task, answer_of(f"I think <answer>1</answer>, no: <answer> {answer} </answer>."))
+    assert is_scored(task, answer_of(answer))
 
 
 HOSTILE = {
@@ -51,26 +47,47 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("task", "answer"), [(task, answer) for task in HOSTILE for answer in HOSTILE[task]])
-def test_programs_and_large_numbers_are_not_scored(gym: types.ModuleType, task: str, answer: str) -> None:
-    assert not gym.is_scored(task, answer)
+def test_programs_and_large_numbers_are_not_scored(task: str, answer: str) -> None:
+    assert not is_scored(task, answer)
 
 
 @pytest.mark.parametrize("task", ["game_of_life_halting", "codeio", "composite", "sokoban"])
-def test_a_refused_task_says_why(gym: types.ModuleType, task: str) -> None:
+def test_a_refused_task_says_why(task: str) -> None:
     with pytest.raises(ValueError, match=f"task '{task}' is refused: .+"):
-        gym.ReasoningGym({"tasks": {"gcd": {}, task: {}}})
+        ReasoningGym({"tasks": {"gcd": {}, task: {}}})
 
 
-def test_a_configuration_without_a_task_is_answered_with_one_that_has_it(gym: types.ModuleType) -> None:
+def test_a_configuration_without_a_task_is_answered_with_one_that_has_it() -> None:
     with pytest.raises(ValueError, match=r'names no task, as in \{"task": "countdown"\}'):
-        gym.ReasoningGym({})
+        ReasoningGym({})
 
 
-def test_a_plug_in_does_without_what_it_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = install_module("light", "", tmp_path, ("numpy", "pytest"))
-    (site / "light-1.0.dist-info" / "entry_points.txt").write_text("[grailnode.replacements]\npytest = light:Pytest\n")
-    monkeypatch.syspath_prepend(site)
-    assert [part.metadata["Name"] for part in closure("light")] == ["light", "numpy"]
+REPLACING = """
+[grailnode.environments]
+light = light:Task
+[grailnode.replacements]
+pytest = light:Pytest
+numpy = heavy:Numpy
+"""
+
+
+def test_an_environment_does_without_what_its_module_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(install_metadata("light", REPLACING, tmp_path, ("numpy", "pytest")))
+    assert names_of_closure("light") == ["light", "numpy"]
+
+
+def test_an_extra_needs_its_own_requirements_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requires = ("torch", "numpy; extra == 'light'", "pytest; extra == 'heavy'", "absent; extra == 'absent'")
+    points = "[grailnode.environments]\nlight = a:Task\nabsent = b:Task\n"
+    monkeypatch.syspath_prepend(install_metadata("grailnode", points, tmp_path, requires))
+    assert names_of_closure("light") == ["numpy"]
+    with pytest.raises(PluginError, match=r"absent: environment 'absent' requires it, .*install 'grailnode\[absent\]'"):
+        names_of_closure("absent")
+
+
+def names_of_closure(name: str) -> list[str]:
+    (point,) = entry_points(group="grailnode.environments", name=name)
+    return [part.metadata["Name"] for part in closure(point)]
 
 
 @pytest.mark.slow
@@ -83,9 +100,9 @@ def test_some_tasks_keep_the_contract(levels: int) -> None:
 LARGE_NUMBERS = """
 import resource
 from hashlib import sha256
-import grailnode_reasoning_gym
+from grailnode.environments.extras.reasoning_gym import ReasoningGym
 
-tasks = grailnode_reasoning_gym.ReasoningGym({"task": "number_sequence"})
+tasks = ReasoningGym({"task": "number_sequence"})
 usage = resource.getrusage(resource.RUSAGE_SELF)
 resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 5,) * 2)
 print(tasks.problem(sha256(b"6").digest())["prompt"])

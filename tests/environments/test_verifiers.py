@@ -1,4 +1,4 @@
-"""The plug-in of examples/verifiers: a taskset whose rewards are functions of texts, and those that need more."""
+"""The environment `verifiers`: a taskset whose rewards are functions of texts, and those that need more."""
 
 import json
 from collections.abc import Callable
@@ -7,14 +7,13 @@ import pytest
 
 from grailnode.environments import registry
 from grailnode.environments.plugin_environment import PluginEnvironment
-from grailnode.environments.wheels import unpack
+from grailnode.environments.wheels import PluginError, unpack
 from grailnode.sandbox import BubblewrapSandbox
 from protocol.environments.base import SandboxError
-from tests.support.builders.plugins import install_example, install_module
+from tests.support.builders.plugins import install_module
 from tests.support.builders.tasks import open_sandbox
 
 SOURCE = """
-from grailnode_verifiers import environment_of
 import time, urllib.request
 from collections.abc import Iterable
 import verifiers.v1 as vf
@@ -75,8 +74,10 @@ class Texts(vf.Taskset[Reverse, Config]):
             image = "debian" if case == "image" else None
             yield task(Data(prompt=f"Reverse {number:04}.", answer=f"{number:04}"[::-1], image=image), self.config.task)
 
-Task = environment_of(Texts)
+__all__ = ["Config", "Texts"]
 """
+
+CONFIG = '{"id": "reverse-texts"}'
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +85,20 @@ def open_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PluginE
     base: BubblewrapSandbox = open_sandbox()
     directory = tmp_path_factory.mktemp("verifiers")
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(install_example("verifiers", directory / "adapter"))
-        patch.syspath_prepend(install_module("reverse", SOURCE, directory / "taskset", ("grailnode-verifiers",)))
-        plugin = registry.open_plugin("reverse", "{}", directory / "wheels")
+        patch.syspath_prepend(install_module("reverse-texts", SOURCE, directory, ("verifiers>=0.4",)))
+        plugin = registry.open_plugin("verifiers", CONFIG, directory / "wheels")
         plugin.environment.close()
+    names = [wheel.ref.distribution for wheel in plugin.wheels]
+    assert {"grailnode-verifiers", "pydantic", "reverse-texts"} < set(names)
+    assert not {"grailnode", "torch", "verifiers"} & set(names)
     folders = [unpack(wheel, directory / "wheels") for wheel in plugin.wheels]
+    own = folders[names.index("grailnode-verifiers")]
+    modules = [file.relative_to(own).as_posix() for file in own.rglob("*.py")]
+    assert modules == ["grailnode/environments/extras/verifiers.py"]
 
-    def open_one(**config: object) -> PluginEnvironment:
-        return PluginEnvironment.open(base, folders, "reverse", json.dumps(config).encode(), strict=True)
+    def open_one(**options: object) -> PluginEnvironment:
+        config = {"id": "reverse-texts", **options}
+        return PluginEnvironment.open(base, folders, "verifiers", json.dumps(config).encode(), strict=True)
 
     return open_one
 
@@ -111,6 +118,24 @@ def test_a_taskset_gives_problems_and_the_weighted_sum_of_its_rewards(
     rewards = [environment.reward(problem, text) for text in (answer, f" {answer}\n", "9999", "", "zzz")]
     assert rewards == [1.0, 0.75, 0.25, 0.0, 0.0]
     environment.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            CONFIG,
+            "reverse-texts: environment 'verifiers' requires it, and it is not installed: pip install 'reverse-texts'",
+        ),
+        ('{"id": "a==1; os"}', "No module named 'a==1; os'"),
+        ("{}", 'names no taskset, as in {"id": "reverse-text"}'),
+    ],
+)
+def test_a_taskset_that_is_not_installed_or_named_is_refused_in_one_line(config: str, reason: str) -> None:
+    open_sandbox()
+    with pytest.raises((PluginError, SandboxError)) as error_info:
+        registry.open_plugin("verifiers", config)
+    assert reason in str(error_info.value)
 
 
 @pytest.mark.parametrize(

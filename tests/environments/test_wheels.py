@@ -12,6 +12,7 @@ import pytest
 
 from grailnode.environments import registry
 from grailnode.environments.wheels import PluginError, Wheel, pack, unpack
+from protocol import environments
 from protocol.encoding import content_digest
 from protocol.environments.record import CodeRef, EnvironmentSpec
 from protocol.errors import LimitError, MalformedError
@@ -105,6 +106,12 @@ def test_this_programs_own_code_is_accepted_if_the_record_says_what_it_is(name: 
     registry.check_code(spec)
     with pytest.raises(PluginError, match="contradicts its code"):
         registry.check_code(spec.model_copy(update={"exact": not spec.exact}))
+
+
+def test_every_built_in_environment_is_registered_with_the_module_of_its_class() -> None:
+    points = importlib.metadata.distribution("grailnode").entry_points.select(group="grailnode.environments")
+    modules = {point.name: point.module for point in points if point.module.startswith("protocol.")}
+    assert modules == {name: environments.module(name) for name in environments.names + environments.data_names}
 
 
 def test_the_digest_of_modules_covers_what_they_import() -> None:

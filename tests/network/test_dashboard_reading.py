@@ -276,7 +276,7 @@ async def test_alarms_of_a_validator_evict_none_of_the_chain():
     observer = Observer(network.node("observer"), 0)
     await observer.refresh()
     alarms = observer.state().alarms
-    assert alarms[-1].startswith("byte 1: cut off")  # of the head
+    assert "/head, byte 1: cut off" in alarms[-1]
     assert "alarm 99 of 4" in alarms
 
 

@@ -13,8 +13,8 @@ import torch
 from blake3 import blake3
 
 from grailnode import UserError
-from grailnode.convert import read_slime, read_trl, write_slime, write_trl
-from grailnode.convert.slime import INDEX, SHARD
+from grailnode.convert.slime import INDEX, SHARD, read_slime, write_slime
+from grailnode.convert.trl import read_trl, write_trl
 from protocol import patch
 from protocol.compression import compress
 from protocol.digest import raw_bytes

@@ -10,7 +10,7 @@ import pytest
 from grailnode.demo.demo_network import DemoSettings
 from grailnode.engine.vllm.installation import VllmEnvironment
 from grailnode.run import workspace
-from grailnode.ui.report import DemoReport
+from grailnode.ui.report_data import DemoReport
 from tests.support.processes import programs
 from tests.support.processes.deployment import follow_first_run, follow_pages, make_deployment
 from tests.support.processes.programs import Program, eventually, members, run_program

@@ -12,7 +12,7 @@ from grailnode.run import creation, requirements, workspace
 from protocol import paths
 from protocol.identity.signing import open_announced
 from protocol.rollout.batch import Commitment, EpisodeRollout, open_group
-from tests.support.builders.plugins import files_of_page, install
+from tests.support.builders.plugins import files_of_page, install, install_module
 from tests.support.builders.recipes import demo_recipe
 from tests.support.builders.tasks import open_sandbox
 from tests.support.processes.command_line import fail
@@ -23,6 +23,20 @@ RULES: dict[str, Any] = {"environment": "doubled-digits", "environment_config": 
 EPISODES: dict[str, Any] = {"environment": "higher-lower", "turns": 6, "turn_tokens": 3, "reply_tokens": 8}
 EPISODE_PROOF = PACKAGED_POLICY.parent / "proof-wordle.json"
 ROLES = {"trainer": "trainer", "validator": "validator", "miner-1": "miner"}
+TASKSET: dict[str, Any] = {"environment": "verifiers", "environment_config": '{"id": "doubles"}', "max_tokens": 8}
+SOURCE = """
+import verifiers.v1 as vf
+
+class Doubling(vf.Task[vf.TaskData]):
+    @vf.reward
+    async def right(self, trace): return trace.last_reply == str(2 * self.data.idx)
+
+class Doubles(vf.Taskset[Doubling]):
+    def load(self):
+        return [Doubling(vf.TaskData(idx=idx, prompt=f"{idx}+{idx}=")) for idx in range(100)]
+
+__all__ = ["Doubles"]
+"""
 SETTINGS = """
 [trainer]
 wheels = "{wheels}"
@@ -35,9 +49,10 @@ groups = 4
 
 @pytest.fixture
 def founder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> workspace.Workspace:
-    """Return the directory of a run whose founder alone has the guide's plug-in."""
+    """Return the directory of a run whose founder alone has the guide's plug-in, and a taskset of verifiers."""
     open_sandbox()
     monkeypatch.syspath_prepend(install(files_of_page(), tmp_path / "plugin"))
+    monkeypatch.syspath_prepend(install_module("doubles", SOURCE, tmp_path / "taskset", ("verifiers",)))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rules = getattr(request, "param", RULES)
     recipe = demo_recipe(group_size=4, groups=4, deposit=0.0, window=5.0, evaluation_problems=9, **rules)
@@ -149,6 +164,20 @@ def test_strangers_join_a_run_of_a_plugin_and_play_its_episodes(machines: Machin
         pytest.fail(machines.terminal_output())
     assert (folder / "higher_lower.py").is_file()
     assert max(turns_of(machines, machines.workspace.keys["miner-1"])) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("founder", [TASKSET], indirect=True)
+def test_strangers_join_a_run_of_an_extra_whose_wheels_only_its_founder_has(machines: Machines) -> None:
+    run = creation.open_run((machines.workspace.directory / "run.manifest").read_bytes()).record
+    codes = {code.distribution: code.digest.hex() for code in run.tasks[0].code}
+    assert {"doubles", "grailnode-verifiers", "pydantic-core"} < set(codes)
+    for name in ROLES:
+        machines.start(name)
+    eventually(lambda: accepted(machines) >= 2, "accepted verdicts of the miner's groups")
+    wheels = machines.directory / "miner-1" / "state" / "wheels"
+    assert sorted(folder.name for folder in wheels.iterdir()) == sorted(codes.values())
+    assert (wheels / codes["grailnode-verifiers"] / "grailnode/environments/extras/verifiers.py").is_file()
 
 
 def turns_of(machines: Machines, miner: bytes) -> list[int]:

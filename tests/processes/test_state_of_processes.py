@@ -104,7 +104,8 @@ def test_the_state_of_a_canary_is_repaired_with_that_of_its_trainer(site: Site):
 def test_a_damaged_state_is_not_backed_up(site: Site):
     (site.objects / "chain" / "epoch").write_bytes(b"")
     error = site.fail("backup", str(site.directory / "three"))
-    assert f"{site.objects / 'chain' / 'epoch'}: empty; only a whole state is copied" in error
+    assert f"{site.objects / 'chain' / 'epoch'}: empty; " in error
+    assert "only a whole state is copied" in error
     site.fail("restore", str(site.directory / "three"))
 
 
@@ -152,7 +153,7 @@ def test_neither_backup_nor_repair_touches_the_state_of_a_running_node(site: Sit
 def test_a_backup_needs_a_new_directory_and_a_state(site: Site):
     assert "is not empty" in site.fail("backup", str(site.directory / "two"))
     with free_space(100):
-        assert f" to {site.directory / 'three' / 'trainer'}" in site.fail("backup", str(site.directory / "three"))
+        assert f"{site.directory / 'three' / 'trainer'}" in site.fail("backup", str(site.directory / "three"))
     assert not list((site.directory / "three").iterdir())
     shutil.rmtree(site.objects)
     assert "no such state; is --name the name of the node?" in site.fail("backup", str(site.directory / "three"))

@@ -19,7 +19,7 @@ from grailnode.config import load
 from grailnode.node import alarm_sender, processes
 from grailnode.node.alarm_sender import ALARMS, THROTTLE_SECONDS, AlarmSender
 from grailnode.node.process_launch import Launch
-from grailnode.node.role_processes import keep_processes, make_spec
+from grailnode.node.processes import keep_processes, make_spec
 from grailnode.node.supervisor import Supervisor
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.observe.node_logs import recent_starts

@@ -230,6 +230,13 @@ def test_what_needs_no_model_imports_no_torch(command: str, code: int, text: str
     assert "torch" not in modules
 
 
+def test_a_terminal_without_unicode_gets_question_marks(tmp_path: Path):
+    command = [sys.executable, "-m", "grailnode", "keys", "new", "a→b.key"]
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout[:9], result.stderr) == (0, "a?b.key: ", "")
+
+
 OFFERS = {
     "grailnode e": "engine environments evaluate export",
     "grailnode evaluate --env": "--environment --environment-config",

@@ -24,7 +24,8 @@ from grailnode.node import free_memory, own_rollouts, time_check
 from grailnode.node.doctor_checks import Finding, examine, machine_checks, node_checks
 from grailnode.node.node_makers import make_node
 from grailnode.node.own_rollouts import judge_own_rollouts
-from grailnode.node.role_checks import Role, SkippedError
+from grailnode.node.process_launch import Role
+from grailnode.node.role_checks import SkippedError
 from grailnode.node.state_locks import lock_state
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import key_files, workspace

@@ -13,7 +13,7 @@ from grailnode import UserError
 from grailnode.node import admission_credential
 from grailnode.run import authority_changes, authority_drafts, key_files
 from grailnode.run.authority_drafts import propose, read_draft
-from grailnode.run.key_files import KeyFileError, read
+from grailnode.run.key_files import read
 from protocol.errors import SignatureError
 from protocol.identity.admission import Invite
 from protocol.identity.authority import Authority, Revisions
@@ -34,7 +34,7 @@ def test_a_key_is_created_once_for_its_owner_alone(tmp_path: Path):
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text().strip() not in repr(key)
     assert key_files.read_or_create(path).public == key.public
-    with pytest.raises(KeyFileError, match="there is a file already"):
+    with pytest.raises(UserError, match="there is a file already"):
         key_files.create(path)
 
 
@@ -46,14 +46,14 @@ def test_a_file_that_others_may_read_or_that_is_no_key_is_refused(tmp_path: Path
     path = tmp_path / "a.key"
     path.write_text(text)
     path.chmod(mode)
-    with pytest.raises(KeyFileError, match=message):
+    with pytest.raises(UserError, match=message):
         read(path)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_fifo_or_a_directory_is_refused_at_once(tmp_path: Path, make: Callable[[Path], None]):
     make(tmp_path / "a.key")
-    with pytest.raises(KeyFileError, match=r"a\.key: not a regular file"):
+    with pytest.raises(UserError, match=r"a\.key: not a regular file"):
         key_files.read_or_create(tmp_path / "a.key")
 
 
@@ -64,7 +64,7 @@ def test_key_files_are_listed_in_order_and_an_unreadable_directory_is_an_error(t
         key_files.create(folder / name)
     (folder / "a.invite").write_text("")
     assert key_files.list_key_files(folder) == [folder / "a.key", folder / "b.key"]
-    with pytest.raises(KeyFileError, match=r"a\.key: cannot be listed"):
+    with pytest.raises(UserError, match=r"a\.key: cannot be listed"):
         key_files.list_key_files(folder / "a.key")
 
 
@@ -286,7 +286,7 @@ async def test_a_miner_does_a_proof_of_work_once(tmp_path: Path):
 async def test_a_miner_announces_itself_with_its_invitation_and_reports_a_missing_one(tmp_path: Path):
     testbed = AttackedFollower(admission=samples.admission(policy="invite", inviters=(OTHER.public,)))
     path = tmp_path / "miner-1.invite"
-    with pytest.raises(KeyFileError, match="no invitation; this run asks for one"):
+    with pytest.raises(UserError, match="no invitation; this run asks for one"):
         await announce(testbed, path)
     token = sign(Invite(run=testbed.run_id, key=TARGET_MINER.public, expires_ms=1 << 50), OTHER)
     path.write_text(token.hex() + "\n")

@@ -193,7 +193,7 @@ def test_a_canary_is_refused_at_the_start_until_it_is_admitted(
     run, config = trainer(tmp_path, policy)
     canary = make_canary(config, "trainer", NodeTelemetry("test"))
     public = canary.key.public.hex()
-    with pytest.raises(UserError, match=f"admits by {policy}.*`grailnode admit {public}`") as error_info:
+    with pytest.raises(UserError, match=f"admits miners by {policy}.*`grailnode admit {public}`") as error_info:
         check_start(config, "trainer", "trainer", print)
     assert "\n" not in str(error_info.value)
     admit(public, run, days=30, inviter=None)

@@ -84,7 +84,6 @@ def os_error(code: int) -> OSError:
         "grailnode.calibration.proof_file.ProofFileError",
         "grailnode.engine.policy.PolicyError",
         "grailnode.node.user_errors.StateInUseError",
-        "grailnode.run.key_files.KeyFileError",
         "protocol.environments.base.SandboxError",
         "protocol.errors.ProtocolError",
         "roles.ports.BeaconError",

@@ -12,11 +12,11 @@ import trio
 from grailnode import UserError
 from grailnode.config import Config, load
 from grailnode.node import tracking
-from grailnode.node.role_processes import process_kinds
+from grailnode.node.process_launch import process_kinds
 from grailnode.observe.node_logs import LogFollower
 from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.run import workspace
-from grailnode.track.tracker import Sample, check_tracker, curves, open_tracker
+from grailnode.track.tracker import check_tracker, curves, open_tracker
 from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import running
@@ -45,11 +45,11 @@ def test_tensorboard_reads_curves_and_samples(tmp_path: Path) -> None:
     tracker = open_tracker("tensorboard", "run", tmp_path / "events")
     for step in (1, 2):
         tracker.scalars(step, {"step/reward": step / 4, "step/loss": -step})
-    tracker.samples(7, [Sample("ab/7/0", "1+1=", HOSTILE, 0.5, "accepted by 1")])
+    tracker.samples(7, [PublishedRollout(b"\xab" * 32, 7, 0, 0, 1, "1+1=", HOSTILE, 3, 0.5, (), 1, 1)])
     tracker.close()
     assert scalars(tmp_path / "events") == {"step/reward": [(1, 0.25), (2, 0.5)], "step/loss": [(1, -1.0), (2, -2.0)]}
     (text,) = texts(tmp_path / "events", "samples")
-    assert "ab/7/0, reward 0.5, accepted by 1" in text
+    assert "abababababababab/7/0, reward 0.5, accepted by 1" in text
     assert all(line.startswith("    ") for line in text.splitlines() if "script" in line or "```" in line)
     assert "\x1b" not in text
 

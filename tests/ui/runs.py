@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from grailnode.observe.state import MinerRow, NetworkState, NodeRow, RoundRow, SiteRow, VersionRow, WindowRow
-from grailnode.ui.report import DemoReport
+from grailnode.ui.report_data import DemoReport
 
 HOSTILE = (
     "<script>alert('x')</script>\x1b[31m\u202e\r\n&amp;\"" + "W" * 300 + "\N{FULLWIDTH LATIN CAPITAL LETTER A}" * 50

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from grailnode.ui.report import DemoReport, write_report
-from grailnode.ui.report.page import page
+from grailnode.ui.report.page import page, write_report
+from grailnode.ui.report_data import DemoReport
 from tests.ui import runs
 from tests.ui.tags import Tags
 

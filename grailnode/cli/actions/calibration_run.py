@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import click
 import torch
@@ -28,6 +28,7 @@ from grailnode.config import validate
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from grailnode.engine.vllm.installation import InstallationError, find_python, installed_version
 from grailnode.engine.vllm.vllm_server import ChildServer
+from grailnode.node.run_model import check_device
 from grailnode.run import requirements
 from grailnode.run.base_files import start_lora
 from grailnode.run.files import write_whole
@@ -114,31 +115,24 @@ def _copy_logs(directory: Path, out: Path) -> str:
     return f"; its log is {place}"
 
 
-class _Progress:
+class _Progress(Progress):
     """Shows progress as bars on a terminal, else as lines, on standard error; then the table on standard output."""
 
     def __init__(self) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         console = Console(stderr=True)
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+        self._ids: dict[str, TaskID] = {}
 
     def show_rollouts(self, what: str, done: int, total: int) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(what, total=total)
-        self._bars.update(self._tasks[what], completed=done)
-        if self._bars.disable and done == total:
+        if what not in self._ids:
+            self._ids[what] = self.add_task(what, total=total)
+        self.update(self._ids[what], completed=done)
+        if self.disable and done == total:
             click.echo(f"{what}: {total} rollouts", err=True)
 
     def show_pairs(self, rows: Sequence[PairRow]) -> None:
-        self._bars.stop()
+        self.stop()
         Console().print(pairs_table(rows))
 
 
@@ -165,7 +159,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
         lora=None if lora is None else lora.spec,
         task=task,
     )
-    _check_device(options.device)
+    check_device(options.device, "--device")
     if options.python is not None and not options.uses_vllm:
         raise UserError("--python belongs to vLLM: give --miner or --validator vllm-bfloat16 or vllm-float32")
     generating, checking = (_variant(name, options, directory) for name in (options.miner, options.validator))
@@ -195,13 +189,6 @@ def _prompts(
         return prompts.drawn_from(texts), chat, None, ()
     task = requirements.check(rules, policy)
     return lambda seed: task.problem(seed).prompt, task.chat, task.environment, task.members
-
-
-def _check_device(name: str) -> None:
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # an unknown name, or a torch built without the device
-        raise UserError(f"--device {name}: torch cannot use it ({str(error).splitlines()[0]})") from error
 
 
 def _variant(arithmetic: Arithmetic, options: Options, directory: Path) -> AnyVariant:

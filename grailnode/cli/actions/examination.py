@@ -10,8 +10,8 @@ import platformdirs
 
 from grailnode.cli.options import check_name, report_line, usual_name
 from grailnode.config import Config
-from grailnode.node.doctor_checks import Finding, examine, machine_checks, node_checks
-from grailnode.node.role_checks import Role
+from grailnode.node.doctor_checks import examine, machine_checks, node_checks
+from grailnode.node.process_launch import Role
 from grailnode.run import key_files
 from grailnode.run.joining import open_config
 from grailnode.run.run_option import is_url
@@ -42,7 +42,8 @@ def doctor(
         checks = node_checks(config, role, name, report_line)
     failures = 0
     for finding in examine(checks):
-        click.echo(json.dumps(asdict(finding)) if as_json else _line(finding))
+        line = f"{_MARKS[finding.outcome]} {finding.check + ':':17} {finding.line}"
+        click.echo(json.dumps(asdict(finding)) if as_json else line)
         failures += finding.outcome == "failed"
     if failures:
         raise SystemExit(1)
@@ -52,7 +53,3 @@ def _role_of_keys(config: Config) -> Role:
     """Return the first role whose usual name has a key on this machine; a newcomer is a miner."""
     keys = config.at(config.node.keys)
     return next((role for role in _ROLES if (keys / f"{usual_name(role)}{key_files.SUFFIX}").exists()), "miner")
-
-
-def _line(finding: Finding) -> str:
-    return f"{_MARKS[finding.outcome]} {finding.check + ':':17} {finding.line}"

@@ -58,7 +58,12 @@ def grant(key: str, run: str, role: str) -> None:
 
 def quorum(validators: int, run: str) -> None:
     config, node = _open_authority(run)
-    _submit(config, node, authority_changes.change_quorum(node.revisions, validators))
+    share = f"{validators} of {len(node.authority.validators)} validators"
+    if validators == node.authority.quorum:
+        raise UserError(f"{share} must accept already")
+    if validators > len(node.authority.validators):
+        raise UserError(f"{share} can never accept; `grailnode keys grant` adds one")
+    _submit(config, node, propose(node.revisions, f"{validators} validators must accept", quorum=validators))
 
 
 def mirrors(urls: tuple[str, ...], run: str) -> None:
@@ -105,8 +110,9 @@ def admit(key: str, run: str, days: int, inviter: Path | None) -> None:
     if authority.admission.policy == "open":
         click.echo("this run is open: everyone may mine, nobody needs to be admitted")
     elif authority.admission.policy == "allowlist":
-        changes = authority_changes.permission(authority, miner)
-        _submit(config, node, propose(node.revisions, f"{miner.hex()[:16]} may mine", **changes))
+        allowed = tuple(sorted({*authority.admission.allowed, miner}))
+        admission = authority.admission.model_copy(update={"allowed": allowed})
+        _submit(config, node, propose(node.revisions, f"{miner.hex()[:16]} may mine", admission=admission))
     else:
         directory = config.at(config.node.keys)
         token = authority_changes.invite_miner(node.revisions, miner, days, inviter, directory)

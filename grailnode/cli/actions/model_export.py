@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Final, Unpack
 
 import click
 import trio
+from jinja2 import Environment, StrictUndefined
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -17,20 +19,23 @@ from grailnode.engine.lora_model import adapter_files, merged_weights
 from grailnode.engine.policy import Policy
 from grailnode.node.node_makers import make_spectator
 from grailnode.observe.chain_check import fetch_first_head
-from grailnode.observe.model_card import model_card
 from grailnode.observe.observer import observe_newest
+from grailnode.observe.state import WindowRow
 from grailnode.run.base_files import fetch_base
 from grailnode.run.creation import fetch_model
 from grailnode.run.joining import open_config_to_read
 from protocol.digest import Weights
 from protocol.lora import LoraSpec
 from protocol.quantization import dequantize
+from protocol.run import RunManifest
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.policy.verified_weights import VerifiedWeights
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
+_CARD: Final = Path(__file__).parents[2] / "data" / "model_card.md"
+_MARKUP: Final = "\\`*_{}[]<>|#!\r\n"
 
 
 def export(directory: Path, version: int | None, merged: bool, **run_options: Unpack[RunOptions]) -> None:
@@ -79,7 +84,7 @@ async def export_version(
 async def _write_version(node: Node, directory: Path, weights: VerifiedWeights, merge: bool) -> None:
     policy = await fetch_model(node, directory)
     windows = (await observe_newest(node)).state().windows  # none where storage fails: the weights need none
-    card = model_card(node.run_id, node.run, weights.version, weights.digest, windows, merged=merge)
+    card = _model_card(node.run_id, node.run, weights.version, weights.digest, windows, merged=merge)
     (directory / "README.md").write_text(card, encoding="utf-8")
     if not (directory / _TOKENIZER_CONFIG).exists():
         text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2) + "\n"
@@ -110,3 +115,21 @@ def _write_weights(path: Path, weights: Weights) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(0o644)  # safetensors creates a private file; the others are not private
+
+
+def _model_card(
+    run_id: bytes, run: RunManifest, version: int, digest: bytes, windows: Sequence[WindowRow], *, merged: bool = False
+) -> str:
+    """Return the text of the card in Markdown, with what validators measured, oldest first."""
+    environment = Environment(  # noqa: S701 - the text is no HTML; names go through `plain`
+        trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters["plain"] = _plain
+    return environment.from_string(_CARD.read_text(encoding="utf-8")).render(
+        run_id=run_id, run=run, sampling=run.sampling, version=version, digest=digest, windows=windows, merged=merged
+    )
+
+
+def _plain(text: str) -> str:
+    """Return a text without characters that Markdown gives a meaning."""
+    return "".join(char if char.isprintable() and char not in _MARKUP else " " for char in text).strip()

@@ -15,8 +15,9 @@ from grailnode.config import Config
 from grailnode.node import state_care
 from grailnode.node.mapped_tensors import mapped_tensors
 from grailnode.node.node_makers import make_auditor
-from grailnode.node.role_checks import Role, check_start
-from grailnode.node.role_processes import run_role
+from grailnode.node.process_launch import Role
+from grailnode.node.processes import run_role
+from grailnode.node.role_checks import check_start
 from grailnode.node.stores import Storage
 from grailnode.node.supervisor import run_until_interrupted
 from grailnode.node.telemetry import NodeTelemetry

@@ -25,7 +25,7 @@ from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import newest_summarized, observe_newest
 from grailnode.observe.recheck import GroupReference, RecheckedGroup, recheck
 from grailnode.run.joining import open_config_to_read
-from grailnode.ui.terminal.pages import render_status
+from grailnode.ui.terminal.pages import run_page
 from grailnode.ui.terminal.verb_tables import patch_table, recheck_table
 from protocol import limits, paths
 from protocol.chain import safetensors
@@ -55,9 +55,9 @@ async def _show_status(config: Config, node: Node, as_json: bool, watch: bool) -
             if as_json:
                 click.echo(json.dumps(asdict(state), indent=None if watch else 2))
             elif live is not None:
-                live.update(render_status(state), refresh=True)
+                live.update(run_page("status", state), refresh=True)
             else:
-                console.print(render_status(state))
+                console.print(run_page("status", state))
             if not watch:
                 return
             await trio.sleep(max(1.0, state.window_seconds / _WATCHES))

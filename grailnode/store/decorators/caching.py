@@ -10,6 +10,7 @@ cached. When the disk fails, objects are fetched without the cache.
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import trio
@@ -35,40 +36,37 @@ class _InvalidDownloadError(StoreError):
     """The bytes that have arrived are not the object: it ends too soon, or pieces from the disk do not belong to it."""
 
 
+@dataclass(eq=False)
 class CachedStore:
-    """Decorates a store with a cache of content-addressed objects, shared by all nodes of this machine. `progress` is
-    called after each piece of a download that has several; `run_sync` accesses files off the event loop's thread.
-    """
+    """Decorates a store with a cache of content-addressed objects, shared by all nodes of this machine."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        cache: DiskCache,
-        progress: Progress = lambda path, arrived_bytes, total_bytes: None,
-        *,
-        piece_bytes: int = PIECE_BYTES,
-        run_sync: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
-    ) -> None:
-        self._store = store
-        self._cache = cache
-        self._progress = progress
-        self._piece_bytes = piece_bytes
-        self._run = run_sync
-        self.put, self.delete, self.list = store.put, store.delete, store.list  # a node does not read what it wrote
+    store: ObjectStore
+    cache: DiskCache
+    progress: Progress = lambda path, arrived_bytes, total_bytes: None  # after each piece of a download of several
+    _: KW_ONLY
+    piece_bytes: int = PIECE_BYTES
+    run_sync: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync  # accesses files off the event loop's thread
+
+    def __post_init__(self) -> None:
+        self.put, self.delete, self.list = (
+            self.store.put,
+            self.store.delete,
+            self.store.list,
+        )  # none reads what it wrote
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         """Implements ObjectStore.get. A range is read from the cache or the store, but never added to the cache."""
         digest = paths.content_digest_in(path)
         if digest is None:
-            return await self._store.get(path, max_bytes, offset=offset, size=size)
+            return await self.store.get(path, max_bytes, offset=offset, size=size)
         try:
-            cached: bytes | None = await self._run(self._cache.read, digest)
+            cached: bytes | None = await self.run_sync(self.cache.read, digest)
         except OSError:
             cached = None
         if cached is not None:
             return slice_object(cached, path, max_bytes, offset, size)
-        if offset or size is not None or max_bytes > self._cache.max_bytes // 2:
-            return await self._store.get(path, max_bytes, offset=offset, size=size)
+        if offset or size is not None or max_bytes > self.cache.max_bytes // 2:
+            return await self.store.get(path, max_bytes, offset=offset, size=size)
         return await self._download(path, digest, max_bytes)
 
     async def _download(self, path: str, digest: bytes, max_bytes: int) -> bytes:
@@ -78,8 +76,8 @@ class CachedStore:
             try:
                 # no await between the claim and the try: a claim that is not released blocks the object until this
                 # process ends
-                partial = await self._run(self._cache.claim, digest, self._piece_bytes)
-                data = await self._run(self._cache.read, digest)
+                partial = await self.run_sync(self.cache.claim, digest, self.piece_bytes)
+                data = await self.run_sync(self.cache.read, digest)
                 if data is not None:
                     if partial is not None:
                         partial.discard()
@@ -87,61 +85,61 @@ class CachedStore:
                 if partial is not None:
                     return await self._fetch(path, digest, max_bytes, partial)
             except OSError:
-                return await self._store.get(path, max_bytes)
+                return await self.store.get(path, max_bytes)
             finally:
                 if partial is not None:
                     partial.release()
             await trio.sleep(_POLL_SECONDS)
 
     async def _fetch(self, path: str, digest: bytes, max_bytes: int, partial: PartialDownload) -> bytes:
-        if max_bytes <= self._piece_bytes:
-            data = await self._store.get(path, max_bytes)
+        if max_bytes <= self.piece_bytes:
+            data = await self.store.get(path, max_bytes)
         else:
             try:
-                is_resumed = bool(await self._run(partial.arrived_pieces))
+                is_resumed = bool(await self.run_sync(partial.arrived_pieces))
                 await self._fetch_pieces(path, max_bytes, partial)
-                data = await self._run(partial.read, max_bytes)
-                if is_resumed and await self._run(content_digest, data) != digest:
+                data = await self.run_sync(partial.read, max_bytes)
+                if is_resumed and await self.run_sync(content_digest, data) != digest:
                     # the pieces from the disk may be wrong, so this does not prove that the storage lies
                     raise _InvalidDownloadError(f"{path}: pieces of an earlier download do not belong to it")
             except (OSError, _InvalidDownloadError):
-                await self._run(partial.discard)
-                return await self._store.get(path, max_bytes)
+                await self.run_sync(partial.discard)
+                return await self.store.get(path, max_bytes)
 
         def store_or_discard() -> None:
             if content_digest(data) != digest:
                 partial.discard()
-            elif max_bytes <= self._piece_bytes:
+            elif max_bytes <= self.piece_bytes:
                 partial.discard()
-                self._cache.write(digest, data)
+                self.cache.write(digest, data)
             else:
-                self._cache.finish(digest, partial)
+                self.cache.finish(digest, partial)
 
         with trio.CancelScope(shield=True), suppress(OSError):
-            await self._run(store_or_discard)
+            await self.run_sync(store_or_discard)
         return data
 
     async def _fetch_pieces(self, path: str, total_bytes: int, partial: PartialDownload) -> None:
-        count = -(-total_bytes // self._piece_bytes)
-        arrived_pieces = {number for number in await self._run(partial.arrived_pieces) if number < count}
+        count = -(-total_bytes // self.piece_bytes)
+        arrived_pieces = {number for number in await self.run_sync(partial.arrived_pieces) if number < count}
         remaining_pieces = [number for number in range(count) if number not in arrived_pieces]
-        self._progress(path, self._bytes_of(arrived_pieces, total_bytes), total_bytes)
+        self.progress(path, self._bytes_of(arrived_pieces, total_bytes), total_bytes)
 
         async def fetch_piece(number: int) -> None:
-            start = number * self._piece_bytes
-            size = min(self._piece_bytes, total_bytes - start)
-            data = await self._store.get(path, size, offset=start, size=size)
+            start = number * self.piece_bytes
+            size = min(self.piece_bytes, total_bytes - start)
+            data = await self.store.get(path, size, offset=start, size=size)
             if len(data) < size:
                 raise _InvalidDownloadError(f"{path}: ends before byte {start + size}")
             with trio.CancelScope(shield=True):  # a piece that has arrived is kept even when this is cancelled
-                await self._run(partial.put, number, data)
-            await self._run(self._cache.make_room, size)
+                await self.run_sync(partial.put, number, data)
+            await self.run_sync(self.cache.make_room, size)
             arrived_pieces.add(number)
-            self._progress(path, self._bytes_of(arrived_pieces, total_bytes), total_bytes)
+            self.progress(path, self._bytes_of(arrived_pieces, total_bytes), total_bytes)
 
         await gather(
             fetch_piece, remaining_pieces, CONCURRENT_PIECES, errors=(StoreError, OSError), cancel_others=False
         )
 
     def _bytes_of(self, pieces: set[int], total_bytes: int) -> int:
-        return sum(min(self._piece_bytes, total_bytes - number * self._piece_bytes) for number in pieces)
+        return sum(min(self.piece_bytes, total_bytes - number * self.piece_bytes) for number in pieces)

@@ -16,6 +16,7 @@ it still computes.
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import trio
@@ -44,48 +45,36 @@ _FRESH: Final = 0.5  # of a head's life; a trainer renews it after a third
 _BAN: Final = Pause(first=30.0, longest=3600.0)
 
 
+@dataclass(eq=False)
 class MirroredStore:
-    """Decorates the store of a node that follows a run.
+    """Decorates the store of a node that follows a run."""
 
-    Args:
-        revisions: the authority, with the mirrors' URLs and the trainers, read at each use.
-        own: this node's key, whose objects are its own store's.
-        run_sync: runs what computes for long, off the event loop's thread.
-    """
+    origin: ObjectStore
+    revisions: Revisions  # the authority, with the mirrors' URLs and the trainers, read at each use
+    key: bytes  # this node's, whose objects are its own store's
+    head_ttl: float
+    clock: Clock
+    open_mirror: Callable[[str], ObjectStore]
+    telemetry: Telemetry
+    rng: random.Random
+    run_sync: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync  # for what computes for long
+    _stores: dict[str, ObjectStore] = field(default_factory=dict, init=False)
+    # by URL, and whether of large objects: seconds a byte
+    _costs: dict[tuple[str, bool], float] = field(default_factory=dict, init=False)
+    # by URL: trio's time of the end, and the length
+    _bans: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
+    # by path: epoch, version and expiry of the newest head seen, of trainers whose origin has shown one
+    _heads: dict[str, tuple[int, int, int]] = field(default_factory=dict, init=False)
+    # by path: trio's time of the last look at the origin
+    _revision_looks: dict[str, float] = field(default_factory=dict, init=False)
 
-    def __init__(
-        self,
-        origin: ObjectStore,
-        revisions: Revisions,
-        own: bytes,
-        head_ttl: float,
-        clock: Clock,
-        open_mirror: Callable[[str], ObjectStore],
-        telemetry: Telemetry,
-        rng: random.Random,
-        run_sync: Callable[..., Awaitable[Any]] = trio.to_thread.run_sync,
-    ) -> None:
-        self._origin = origin
-        self._revisions = revisions
-        self._own = own.hex()
-        self._head_ttl = head_ttl
-        self._clock = clock
-        self._open_mirror = open_mirror
-        self._telemetry = telemetry
-        self._rng = rng
-        self._run_sync = run_sync
-        self._stores: dict[str, ObjectStore] = {}
-        self._costs: dict[tuple[str, bool], float] = {}  # by URL, and whether of large objects: seconds a byte
-        self._bans: dict[str, tuple[float, float]] = {}  # by URL: trio's time of the end, and the length
-        # By path: epoch, version and expiry of the newest head seen, of trainers whose origin has shown one.
-        self._heads: dict[str, tuple[int, int, int]] = {}
-        self._revision_looks: dict[str, float] = {}  # by path: trio's time of the last look at the origin
-        self.put, self.delete, self.list = origin.put, origin.delete, origin.list
+    def __post_init__(self) -> None:
+        self.put, self.delete, self.list = self.origin.put, self.origin.delete, self.origin.list
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
         kind = self._mirrored_kind(path) if not offset and size is None else ""
         if not kind:
-            return await self._origin.get(path, max_bytes, offset=offset, size=size)
+            return await self.origin.get(path, max_bytes, offset=offset, size=size)
         is_large = kind in _MIRRORED and max_bytes > _LARGE_BYTES
         failure: Exception = StoreError(f"{path}: nobody was asked")
         for url in self._order(kind, is_large, origin_first=self._is_for_origin(kind, path)):
@@ -103,10 +92,10 @@ class MirroredStore:
 
     def _mirrored_kind(self, path: str) -> str:
         """Return the kind of an object of a trainer that mirrors have; empty for any other object."""
-        authority = self._revisions.current
+        authority = self.revisions.current
         writer, _, rest = path.partition("/")
         kind = rest.partition("/")[0]
-        if not authority.mirrors or writer == self._own or writer not in {key.hex() for key in authority.trainers}:
+        if not authority.mirrors or writer == self.key.hex() or writer not in {key.hex() for key in authority.trainers}:
             return ""
         is_content = kind in _MIRRORED and paths.content_digest_in(path) is not None
         return kind if is_content or kind in ("manifests", "head", "revisions") else ""
@@ -119,7 +108,7 @@ class MirroredStore:
         if kind == "revisions" and now >= self._revision_looks.get(path, -_REVISION_SECONDS) + _REVISION_SECONDS:
             self._revision_looks[path] = now
             return True
-        return self._rng.random() < _AT_ORIGIN
+        return self.rng.random() < _AT_ORIGIN
 
     def _order(self, kind: str, is_large: bool, origin_first: bool) -> list[str]:
         """Return whom to ask: some mirrors and the origin, the fastest first; what was not measured yet precedes it."""
@@ -128,9 +117,9 @@ class MirroredStore:
             return self._costs.get((url, is_large), 0.0)
 
         now = trio.current_time()
-        urls = [url for url in self._revisions.current.mirrors if self._bans.get(url, (0.0, 0.0))[0] <= now]
-        self._rng.shuffle(urls)
-        is_sorted = kind != "revisions" and self._rng.random() >= _EXPLORED
+        urls = [url for url in self.revisions.current.mirrors if self._bans.get(url, (0.0, 0.0))[0] <= now]
+        self.rng.shuffle(urls)
+        is_sorted = kind != "revisions" and self.rng.random() >= _EXPLORED
         if is_sorted:
             urls.sort(key=cost)
         urls = urls[:_MOST_TRIES]
@@ -140,7 +129,7 @@ class MirroredStore:
     async def _read(self, url: str, path: str, kind: str, max_bytes: int, is_large: bool) -> bytes:
         """Read an object from the origin, or from a mirror and check it."""
         if url not in self._stores:
-            self._stores[url] = self._origin if url == _ORIGIN else self._open_mirror(url)
+            self._stores[url] = self.origin if url == _ORIGIN else self.open_mirror(url)
         is_bounded = url != _ORIGIN and not is_large
         start, data, size = trio.current_time(), b"", 0
         try:
@@ -169,36 +158,36 @@ class MirroredStore:
     async def _check(self, path: str, kind: str, data: bytes) -> None:
         """Refuse what a mirror shows unless it is the object, as its reader checks it."""
         if kind == "manifests":
-            signed = await self._computed(data, open_signed, data, Manifest, self._revisions.current.trainers)
+            signed = await self._computed(data, open_signed, data, Manifest, self.revisions.current.trainers)
             if signed.digest.hex() != path[-64:]:
                 raise StoreError("another manifest")
         elif kind == "head":
             self._check_head(path, data)
         elif kind == "revisions":
             with suppress(ForkError):  # its reader raises the alarm
-                self._revisions.check(int(path.rpartition("/")[2]), data)
+                self.revisions.check(int(path.rpartition("/")[2]), data)
         elif await self._computed(data, content_digest, data) != paths.content_digest_in(path):
             raise StoreError("other bytes than those of the digest")
 
     async def _computed(self, data: bytes, function: Callable[..., Any], *args: object) -> Any:
         """Return what a function of some bytes returns, which runs on another thread if they are many."""
-        return function(*args) if len(data) < _LARGE_BYTES else await self._run_sync(function, *args)
+        return function(*args) if len(data) < _LARGE_BYTES else await self.run_sync(function, *args)
 
     def _check_head(self, path: str, data: bytes) -> None:
         """Refuse a head that the trainer would have replaced by now, or that is older than one that was seen."""
-        head = open_signed(data, Head, self._revisions.current.trainers).record
-        if head.run != self._revisions.run_id or is_taken_back(head, self._revisions):
+        head = open_signed(data, Head, self.revisions.current.trainers).record
+        if head.run != self.revisions.run_id or is_taken_back(head, self.revisions):
             raise StoreError("a head of another run, or one that was taken back")
         if (head.epoch, head.version, head.expires_ms) < self._heads.get(path, (0, 0, 0)):
             raise StoreError("an older head than one that was seen")
-        if head.expires_ms / 1000 - self._clock.now() < _FRESH * self._head_ttl:
+        if head.expires_ms / 1000 - self.clock.now() < _FRESH * self.head_ttl:
             raise StoreError("a head that its trainer would have renewed")
         if path in self._heads:
             self._note_head(path, data)
 
     def _note_head(self, path: str, data: bytes) -> None:
         try:
-            head = open_signed(data, Head, self._revisions.current.trainers).record
+            head = open_signed(data, Head, self.revisions.current.trainers).record
         except ProtocolError:
             return  # the reader refuses it
         self._heads[path] = max(self._heads.get(path, (0, 0, 0)), (head.epoch, head.version, head.expires_ms))
@@ -206,4 +195,4 @@ class MirroredStore:
     def _ban(self, url: str, path: str, error: Exception) -> None:
         pause = _BAN.after(self._bans.get(url, (0.0, 0.0))[1])
         self._bans[url] = trio.current_time() + pause, pause
-        self._telemetry.event("mirror-refused", mirror=url, path=path, error=str(error), seconds=pause)
+        self.telemetry.event("mirror-refused", mirror=url, path=path, error=str(error), seconds=pause)

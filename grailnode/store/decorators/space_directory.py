@@ -6,6 +6,7 @@ ones, hides nobody. Of several announcements of a key, the one that expires last
 
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 import trio
 
@@ -26,30 +27,19 @@ Entry = tuple[Announcement, bytes]
 """An announcement, and the signed bytes of it."""
 
 
+@dataclass(eq=False)
 class SpaceDirectory:
-    """The announcements of one run by key, as the meeting point shows them, which may lie.
+    """The announcements of one run by key, as the meeting point shows them, which may lie."""
 
-    `authority_keys` returns the keys that the authority names now, which do not count towards `capacity`.
-    """
-
-    def __init__(
-        self,
-        meeting: ObjectStore,
-        state: ObjectStore,
-        clock: Clock,
-        run_id: bytes,
-        authority_keys: Callable[[], AbstractSet[bytes]],
-        capacity: int = limits.MAX_PARTICIPANTS,
-    ) -> None:
-        self._meeting = meeting
-        self._state = state
-        self._clock = clock
-        self._run_id = run_id
-        self._authority_keys = authority_keys
-        self._next_sweep = 0.0  # of expired announcements, in seconds since the Unix epoch
-        self._capacity = capacity
-        self._by_key: dict[bytes, Entry] | None = None  # loaded from the state at the first use
-        self._loading = trio.Lock()
+    meeting: ObjectStore
+    state: ObjectStore
+    clock: Clock
+    run_id: bytes
+    authority_keys: Callable[[], AbstractSet[bytes]]  # that the authority names now, which `capacity` does not count
+    capacity: int = limits.MAX_PARTICIPANTS
+    _next_sweep: float = field(default=0.0, init=False)  # of expired announcements, in seconds since the Unix epoch
+    _by_key: dict[bytes, Entry] | None = field(default=None, init=False)  # loaded from the state at the first use
+    _loading: trio.Lock = field(default_factory=trio.Lock, init=False)
 
     async def announcement(self, key: bytes) -> Announcement | None:
         """Look up the announcement of a key, and return the one that is valid now; None when there is none."""
@@ -71,7 +61,7 @@ class SpaceDirectory:
         """Return the bytes of the announcement at a path; invalid ones unchanged, for the reader to refuse."""
         key = paths.key_at_end(path)
         try:
-            data = await self._meeting.get(path, _MAX_BYTES)
+            data = await self.meeting.get(path, _MAX_BYTES)
         except TooLargeError:
             data = b""
         except StoreError:
@@ -90,7 +80,7 @@ class SpaceDirectory:
             if self._is_valid(announcement)
         }
         try:
-            async for info in self._meeting.list(prefix, after=after):
+            async for info in self.meeting.list(prefix, after=after):
                 sizes[info.path] = info.size
                 if len(sizes) >= 2 * limits.MAX_PARTICIPANTS:
                     break  # readers consider no more than this
@@ -102,7 +92,7 @@ class SpaceDirectory:
                 yield ObjectInfo(path, sizes[path])
 
     def _is_valid(self, announcement: Announcement) -> bool:
-        return announcement.expires_ms > self._clock.now() * 1000
+        return announcement.expires_ms > self.clock.now() * 1000
 
     async def _load(self) -> dict[bytes, Entry]:
         if self._by_key is None:
@@ -113,19 +103,19 @@ class SpaceDirectory:
 
     async def _read_state(self) -> dict[bytes, Entry]:
         by_key = {}
-        async for info in self._state.list(STATE_PREFIX):
+        async for info in self.state.list(STATE_PREFIX):
             try:
-                data = await self._state.get(info.path, _MAX_BYTES)
+                data = await self.state.get(info.path, _MAX_BYTES)
                 key = paths.key_at_end(info.path)
                 by_key[key] = (self._open(key, data), data)
             except (StateError, ProtocolError):
-                await self._state.delete(info.path)  # of another run, or damaged; the key's next one replaces it
+                await self.state.delete(info.path)  # of another run, or damaged; the key's next one replaces it
         return by_key
 
     def _open(self, key: bytes, data: bytes) -> Announcement:
         signed = open_announced(data, Announcement)
         record = signed.record
-        if signed.signers != (key,) or record.key != key or record.run != self._run_id:
+        if signed.signers != (key,) or record.key != key or record.run != self.run_id:
             raise MalformedError("not of this key or run", "announcement")
         return record
 
@@ -141,23 +131,23 @@ class SpaceDirectory:
             return
         if not self._is_valid(announcement) or (previous and announcement.expires_ms <= previous[0].expires_ms):
             return
-        if previous is None and key not in self._authority_keys() and not await self._make_room(by_key):
+        if previous is None and key not in self.authority_keys() and not await self._make_room(by_key):
             return
         by_key[key] = (announcement, data)
-        await self._state.put(STATE_PREFIX + key.hex(), data)
+        await self.state.put(STATE_PREFIX + key.hex(), data)
 
     async def _make_room(self, by_key: dict[bytes, Entry]) -> bool:
         """Return whether there is room for another key; when it is full, first forget those that have expired."""
-        if self._count(by_key) < self._capacity:
+        if self._count(by_key) < self.capacity:
             return True
-        if self._clock.now() < self._next_sweep:
+        if self.clock.now() < self._next_sweep:
             return False
-        self._next_sweep = self._clock.now() + _SWEEP_SECONDS
+        self._next_sweep = self.clock.now() + _SWEEP_SECONDS
         for key in [key for key, (announcement, _) in by_key.items() if not self._is_valid(announcement)]:
             del by_key[key]
-            await self._state.delete(STATE_PREFIX + key.hex())
-        return self._count(by_key) < self._capacity
+            await self.state.delete(STATE_PREFIX + key.hex())
+        return self._count(by_key) < self.capacity
 
     def _count(self, by_key: dict[bytes, Entry]) -> int:
         """Return how many announcements count towards the capacity."""
-        return len(by_key) - len(self._authority_keys() & by_key.keys())
+        return len(by_key) - len(self.authority_keys() & by_key.keys())

@@ -118,18 +118,25 @@ class _BoundedBody:
         self._raw.close()
 
 
-class _BoundedHttp:
-    """Sends botocore's requests over botocore's own HTTP session, and bounds the responses."""
+class S3Session:
+    """A boto3 client that sends requests over botocore's own HTTP session, whose responses are bounded; several threads
+    may use it.
+    """
 
-    def __init__(self, place: PlaceSection) -> None:
+    def __init__(self, place: PlaceSection, credentials: S3Credentials | None) -> None:
         self._place = place
         timeouts: Any = (place.connect_seconds, place.silence_seconds)  # the stubs have a single number
-        self._session = URLLib3Session(timeout=timeouts, max_pool_connections=place.concurrency)
+        self._http = URLLib3Session(timeout=timeouts, max_pool_connections=place.concurrency)
+        self.client: S3Client = _client(place, credentials)
+        # the Expect header costs every put a round trip, and helps only with redirects, which are not followed
+        self.client.meta.events.unregister("before-call.s3", add_expect_header)
+        send: Any = self._send  # a returned response replaces botocore's own; the stubs expect None
+        self.client.meta.events.register_first("before-send.s3", send)
 
-    def send(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
+    def _send(self, request: AWSPreparedRequest, **_: Any) -> AWSResponse:
         is_object = bool(request.stream_output)
         request.stream_output = True  # otherwise the session reads the whole body at once
-        response = self._session.send(request)
+        response = self._http.send(request)
         if 300 <= response.status_code < 400:
             # botocore would ask for the bucket's region, with a request that is redirected as well, without end
             raise HTTPClientError(error="the service redirects the request: set the bucket's own region and endpoint")
@@ -137,21 +144,6 @@ class _BoundedHttp:
         body = _BoundedBody(response.raw, self._place, max_bytes)
         headers: Any = response.headers
         return AWSResponse(response.url, response.status_code, headers, body)
-
-    def close(self) -> None:
-        self._session.close()
-
-
-class S3Session:
-    """A boto3 client and its connections; several threads may use it."""
-
-    def __init__(self, place: PlaceSection, credentials: S3Credentials | None) -> None:
-        self._http = _BoundedHttp(place)
-        self.client: S3Client = _client(place, credentials)
-        # the Expect header costs every put a round trip, and helps only with redirects, which are not followed
-        self.client.meta.events.unregister("before-call.s3", add_expect_header)
-        send: Any = self._http.send  # a returned response replaces botocore's own; the stubs expect None
-        self.client.meta.events.register_first("before-send.s3", send)
 
     def close(self) -> None:
         self.client.close()

@@ -29,11 +29,11 @@ _DIGEST_BYTES: Final = 32
 _INLINE_BYTES: Final = 1 << 20  # larger data are hashed on several threads
 
 
-class EnvelopeError(Exception):
-    """A file is not the object that it should be; the text says why."""
+class DamageError(Exception):
+    """A file of a state is not what it should be; the text says why."""
 
 
-class ForeignError(EnvelopeError):
+class ForeignError(DamageError):
     """A file is whole, but it is of another run, or of another version of this program."""
 
 
@@ -47,16 +47,11 @@ class Envelope:
     digest: bytes  # BLAKE3 of the data
 
     def check_place(self, path: str, run: bytes) -> None:
-        """Raise EnvelopeError if a file holds another object than that of its path, ForeignError if of another run."""
+        """Raise DamageError if a file holds another object than that of its path, ForeignError if of another run."""
         if self.path != path:
-            raise EnvelopeError(f"holds another object, {self.path}")
+            raise DamageError(f"holds another object, {self.path}")
         if self.run != run:
             raise ForeignError(f"is of another run, {self.run.hex()}")
-
-    def check_digest(self, digest: bytes) -> None:
-        """Raise EnvelopeError if data with this BLAKE3 are not those that were written."""
-        if digest != self.digest:
-            raise EnvelopeError("damaged: its content does not have the digest that was written with it")
 
 
 def header_size(path: str) -> int:
@@ -79,27 +74,27 @@ def encode(path: str, run: bytes, data: bytes) -> bytes:
 def decode(head: bytes, file_size: int) -> Envelope:
     """Return what the envelope of a file of so many bytes says, checked against itself and that size.
 
-    `head` is the beginning of the file: all of its envelope, or all of the file if it is shorter. EnvelopeError if the
+    `head` is the beginning of the file: all of its envelope, or all of the file if it is shorter. DamageError if the
     file does not hold an object whole, ForeignError if another version of this program wrote it.
     """
     if not file_size:
-        raise EnvelopeError("empty")
+        raise DamageError("empty")
     if not head.startswith(_MAGIC):
-        raise EnvelopeError(
+        raise DamageError(
             "has no envelope: its beginning is damaged, or another version of this program wrote it, whose state this "
             "one does not read"
         )
     if len(head) < _fixed.size:
-        raise EnvelopeError(f"cut off after {file_size} bytes")
+        raise DamageError(f"cut off after {file_size} bytes")
     _, form, name_length, length, run, digest = _fixed.unpack_from(head)
     end = _fixed.size + name_length
     if head[end : end + _DIGEST_BYTES] != blake3(head[:end]).digest():
-        raise EnvelopeError("damaged in its envelope, cut off there, or the file of another object")
+        raise DamageError("damaged in its envelope, cut off there, or the file of another object")
     if form != FORM:
         raise ForeignError(
             f"of form {form}, which another version of this program wrote; this one reads form {FORM}, so start the "
             "version that wrote it"
         )
     if end + _DIGEST_BYTES + length != file_size:
-        raise EnvelopeError(f"{file_size} bytes long instead of {end + _DIGEST_BYTES + length}")
+        raise DamageError(f"{file_size} bytes long instead of {end + _DIGEST_BYTES + length}")
     return Envelope(head[_fixed.size : end].decode(), run, length, digest)

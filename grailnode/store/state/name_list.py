@@ -17,7 +17,7 @@ from typing import Final
 from blake3 import blake3
 
 from grailnode.store.disk import locked, sync_folder, write_through
-from grailnode.store.state.envelope import FORM
+from grailnode.store.state.envelope import FORM, DamageError, ForeignError
 
 NAME: Final = ".names"
 _LOCK: Final = ".names.lock"
@@ -25,21 +25,13 @@ _CHECKSUM_BYTES: Final = 4
 _MIN_LINES: Final = 1000  # a shorter list is never rewritten
 
 
-class NameListError(Exception):
-    """The list cannot be used; the text says why."""
-
-
-class ForeignListError(NameListError):
-    """The list is whole, but it is of another run, or of another version of this program."""
-
-
 class NameList:
-    """The list of one state, whose first line is the title. Several processes and threads may share it."""
+    """The list of one run's state. Several processes and threads may share it. DamageError if it cannot be used."""
 
-    def __init__(self, root: Path, title: str) -> None:
+    def __init__(self, root: Path, run_id: bytes) -> None:
         self._root = root
         self._path, self._lock = root / NAME, root / _LOCK
-        self._title = title
+        self._title = f"grailnode state {FORM} {run_id.hex()}"
         self._first_line: bytes | None = None  # of the file as it was read; each rewriting has another
         self._names: dict[str, set[str]] = {}  # by folder
         self._lines = 0  # that were read
@@ -119,11 +111,15 @@ class NameList:
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise NameListError("missing") from None
+            raise DamageError("missing") from None
         with os.fdopen(descriptor, "rb") as file:
             first_line = file.readline()
             if first_line != self._first_line:
-                _check_first_line(first_line, self._title)
+                title = _parse(first_line)
+                if title is None:
+                    raise DamageError("damaged in its first line" if first_line else "empty")
+                if title.rpartition(" ")[0] != self._title:
+                    raise ForeignError("of another run, or of another version of this program")
                 self._first_line, self._names, self._lines, self._position = first_line, {}, 0, len(first_line)
             file.seek(self._position)
             data = file.read()
@@ -136,50 +132,19 @@ class NameList:
                 self._apply(entry)
 
     def _write(self, names: Collection[str]) -> None:
-        write(self._path, self._title, names)
+        """Write the list anew, whole or not at all."""
+        temporary = self._path.with_name(f"{NAME}.new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            first_line = _line(f"{self._title} {secrets.token_hex(8)}")
+            write_through(descriptor, first_line, b"".join(_line("+" + name) for name in sorted(names)))
+        finally:
+            os.close(descriptor)
+        if self._path.is_dir():
+            self._path.rmdir()
+        temporary.rename(self._path)
+        sync_folder(self._root)
         self._refresh()
-
-
-def title(run_id: bytes) -> str:
-    """Return what the first line of the list of a run's state says."""
-    return f"grailnode state {FORM} {run_id.hex()}"
-
-
-def parse(data: bytes, title: str) -> set[str]:
-    """Return the names in the contents of a whole list."""
-    names: set[str] = set()
-    first_line, *lines = data.splitlines(keepends=True) or [b""]
-    _check_first_line(first_line, title)
-    for line in lines:
-        entry = _parse(line) or ""
-        if entry.startswith("+"):
-            names.add(entry[1:])
-        elif entry.startswith("-"):
-            names.discard(entry[1:])
-    return names
-
-
-def write(path: Path, title: str, names: Collection[str]) -> None:
-    """Write a list anew, whole or not at all."""
-    temporary = path.with_name(f"{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        first_line = _line(f"{title} {secrets.token_hex(8)}")
-        write_through(descriptor, first_line, b"".join(_line("+" + name) for name in sorted(names)))
-    finally:
-        os.close(descriptor)
-    if path.is_dir():
-        path.rmdir()
-    temporary.rename(path)
-    sync_folder(path.parent)
-
-
-def _check_first_line(line: bytes, title: str) -> None:
-    entry = _parse(line)
-    if entry is None:
-        raise NameListError("damaged in its first line" if line else "empty")
-    if entry.rpartition(" ")[0] != title:
-        raise ForeignListError("of another run, or of another version of this program")
 
 
 def _folder(name: str) -> str:

@@ -18,8 +18,8 @@ from grailnode.store.checks import check_prefix, check_range, slice_object
 from grailnode.store.disk import advice
 from grailnode.store.local import LocalStore
 from grailnode.store.state import envelope, name_list
-from grailnode.store.state.envelope import EnvelopeError, ForeignError
-from grailnode.store.state.name_list import ForeignListError, NameList, NameListError
+from grailnode.store.state.envelope import DamageError, ForeignError
+from grailnode.store.state.name_list import NameList
 from roles.ports import NotFoundError, ObjectInfo, StateError, StoreError, TooLargeError
 
 _FORBIDDEN: Final = {
@@ -88,12 +88,12 @@ class StateStore(LocalStore):
     def __init__(self, root: Path, run_id: bytes, *, inline: bool = False, repairing: bool = False) -> None:
         super().__init__(root, inline=inline)
         self._run_id = run_id
-        self._names = NameList(self._root, name_list.title(run_id))
+        self._names = NameList(self._root, run_id)
         with self._state_errors(name_list.NAME):
             try:
                 self._names.open(lambda: next(self._walk("", ""), None) is None)
-            except (NameListError, OSError) as error:
-                if not repairing or isinstance(error, ForeignListError):
+            except (DamageError, OSError) as error:
+                if not repairing or isinstance(error, ForeignError):
                     raise
                 self._names.rewrite([info.path for info in self._walk("", "")])
 
@@ -172,7 +172,7 @@ class StateStore(LocalStore):
             return super()._get(path, max_bytes, offset, size)
         except ForeignError as error:
             raise IntactStateError(self._root / path, str(error)) from error
-        except EnvelopeError as error:
+        except DamageError as error:
             raise self._error(path, str(error)) from error
         except (NotFoundError, TooLargeError) as error:
             target = self._root / path
@@ -203,8 +203,9 @@ class StateStore(LocalStore):
                 raise TooLargeError(f"{path}: {contents.length} bytes where at most {max_bytes} are allowed")
             data = file.readall()
         if len(data) != contents.length:
-            raise EnvelopeError(f"cut off: {len(data)} bytes of data instead of {contents.length}")
-        contents.check_digest(envelope.data_digest(data))
+            raise DamageError(f"cut off: {len(data)} bytes of data instead of {contents.length}")
+        if envelope.data_digest(data) != contents.digest:
+            raise DamageError("damaged: its content does not have the digest that was written with it")
         return data
 
     def _missing(self, prefix: str, paths: set[str]) -> Sequence[str]:
@@ -229,9 +230,9 @@ class StateStore(LocalStore):
         """Turn errors of the list of names into StateError, or into StoreError where another try may help."""
         try:
             yield
-        except ForeignListError as error:
+        except ForeignError as error:
             raise IntactStateError(self._root / name_list.NAME, str(error)) from error
-        except NameListError as error:
+        except DamageError as error:
             raise self._error(name_list.NAME, str(error)) from error
         except OSError as error:
             if error.errno in _FORBIDDEN:

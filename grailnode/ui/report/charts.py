@@ -10,8 +10,7 @@ from markupsafe import Markup, escape
 from grailnode.observe.state import MinerRow, NetworkState
 from grailnode.ui.formatting import byte_part_text, byte_text, clean, share_text
 from grailnode.ui.report.templates import part
-from grailnode.ui.report_data import Findings
-from grailnode.ui.series import by_count, mean, without_gaps
+from grailnode.ui.report_data import Findings, by_count, mean, without_gaps
 
 MOST_MINERS: Final = 12  # the rest are in the table
 COLOURS: Final = 7  # reasons with a colour of their own; the rarer ones share the last

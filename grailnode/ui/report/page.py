@@ -4,18 +4,28 @@ style.css. Its scripts, which draw the charts, stand in it, and its policy allow
 
 from base64 import b64encode
 from hashlib import sha256
+from pathlib import Path
 
 from markupsafe import Markup
 
 from grailnode.observe.state import NetworkState
+from grailnode.run.files import write_whole
 from grailnode.ui.formatting import byte_text, clean, duration_words, part_text, rate_text, share_text
 from grailnode.ui.report.charts import groups, learning, patches, sparsity
 from grailnode.ui.report.templates import CHART_SCRIPTS, asset, counted, render
-from grailnode.ui.report_data import DemoReport, Findings, judgement_text, reference_digest, trainer_wait_text
-from grailnode.ui.series import Change
+from grailnode.ui.report_data import Change, DemoReport, Findings, judgement_text, reference_digest, trainer_wait_text
 
 Tile = tuple[str, str, str]
 """Name, figure, explanation."""
+
+
+def write_report(report: DemoReport, directory: Path) -> tuple[Path, Path]:
+    """Write report.json and report.html into `directory` (created if missing), each completely or not at all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    as_json, as_html = directory / "report.json", directory / "report.html"
+    write_whole(as_json, f"{report.model_dump_json(indent=2)}\n".encode())
+    write_whole(as_html, page(report).encode())
+    return as_json, as_html
 
 
 def page(report: DemoReport) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from grailnode.observe.state import JudgedWindow
 from grailnode.ui import formatting
-from grailnode.ui.series import by_count
+from grailnode.ui.report_data import by_count
 from protocol.encoding import content_digest
 
 _LONGEST_TEXT: Final = 4096  # cells

@@ -8,7 +8,7 @@ from typing import Final, Self
 from rich.console import Console
 from rich.text import Text
 
-from grailnode.observe.state import NetworkState, VersionRow, WindowRow
+from grailnode.observe.state import NetworkState, WindowRow
 from grailnode.ui.formatting import byte_text, clean, decimal_text, duration_text, part_text, share_text
 
 _MOST_ALARMS: Final = 5  # new ones between two windows: strangers can cause alarms, and must not flood a log
@@ -77,17 +77,11 @@ def _window_line(row: WindowRow, state: NetworkState) -> str:
     parts = [f"{duration_text(state.seconds):>5}", f"window {row.window}{place}", f"v{row.version}"]
     parts += [f"pass@1 {decimal_text(row.pass_at_1)}", f"reward {decimal_text(row.reward)}"]
     version = next((version for version in state.versions if version.version == row.version), None)
-    if version is not None:
-        parts += _patch_parts(version, state.full_bytes)
+    if version is not None and version.patch_bytes is not None and version.sparsity is not None:
+        parts.append(f"sparsity {share_text(version.sparsity)}")
+        parts.append(f"patch {byte_text(version.patch_bytes)} ({part_text(version.patch_bytes, state.full_bytes)})")
     parts.append(f"groups {row.accepted} verified, {row.rejected} rejected")
     if state.rounds:
         newest = state.rounds[-1]
         parts.append(f"round {newest.number}: {newest.counted} of {newest.sites} sites, {newest.groups} groups")
     return "  ".join(parts)
-
-
-def _patch_parts(row: VersionRow, full: int) -> list[str]:
-    if row.patch_bytes is None or row.sparsity is None:
-        return []
-    patch = f"patch {byte_text(row.patch_bytes)} ({part_text(row.patch_bytes, full)})"
-    return [f"sparsity {share_text(row.sparsity)}", patch]

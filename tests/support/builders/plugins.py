@@ -61,21 +61,26 @@ def _installed(files: frozenset[tuple[str, str]]) -> TemporaryDirectory[str]:
 
 def install_module(name: str, source: str, directory: Path, requires: tuple[str, ...] = ()) -> Path:
     """Write what pip would install of a plug-in of one module, whose class is called Task, and return the folder."""
+    module = name.replace("-", "_")
+    site = install_metadata(name, f"[grailnode.environments]\n{name} = {module}:Task\n", directory, requires)
+    (site / f"{module}.py").write_text(source)
+    return site
+
+
+def install_metadata(name: str, entry_points: str, directory: Path, requires: tuple[str, ...] = ()) -> Path:
+    """Write what describes an installed distribution of one module, and return the folder."""
     module, site = name.replace("-", "_"), directory / "site"
+    folder = site / f"{module}-1.0.dist-info"
+    folder.mkdir(parents=True)
     metadata = (
         "Metadata-Version: 2.1",
         f"Name: {name}",
         "Version: 1.0",
         *(f"Requires-Dist: {one}" for one in requires),
     )
-    files = {
-        f"{module}.py": source,
-        f"{module}-1.0.dist-info/METADATA": "\n".join((*metadata, "")),
-        f"{module}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{module}-1.0.dist-info/entry_points.txt": f"[grailnode.environments]\n{name} = {module}:Task\n",
-    }
-    files[f"{module}-1.0.dist-info/RECORD"] = "".join(f"{path},,\n" for path in files)
-    (site / f"{module}-1.0.dist-info").mkdir(parents=True)
-    for path, text in files.items():
-        (site / path).write_text(text)
+    (folder / "METADATA").write_text("\n".join((*metadata, "")))
+    (folder / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    (folder / "entry_points.txt").write_text(entry_points)
+    files = [f"{module}.py", *(f"{folder.name}/{file.name}" for file in sorted(folder.iterdir()))]
+    (folder / "RECORD").write_text("".join(f"{path},,\n" for path in files))
     return site

@@ -14,8 +14,8 @@ _DATA: Final = Path(grailnode.__file__).parent / "data" / "environments"
 MATH: Final = (_DATA / "math.jsonl").read_bytes()
 CODE: Final = (_DATA / "code.jsonl").read_bytes()
 NO_GYM: Final = (
-    "GRAILNODE_GYM_PYTHON names no interpreter with `pip install '.[code]' "
-    "./examples/{reasoning_gym,gymnasium,textarena}`"
+    "GRAILNODE_GYM_PYTHON names no interpreter with `pip install '.[code,reasoning-gym]' "
+    "./examples/{gymnasium,textarena}`"
 )
 
 

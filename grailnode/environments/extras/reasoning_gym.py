@@ -1,4 +1,4 @@
-"""The tasks of reasoning-gym 0.1.25 as a plug-in of grailnode.
+"""The environment `reasoning-gym`: the tasks of reasoning-gym 0.1.25.
 
 Its configuration is `{"task": NAME, ...}` with options of the task's dataset, or `{"tasks": {NAME: {...}, ...}}` for
 several, one of which each seed draws. With `"levels": N` beside them, a task has up to N levels of its curriculum (at
@@ -16,7 +16,6 @@ import re
 import sys
 import types
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 MOST_CALLS = 5_000_000  # calls and returns of functions while an answer is scored
@@ -67,6 +66,7 @@ _EXECUTED = {
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), _list),
 }
 _large_exponent = re.compile(r"[eE][+-]?\d{4}")  # of a decimal number, which becomes an integer of as many digits
+_PLOTS = ("matplotlib", "matplotlib.animation", "matplotlib.collections", "matplotlib.pyplot", "mpl_toolkits.mplot3d")
 _UNORDERED = {  # modules that draw from a list of a set, whose order is that of the process's hashes
     "algebra.polynomial_multiplication",
     "algorithmic.isomorphic_strings",
@@ -77,29 +77,10 @@ _UNORDERED = {  # modules that draw from a list of a set, whose order is that of
 class Placeholder(types.ModuleType):
     """Takes the place of a module that a dependency imports and no task uses. Each of its names is an empty class."""
 
-    __path__ = ()
-
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
         return type(name, (), {})
-
-
-class _Finder:
-    """Finds a placeholder for matplotlib, which is large and needs a folder to write to."""
-
-    @classmethod
-    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        is_unused = name.partition(".")[0] in ("matplotlib", "mpl_toolkits")
-        return ModuleSpec(name, cls, is_package=True) if is_unused else None
-
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> types.ModuleType:
-        return Placeholder(spec.name)
-
-    @staticmethod
-    def exec_module(module: types.ModuleType) -> None:
-        pass
 
 
 class TooManyCallsError(Exception):
@@ -120,10 +101,10 @@ class ReasoningGym:
         tasks = options["tasks"] if "tasks" in options else {options.pop("task"): options}
         for task in tasks.keys() & REFUSED.keys():
             raise ValueError(f"task {task!r} is refused: {REFUSED[task]}")
-        sys.meta_path.insert(0, _Finder)
+        sys.modules |= {name: Placeholder(name) for name in _PLOTS}
         create = importlib.import_module("reasoning_gym").create_dataset
         for name in _UNORDERED:
-            importlib.import_module(f"reasoning_gym.{name}").list = lambda values: sorted(values, key=str)
+            vars(importlib.import_module(f"reasoning_gym.{name}"))["list"] = lambda values: sorted(values, key=str)
         _bound_number_sequences()
         self._datasets = {}  # by kind: a task, or a task, '-' and a level
         for task in sorted(tasks):
@@ -148,16 +129,16 @@ class ReasoningGym:
         return self._draw(b"held-out %d" % index, True, list(self._datasets))
 
     def _draw(self, seed: bytes, held_out: bool, kinds: list[str]) -> dict[str, Any]:
-        for number in range(TRIES):
-            digest = hashlib.sha256(seed + b" %d" % number).digest()
+        for attempt in range(TRIES):
+            digest = hashlib.sha256(seed + b" %d" % attempt).digest()
             kind = kinds[int.from_bytes(digest[4:12], "big") % len(kinds)]
-            reference = [kind, int.from_bytes(digest[:4], "big") >> 1]
-            question = self._entry(*reference)["question"]
+            number = int.from_bytes(digest[:4], "big") >> 1
+            question = self._entry(kind, number)["question"]
             if (hashlib.sha256(question.encode()).digest()[0] < HELD_OUT) == held_out:
-                return {"prompt": question, "reference": reference, "stratum": kind}
+                return {"prompt": question, "reference": [kind, number], "stratum": kind}
         raise ValueError("a task with too few problems")
 
-    def _entry(self, kind: str, seed: int) -> dict[str, Any]:
+    def _entry(self, kind: str, seed: int) -> Any:
         """Return a problem in the form of reasoning-gym. Some of its datasets take long to open, so each is opened once
         and has its seed changed.
         """
@@ -188,7 +169,7 @@ def _options(task: str, level: int, fixed: dict[str, Any]) -> dict[str, Any]:
     curriculum = importlib.import_module("reasoning_gym.factory").create_curriculum(task)
     curriculum.set_global_level(level)
     hardest = module.DefaultCurriculumContext(module.RangeAttributeMode.UPPER_BOUND)
-    return vars(curriculum.generate_configuration(fixed, hardest))
+    return dict(vars(curriculum.generate_configuration(fixed, hardest)))
 
 
 def _bound_number_sequences() -> None:

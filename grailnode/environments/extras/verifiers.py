@@ -1,17 +1,15 @@
-"""Tasksets of verifiers 0.4 as plug-ins of grailnode, where tasks and rewards are functions of texts.
+"""The environment `verifiers`: a taskset of verifiers 0.4 whose tasks and rewards are functions of texts.
 
-verifiers itself requires 97 distributions of 316 MB, with clients of services, and no run can bring these along. This
-module takes the place of `verifiers.v1` with what such a taskset uses, so import it before the taskset:
-
-    from grailnode_verifiers import environment_of
-    from reverse_text import ReverseTaskset
-    Environment = environment_of(ReverseTaskset)
+Its configuration is that of the taskset, as verifiers reads it: `{"id": DISTRIBUTION, ...}`. The distribution's wheels
+come along in a run, and those of verifiers do not: it requires 97 distributions of 316 MB, with clients of services.
+This module takes the place of `verifiers.v1`, with what such a taskset uses.
 
 What needs a judge, tools, a container, a network or a clock does not load, and the error names it.
 """
 
 import datetime
 import hashlib
+import importlib
 import inspect
 import itertools
 import logging
@@ -26,12 +24,7 @@ from pydantic import BaseModel, ConfigDict
 HELD_OUT = 26  # of 256 tasks, by the first byte of the SHA-256 of their prompt
 MOST_TASKS = 100_000
 _NEEDS = {"judge": "a judge", "criterion": "a judge", "tool": "tools", "mcp": "tools", "client": "a network"}
-_HOOKS = {
-    "setup": "a container",
-    "finalize": "a container",
-    "stage_verifier": "a container",
-    "plugged_judges": "a judge",
-}
+_HOOKS = {**dict.fromkeys(("setup", "finalize", "stage_verifier"), "a container"), "plugged_judges": "a judge"}
 _CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "gmtime", "localtime")
 
 
@@ -126,7 +119,8 @@ class Trace:
     num_turns, is_truncated, tool_messages = 1, False, ()
 
     def __init__(self, task: Task, reply: str) -> None:
-        self.task, self.last_reply, self.info = task, reply.strip(), {}
+        self.task, self.last_reply = task, reply.strip()
+        self.info: dict[str, object] = {}
         self.assistant_messages = [AssistantMessage(content=reply)]
         self.last_message = self.assistant_messages[0]
         self.messages = [UserMessage(content=task.data.prompt_text), self.last_message]
@@ -146,46 +140,30 @@ def _marker(kind: str) -> Callable[..., Any]:
 reward, metric, stop = _marker("reward"), _marker("metric"), _marker("stop")
 
 
-class _V1(types.ModuleType):
+class V1(types.ModuleType):
     """`verifiers.v1`, which names what it lacks."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        need = next(
-            (need for part, need in _NEEDS.items() if part in name.lower()), "verifiers, its agents or containers"
-        )
+        needs = (need for part, need in _NEEDS.items() if part in name.lower())
+        need = next(needs, "verifiers, its agents or containers")
         raise RefusedError(f"verifiers.v1.{name}: the taskset needs {need}")
 
 
-v1 = _V1("verifiers.v1")
-vars(v1).update(
-    {
-        name: value
-        for name, value in globals().items()
-        if isinstance(value, type) or name in ("reward", "metric", "stop")
-    }
-)
-sys.modules["verifiers"] = types.ModuleType("verifiers")
-sys.modules["verifiers.v1"] = sys.modules["verifiers"].v1 = v1  # type: ignore[attr-defined]
-
-
-def environment_of(taskset: type[Taskset]) -> type:
-    """Return the class of a plug-in's environment. Its configuration is that of the taskset."""
-    return type("Environment", (TasksetEnvironment,), {"taskset": taskset})
-
-
-class TasksetEnvironment:
+class Verifiers:
     """The tasks of a taskset. A problem's reference is the place of its task."""
 
-    taskset: ClassVar[type[Taskset]]
     exact = True
 
     def __init__(self, config: dict[str, Any]) -> None:
+        if not isinstance(config.get("id"), str):
+            raise ValueError('the configuration names no taskset, as in {"id": "reverse-text"}')
+        kind = _taskset(config["id"].replace("-", "_").lower())
         _forbid_clocks()
-        if self.taskset.INFINITE:
+        if kind.INFINITE:
             raise RefusedError("the taskset has no end")
-        taskset = self.taskset(self.taskset.parameter(TasksetConfig)(**config))
+        taskset = kind(kind.parameter(TasksetConfig)(**config))
         self._tasks = list(itertools.islice(taskset.load(), MOST_TASKS))
         sides: tuple[list[int], list[int]] = [], []
         for place, task in enumerate(self._tasks):
@@ -224,6 +202,22 @@ class TasksetEnvironment:
         return total
 
 
+def _taskset(name: str) -> type[Taskset]:
+    """Return the one taskset that a module exports, after this module has taken the place of `verifiers.v1`."""
+    v1 = V1("verifiers.v1")
+    offered = {name: value for name, value in globals().items() if isinstance(value, type)}
+    vars(v1).update(offered, reward=reward, metric=metric, stop=stop)
+    package = types.ModuleType("verifiers")
+    vars(package)["v1"] = v1
+    sys.modules |= {"verifiers": package, "verifiers.v1": v1}
+    module = importlib.import_module(name)
+    exported = [getattr(module, name) for name in getattr(module, "__all__", ())]
+    kinds = [kind for kind in exported if isinstance(kind, type) and issubclass(kind, Taskset)]
+    if len(kinds) != 1:
+        raise ValueError(f"{name}: its __all__ has {len(kinds)} tasksets, not one")
+    return kinds[0]
+
+
 def _rewards(task: Task) -> list[Any]:
     names = {name for kind in type(task).__mro__ for name in vars(kind)}
     return [function for name in sorted(names) if getattr(function := getattr(task, name), "reward", None) is True]
@@ -251,7 +245,9 @@ def _check(task: Task, taskset: Taskset) -> None:
             raise RefusedError(f"{type(task).__name__}.{name}: the taskset needs {need}")
     if hasattr(task, "toolsets") or hasattr(taskset, "toolsets"):
         raise RefusedError("the taskset needs tools")
-    if not _prompt(task) or any(part.role == "assistant" for part in task.data.prompt if isinstance(part, Message)):
+    if not _prompt(task) or any(
+        part.role == "assistant" for part in task.data.prompt or () if isinstance(part, Message)
+    ):
         raise RefusedError("a prompt is empty or a conversation")
     if not _rewards(task):
         raise RefusedError("a task has no reward of its own: the taskset needs a judge")
@@ -270,6 +266,6 @@ def _forbid_clocks() -> None:
     logging.disable()
     for name in _CLOCKS:
         setattr(time, name, refuse)
-    methods = dict.fromkeys(("now", "utcnow", "today"), refuse)
-    datetime.datetime = type("datetime", (datetime.datetime,), methods)  # type: ignore[misc]
-    datetime.date = type("date", (datetime.date,), {"today": refuse})  # type: ignore[misc]
+    readers = dict.fromkeys(("now", "utcnow", "today"), refuse)
+    for kind in (datetime.datetime, datetime.date):
+        setattr(datetime, kind.__name__, type(kind.__name__, (kind,), readers))
