@@ -58,6 +58,7 @@ POINTS: Final = (
     *_before_and_after("the optimizer step", "training", "step", "step", ""),
     *_before_and_after("writing the checkpoint", "training", "state", "put", "^training/"),
     *_before_and_after("handing over the snapshot", "training", "state", "put", "^outbox/"),
+    *_before_and_after("acknowledging groups", "training", "state", "put", "^acknowledged$"),
     *_before_and_after("deleting a batch from the inbox", "training", "state", "delete", "^inbox/"),
     *_before_and_after("recording the epoch", "upload", "state", "put", "^chain/epoch", at_start=True),
     *_before_and_after("recording the manifest", "upload", "state", "put", "^chain/manifests/"),

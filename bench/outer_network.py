@@ -10,8 +10,13 @@ The command prints the length of the rounds; for each site its contributions tha
 median seconds from the opening of a round to its contribution and from the end of a round until it has applied it, the
 share of the time in which it took local steps, and the bytes on its link; and what the followers noticed. It exits with
 1 if two sites applied different states, if the poisoned site was never refused, or if a group was rejected for another
-reason than a late upload. It needs root on Linux, `ip`, `tc` and rclone (the `test` extra), and takes about 10 seconds
-a round.
+reason than a late upload.
+
+With `--copier payload` or `--copier record` there are three honest sites, to which nothing happens, and one that copies
+what the first one sends, as soon as storage shows its payload or its record (tests/support/adversaries). The command
+prints how many copies were in storage first, and exits with 1 if another site was refused for what it sent.
+
+It needs root on Linux, `ip`, `tc` and rclone (the `test` extra), and takes about 10 seconds a round.
 """
 
 import argparse
@@ -19,7 +24,7 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -39,6 +44,11 @@ KILLED, SLOW, POISONED, LATE = SITES[1:]
 LATE_UPLOAD: Final = "missing"
 """Why groups are rejected that a miner could not upload in time."""
 
+COPIER: Final = POISONED
+VICTIM: Final = SITES[0]
+BUSY: Final = {"lost", "late"}
+"""Why sites are refused that were not ready in time."""
+
 FOLLOWERS: Final = ("validator", "miner-1", "miner-2")
 ROLES: Final = {
     "trainer": "trainer",
@@ -47,7 +57,6 @@ ROLES: Final = {
     "miner-1": "miner",
     "miner-2": "miner",
 }
-_RECIPE: Final = demo_recipe(trainers=len(SITES), evaluation_problems=16, window=4.0)
 _SETTINGS: Final = """
 [engine]
 threads = 1
@@ -72,10 +81,10 @@ _POISON: Final = ("learning_rate = 2e-6", "learning_rate = 2e-6\nweight_decay = 
 
 
 class SiteNetwork:
-    """The nodes at work, and what their logs say."""
+    """The nodes at work, and what their logs say; `sites` are those that train."""
 
-    def __init__(self, machines: Machines) -> None:
-        self.machines = machines
+    def __init__(self, machines: Machines, sites: Sequence[str]) -> None:
+        self.machines, self.sites = machines, sites
 
     def events(self, name: str, event: str) -> list[dict[str, Any]]:
         """Return the events of a node."""
@@ -92,7 +101,7 @@ class SiteNetwork:
     def states(self) -> dict[int, set[str]]:
         """Return the digests of the states that sites have applied, by round."""
         states: dict[int, set[str]] = {}
-        for name in SITES:
+        for name in self.sites:
             for event in self.events(name, "round-applied"):
                 states.setdefault(event["number"], set()).add(event["state"])
         return states
@@ -113,40 +122,49 @@ class SiteNetwork:
 
 
 @contextmanager
-def started(directory: Path, namespaces: NamespaceNetwork, delay: int) -> Iterator[SiteNetwork]:
+def started(
+    directory: Path, namespaces: NamespaceNetwork, delay: int, window: float, copier: str | None
+) -> Iterator[SiteNetwork]:
     """Start all nodes but the late site, and stop them at the end of the block."""
-    founder = workspace.create(directory / "creator", _RECIPE)
+    recipe = demo_recipe(trainers=len(SITES), evaluation_problems=16, window=window)
+    sites = SITES if copier is None else tuple(name for name in SITES if name not in (COPIER, LATE))
+    founder = workspace.create(directory / "creator", recipe)
     urls = (f"http://127.0.0.1:{port}" for port in PROXY_PORTS)
     machines = Machines(
         directory, founder, ROLES, *urls,
         settings=_SETTINGS.format(delay=delay), patience=TIMEOUTS, within=namespaces.command_prefix,
     )  # fmt: skip
-    recipe = directory / POISONED / "run.toml"
-    recipe.write_text(recipe.read_text(encoding="utf-8").replace(*_POISON), encoding="utf-8")
+    settings = directory / POISONED / "run.toml"
+    settings.write_text(settings.read_text(encoding="utf-8").replace(*_POISON), encoding="utf-8")
+    others = [name for name in (*sites, *FOLLOWERS) if name != LATE]
     try:
         machines.start("trainer")
         rules = directory / "buckets" / MEETING_BUCKET / paths.run(founder.run_id)
         eventually(rules.is_file, f"the trainer publishes the run; see {directory}/trainer.terminal")
-        for name in ROLES:
-            if name not in ("trainer", LATE):
-                machines.start(name)
-        yield SiteNetwork(machines)
+        for name in others:
+            machines.start(name)
+        if copier is not None:
+            machines.start_hostile(f"copy-{copier}", COPIER, founder.keys[VICTIM].hex())
+        yield SiteNetwork(machines, sites)
     finally:
         machines.end()
 
 
 def live(network: SiteNetwork, rounds: int) -> None:
-    """Let the network live through some rounds, in which one site is killed and one comes late."""
+    """Let the network live through some rounds. Without a copier, one site is killed and one comes late."""
     eventually(partial(_has_counted, network), "a round counts two sites", seconds=600)
     first = network.newest_round()
-    network.wait_for_round(first + rounds // 4)
-    network.machines.programs[KILLED].end()
-    network.wait_for_round(first + rounds // 2)
-    for name in (KILLED, LATE):
-        network.machines.start(name)
+    if LATE in network.sites:
+        network.wait_for_round(first + rounds // 4)
+        network.machines.programs[KILLED].end()
+        network.wait_for_round(first + rounds // 2)
+        for name in (KILLED, LATE):
+            network.machines.start(name)
     network.wait_for_round(first + rounds)
     last = network.newest_round()
-    eventually(lambda: all(_newest_applied(network, name) >= last for name in SITES), "all sites apply the last round")
+    eventually(
+        lambda: all(_newest_applied(network, name) >= last for name in network.sites), "all sites apply the last round"
+    )
 
 
 def _has_counted(network: SiteNetwork) -> bool:
@@ -166,7 +184,7 @@ def print_results(network: SiteNetwork, namespaces: NamespaceNetwork) -> None:
     print(f"{len(numbers)} rounds of {statistics.median(lengths):.1f} s (median), {version} versions")
     print("| site | counted | refused | payload | to contribute | to apply | computing | sent | received |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for name in SITES:
+    for name in network.sites:
         applied = network.events(name, "round-applied")
         contributions = network.events(name, "contributed")
         openings = {event["number"] + 1: event["time"] for event in closed.values()}
@@ -193,6 +211,16 @@ def print_results(network: SiteNetwork, namespaces: NamespaceNetwork) -> None:
     print(f"validator: {accepted} groups accepted, rejected: {rejected}; followers: {missed} cannot-follow")
 
 
+def print_copies(network: SiteNetwork) -> bool:
+    """Print what became of the copier's contributions; return whether no other site was refused for what it sent."""
+    copies = {event["number"]: event["time"] for event in network.events(COPIER, "copied")}
+    sent = {event["number"]: event["time"] for event in network.events(VICTIM, "contributed")}
+    first = sum(copies[number] < time for number, time in sent.items() if number in copies)
+    print(f"{COPIER}: {len(copies)} copies, {first} before {VICTIM} had sent its record")
+    print(f"refused: {network.refusals(COPIER)}; {VICTIM}: {network.refusals(VICTIM)}")
+    return all(network.refusals(name).keys() <= BUSY for name in network.sites)
+
+
 def main() -> None:
     """Run the network, print, and exit with 1 if the sites disagree or honest work was rejected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -200,6 +228,8 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.04, help="seconds of a round trip")
     parser.add_argument("--rounds", type=int, default=20, help="rounds after the first that counts")
     parser.add_argument("--delay", type=int, default=0, help="1: sites go on with local steps while a round closes")
+    parser.add_argument("--window", type=float, default=4.0, help="seconds; a round has two windows")
+    parser.add_argument("--copier", choices=("payload", "record"), help="what one site waits for, to copy it")
     parser.add_argument("--out", type=Path, default=None, help="directory of the network; the default is a new one")
     arguments = parser.parse_args()
     out = (arguments.out or Path(tempfile.mkdtemp(prefix="grailnode-outer-"))).absolute()
@@ -207,15 +237,16 @@ def main() -> None:
     with ExitStack() as stack:
         namespaces = stack.enter_context(NamespaceNetwork.open(tuple(ROLES)))
         open_links(stack, namespaces, out, (arguments.rate, arguments.latency, 0.0), tuple(ROLES))
-        namespaces.limit(SLOW, arguments.rate / 10)
-        network = stack.enter_context(started(out, namespaces, arguments.delay))
+        if arguments.copier is None:
+            namespaces.limit(SLOW, arguments.rate / 10)
+        network = stack.enter_context(started(out, namespaces, arguments.delay, arguments.window, arguments.copier))
         live(network, arguments.rounds)
         print_results(network, namespaces)
-        poisoned = network.refusals(POISONED).get("poisoned", 0)
+        is_right = print_copies(network) if arguments.copier else "poisoned" in network.refusals(POISONED)
     states = network.states()
     different = [number for number, digests in states.items() if len(digests) > 1]
     print(f"rounds with different states: {different or 'none'}; all files are in {out}")
-    sys.exit(1 if different or not poisoned or network.rejections().keys() - {LATE_UPLOAD} else 0)
+    sys.exit(1 if different or not is_right or network.rejections().keys() - {LATE_UPLOAD} else 0)
 
 
 if __name__ == "__main__":

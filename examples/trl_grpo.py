@@ -24,38 +24,35 @@ from grailnode.library import Group, Trainer
 class Network(TrainerCallback):
     """The run as TRL sees it: a source of rollouts, and a callback that publishes.
 
-    TRL's checkpoint has the digests of the groups that it was made from, in the history of its log. They are
-    acknowledged behind it; those that a crash brings again are known by their digests.
+    TRL's checkpoint has the digests of the groups since the one before, in the history of its log. They are
+    acknowledged behind it, and after a restart again.
     """
 
     def __init__(self, net: Trainer) -> None:
         self._net = net
-        self._learned: set[str] = set()  # digests
-        self._groups: list[Group] = []  # of this step
-        self._unacknowledged: list[Group] = []
+        self._groups: list[Group] = []  # since the last checkpoint
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._learned = {digest for line in state.log_history for digest in line.get("groups", ())}
+        lines = [line["groups"] for line in state.log_history if "groups" in line]
+        self._net.acknowledge([bytes.fromhex(digest) for digest in (lines or [[]])[-1]])
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: torch.nn.Module, **_: Any) -> None:
         state.log_history.append({"step": state.global_step, "groups": [group.digest.hex() for group in self._groups]})
         self._net.publish(model.state_dict(), step=state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._net.acknowledge(self._unacknowledged)
-        self._unacknowledged = []
+        self._net.acknowledge(self._groups)
+        self._groups = []
 
     def rollouts(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
         """Return one rollout for each of TRL's prompts, of which only the number counts: whole groups, in order.
 
         TRL needs a token in each completion. One that has none gets an end, which has no part in the loss.
         """
-        self._groups = []
-        while missing := len(prompts) // self._net.run.group_size - len(self._groups):
-            groups = self._net.groups(max_count=missing)
-            self._unacknowledged += groups
-            self._groups += [group for group in groups if group.digest.hex() not in self._learned]
-        rollouts = [(group, i) for group in self._groups for i in range(len(group.completions))]
+        count = len(prompts) // self._net.run.group_size
+        groups = self._net.groups(count, count)
+        self._groups += groups
+        rollouts = [(group, i) for group in groups for i in range(len(group.completions))]
         end = self._net.run.sampling.stops[0]
         return {
             "prompt_ids": [list(group.prompt) for group, _ in rollouts],
@@ -78,50 +75,44 @@ def verified_rewards(completions: Sequence[str], verified_reward: Sequence[float
     return verified_reward
 
 
-def train(net: Trainer, directory: str, steps: int, groups: int, learning_rate: float) -> None:
-    """Train until a step; each step has so many groups."""
-    network, rules = Network(net), net.run
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(net.policy / "tokenizer.json"))
-    tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(rules.sampling.stops[0])
-    settings = GRPOConfig(
-        output_dir=directory,
-        max_steps=steps,
-        save_steps=1,
-        save_total_limit=2,
-        logging_steps=1,
-        learning_rate=learning_rate,
-        lr_scheduler_type="constant",
-        per_device_train_batch_size=rules.group_size,
-        gradient_accumulation_steps=groups,
-        num_generations=rules.group_size,
-        temperature=rules.sampling.temperature,
-        max_completion_length=rules.sampling.max_tokens,
-        bf16=torch.cuda.is_available(),  # autocast; the model itself is FP32, since small steps must add up
-        report_to="none",
-    )
-    trainer = OffPolicyTrainer(
-        model=AutoModelForCausalLM.from_pretrained(net.policy, dtype=torch.float32),
-        reward_funcs=verified_rewards,
-        args=settings,
-        train_dataset=Dataset.from_list([{"prompt": ""}] * groups),
-        processing_class=tokenizer,
-        callbacks=[network],
-        rollout_func=network.rollouts,
-    )
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(directory))
-    net.wait_for_uploads()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", help="the path of run.toml")
     parser.add_argument("directory", help="for TRL's checkpoints")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--groups", type=int, default=8, help="of a step")
-    parser.add_argument("--learning-rate", type=float, default=7e-6)
     options = parser.parse_args()
     with grailnode.open_trainer(options.run) as net:
-        train(net, options.directory, options.steps, options.groups, options.learning_rate)
+        network, rules = Network(net), net.run
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(net.policy / "tokenizer.json"))
+        tokenizer.eos_token = tokenizer.pad_token = tokenizer.convert_ids_to_tokens(rules.sampling.stops[0])
+        settings = GRPOConfig(
+            output_dir=options.directory,
+            max_steps=options.steps,
+            save_steps=1,
+            save_total_limit=2,
+            logging_steps=1,
+            learning_rate=7e-6,
+            lr_scheduler_type="constant",
+            per_device_train_batch_size=rules.group_size,
+            gradient_accumulation_steps=options.groups,
+            num_generations=rules.group_size,
+            temperature=rules.sampling.temperature,
+            max_completion_length=rules.sampling.max_tokens,
+            bf16=torch.cuda.is_available(),  # autocast; the model itself is FP32, since small steps must add up
+            report_to="none",
+        )
+        trainer = OffPolicyTrainer(
+            model=AutoModelForCausalLM.from_pretrained(net.policy, dtype=torch.float32),
+            reward_funcs=verified_rewards,
+            args=settings,
+            train_dataset=Dataset.from_list([{"prompt": ""}] * options.groups),
+            processing_class=tokenizer,
+            callbacks=[network],
+            rollout_func=network.rollouts,
+        )
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(options.directory))
+        net.wait_for_uploads()
 
 
 if __name__ == "__main__":

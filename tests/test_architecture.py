@@ -44,7 +44,7 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
         *("participants", "seals", "rosters", "policy", "miner", "validator", "trainer"),
     ),
     "roles.trainer": (
-        *("tensor_shards", "verified_batch", "spool", "external_training", "learn"),
+        *("tensor_shards", "verified_batch", "spool", "training_spool", "learn"),
         *("publish", "collect", "outer"),
     ),
     "grailnode": (

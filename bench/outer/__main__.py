@@ -2,7 +2,7 @@
 
     python -m bench.outer learning      DDP, DiLoCo, PULSELoCo and SparseLoCo: end values, areas, bytes (15 minutes)
     python -m bench.outer bytes         bytes and the share that the gate sends, by learning rate and round
-    python -m bench.outer honest        how often honest sites are refused, with noisy gradients (some minutes)
+    python -m bench.outer honest        how often honest sites are refused: noisy gradients, or a policy (some minutes)
     python -m bench.outer poisoned      one poisoned site in four, with the bounds and the plain mean (some minutes)
     python -m bench.outer ablations     without error feedback or momentum, other quantizers, a delay, and streams
     python -m bench.outer overlap       the share of time computing, with and without a delay, on a virtual clock
@@ -26,7 +26,7 @@ import torch
 from bench.checkpoints import WEIGHT_DEVIATION
 from bench.outer.ablations import ablations
 from bench.outer.crashes import crashes
-from bench.outer.honest import honest
+from bench.outer.honest import KINDS, RATES, honest
 from bench.outer.learning import METHODS, learning
 from bench.outer.overlap import overlap
 from bench.outer.poisoned import poisoned
@@ -46,7 +46,10 @@ def main() -> None:
     command.add_argument("--local-steps", default="8,4,16", help="values of H, in the order in which they are run")
     command.add_argument("--methods", default=",".join(METHODS), help="methods to compare")
     command = commands.add_parser("honest")
-    command.add_argument("--seeds", type=int, default=10, help="of each cell")
+    _add_trial_options(command, seeds=10)
+    command.add_argument("--policy", default="noise", choices=("noise", *RATES), help="what the sites train")
+    command.add_argument("--local-steps", default="1,2,8", help="values of H")
+    command.add_argument("--kinds", default=",".join(KINDS), help="kinds of contributions")
     command.add_argument("--rounds", type=int, default=60, help="outer rounds")
     command = commands.add_parser("poisoned")
     command.add_argument("--method", default="grid", help="method that the sites use")
@@ -77,7 +80,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "honest":
-        honest(arguments.seeds, arguments.rounds)
+        results, steps = _results(arguments), [int(number) for number in arguments.local_steps.split(",")]
+        honest(results, arguments.policy, arguments.seeds, arguments.rounds, steps, arguments.kinds.split(","))
     if arguments.command == "poisoned":
         poisoned(arguments.method, arguments.local_steps, arguments.rounds, arguments.only)
     if arguments.command == "ablations":

@@ -2,11 +2,13 @@
 
 Each round, miners sample with the BF16 view of the shared weights, as in PULSE (appendix J.2). Every site takes its
 local steps with `roles.trainer.learn.learner.Learner`, and encodes what they changed into bytes. The step of the shared
-state is that of protocol/outer, with the plain mean. No clock is used, so a machine gives the same figures each time.
+state is that of protocol/outer, with the plain mean or with a coordinator's weighting. No clock is used, so a machine
+gives the same figures each time.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Final
 
@@ -15,12 +17,13 @@ from torch import Tensor
 
 from bench.outer.methods import DENSE, VARIANTS, Variant
 from bench.outer.quantizing import requantized
-from bench.outer.task import GROUPS_PER_STEP, Task, new_learner, split
+from bench.outer.task import WARM_UP, Task, setup_of
 from protocol import pseudogradient
+from protocol.outer.comparing import SentRounds, compare
 from protocol.outer.local_work import begin_round, masters, own_state, without_masters
+from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
-from roles.trainer.learn.learner import Learner
 from roles.trainer.verified_batch import VerifiedGroup
 
 SITES: Final = 4
@@ -37,6 +40,9 @@ class Trial:
         variant: name in `VARIANTS`; rate: of the sites' AdamW.
         seed: of problems and sampling.
         local_steps: of each site in a round (H).
+        policy: which one is trained (bench/outer/task.py).
+        unequal: the first site takes one step in a round, and two if the others take one.
+        weighed: contributions count as a coordinator weighs them, and pass@1 is measured at the end alone.
     """
 
     variant: str
@@ -44,6 +50,21 @@ class Trial:
     local_steps: int = 8
     seed: int = 0
     rounds: int = ROUNDS
+    policy: str = "small"
+    unequal: bool = False
+    weighed: bool = False
+
+    @property
+    def steps(self) -> list[int]:
+        """The local steps of each site in a round."""
+        first = self.local_steps if not self.unequal else 1 if self.local_steps > 1 else 2
+        return [first, *[self.local_steps] * (SITES - 1)]
+
+    def task(self, steps: int) -> Task:
+        """Return the task, whose miners make the groups of so many local steps at a time."""
+        setup = setup_of(self.policy)
+        groups = steps * setup.groups_per_step
+        return Task(replace(setup, seed=self.seed, groups=groups, learning_rate=self.rate, warmup=WARM_UP))
 
 
 @dataclass
@@ -55,12 +76,14 @@ class Outcome:
         payload_bytes: of a contribution, mean over sites, by round.
         sent: share of the weights that a contribution has, mean over sites, by round.
         parameters: of the policy.
+        factors: of each site's contributions, by round, if they are weighed.
     """
 
     curve: list[float] = field(default_factory=list)
     payload_bytes: list[float] = field(default_factory=list)
     sent: list[float] = field(default_factory=list)
     parameters: int = 0
+    factors: list[tuple[float, ...]] = field(default_factory=list)
 
     @property
     def end(self) -> float:
@@ -77,17 +100,16 @@ class Outcome:
 class _Site:
     """A site's own state between two rounds: inner optimizer, error feedback, and steps ahead of the shared weights."""
 
-    learner: Learner
     inner: dict[str, Tensor]
     feedback: dict[str, Tensor] | None = None
     ahead: dict[str, Tensor] | None = None
 
-    def take_steps(self, start: Weights, groups: Sequence[VerifiedGroup]) -> dict[str, Tensor]:
+    def take_steps(self, start: Weights, groups: Sequence[VerifiedGroup], task: Task) -> dict[str, Tensor]:
         """Take a round's local steps from some weights; return the state of the learner."""
-        self.learner.restore(begin_round(self.inner, start))
-        for begin in range(0, len(groups), GROUPS_PER_STEP):
-            self.learner.step(groups[begin : begin + GROUPS_PER_STEP])
-        return self.learner.state()
+        task.learner.restore(begin_round(self.inner, start))
+        for begin in range(0, len(groups), task.setup.groups_per_step):
+            task.learner.step(groups[begin : begin + task.setup.groups_per_step])
+        return task.learner.state()
 
 
 @dataclass(frozen=True)
@@ -114,12 +136,12 @@ def _run_ddp(trial: Trial) -> Outcome:
     The loss weighs all tokens of a step alike, so the mean over the sites' gradients has other weights only by the
     sites' numbers of tokens.
     """
-    task, outcome = Task(SITES * GROUPS_PER_STEP, trial.seed), Outcome()
-    learner = new_learner(task.versions[0], trial.rate)
+    task, outcome = trial.task(SITES), Outcome()
+    learner = task.learner
+    outcome.parameters = learner.parameters
     task.serve(0)
     outcome.curve.append(task.pass_at_1())
     dense = _payload_of(masters(learner.state()))
-    outcome.parameters = sum(tensor.numel() for tensor in task.versions[0].values())
     for number in range(trial.rounds):
         for step in range(trial.local_steps):
             learner.step(task.mine(number * trial.local_steps + step))
@@ -137,12 +159,13 @@ def _payload_of(gradient: Weights) -> bytes:
 
 
 def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
-    task, outcome = Task(SITES * trial.local_steps * GROUPS_PER_STEP, trial.seed), Outcome()
-    rules = variant.rules(trial.local_steps, trial.rounds)
+    ends = [*accumulate(trial.steps)]
+    task, outcome = trial.task(ends[-1]), Outcome()
+    rules, sent_before = variant.rules(trial.local_steps, trial.rounds), SentRounds()
     shared = SharedState.begin(task.versions[0], has_momentum=rules.momentum > 0)
-    learners = [new_learner(task.versions[0], trial.rate) for _ in range(SITES)]
-    sites = [_Site(learner, without_masters(learner.state())) for learner in learners]
-    outcome.parameters = sum(tensor.numel() for tensor in shared.weights.values())
+    new_inner = without_masters(task.learner.state())
+    sites, workers = [_Site(new_inner) for _ in range(SITES)], [bytes([place]) for place in range(SITES)]
+    outcome.parameters = task.learner.parameters
     task.serve(0)
     outcome.curve.append(task.pass_at_1())
     upcoming: list[VerifiedGroup] = []
@@ -150,23 +173,33 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
         groups = upcoming or task.mine(number)
         if variant.delay:  # the next local steps are taken while this round closes
             upcoming = task.mine(number + 1)
+        size = task.setup.groups_per_step
         sent = [
-            _contribute(site, own, shared, rules, variant)
-            for site, own in zip(sites, split(groups, SITES), strict=True)
+            _contribute(site, groups[begin * size : end * size], task, shared, rules, variant)
+            for site, (begin, end) in zip(sites, pairwise([0, *ends]), strict=True)
         ]
-        shared = shared.after([item.payload for item in sent], [1.0] * SITES, rules)
-        for site, item in zip(sites, sent, strict=True):
-            site.inner, site.ahead = item.inner, item.ahead
-            site.feedback = item.residual if rules.uses_feedback(number) else None
+        payloads: list[bytes] = [item.payload for item in sent]
+        factors: tuple[float, ...] = (1.0,) * SITES
+        if trial.weighed:
+            comparison = compare(shared, payloads, rules, bytes(32))
+            weighting = weigh_round(workers, comparison, sent_before, RobustSettings())
+            sent_before, factors = sent_before.after(weighting.sent), weighting.factors
+            outcome.factors.append(factors)
+        counted = [place for place, factor in enumerate(factors) if factor > 0]
+        shared = shared.after([payloads[place] for place in counted], [factors[place] for place in counted], rules)
+        for site, item, factor in zip(sites, sent, factors, strict=True):
+            site.inner, site.ahead = item.inner if factor > 0 else new_inner, item.ahead
+            site.feedback = item.residual if factor > 0 and rules.uses_feedback(number) else None
         task.publish(shared.bf16_view())
-        outcome.curve.append(task.pass_at_1())
+        if not trial.weighed or number + 1 == trial.rounds:
+            outcome.curve.append(task.pass_at_1())
         outcome.payload_bytes.append(fmean(item.size for item in sent))
         outcome.sent.append(fmean(item.entries for item in sent) / outcome.parameters)
     return outcome
 
 
 def _contribute(
-    site: _Site, groups: Sequence[VerifiedGroup], shared: SharedState, rules: RoundRules, variant: Variant
+    site: _Site, groups: Sequence[VerifiedGroup], task: Task, shared: SharedState, rules: RoundRules, variant: Variant
 ) -> _Sent:
     """Take a site's local steps and encode them.
 
@@ -174,7 +207,7 @@ def _contribute(
     the difference to the shared weights when it has them.
     """
     start = shared.weights if site.ahead is None else site.ahead
-    state, stream = site.take_steps(start, groups), shared.stream(rules)
+    state, stream = site.take_steps(start, groups, task), shared.stream(rules)
     local, inner = masters(state), own_state(state, shared.weights, stream)
     if start is not shared.weights:
         local = {name: shared.weights[name] + (local[name] - start[name]) for name in local}

@@ -64,7 +64,9 @@ async def table(setting: Setting, groups: int, only: str) -> None:
     for profile in select(only):
         rows = await profile.thresholds(setting), await profile.thresholds(setting, 1.0)
         print(f"{profile.name}: {describe(rows[0])}")
-        alarms = "".join(f"  {f'{level:g}, {name}':>15}" for name in ("headroom 4", "headroom 1") for level in _LEVELS)
+        alarms = "".join(
+            f"  {f'{level:g}, {name}':>17}" for name in ("headroom 4.2", "headroom 1") for level in _LEVELS
+        )
         print(
             f"{'pair':24}{'rollouts':>9}{'tokens':>9}{'refused':>9}"
             + "".join(f"{name:>8}" for name in MEASURED)
@@ -77,7 +79,7 @@ async def table(setting: Setting, groups: int, only: str) -> None:
                 same = {"same": other.pairs(setting)["same"]}
                 measured = await setting.measure(other.name, same, {"same": groups}, TEST_SEED)
                 _print_rows({f"same of {other.name}": measured["same"]}, rows)
-        bounds = "".join(f"  {_HISTORIES * _GROUPS * level:15g}" for _ in rows for level in _LEVELS)
+        bounds = "".join(f"  {_HISTORIES * _GROUPS * level:17g}" for _ in rows for level in _LEVELS)
         print(f"{'at most':83}{bounds}\n", flush=True)
 
 
@@ -93,6 +95,6 @@ def _print_rows(measurements: Mapping[str, Sequence[GroupMeasurement]], rows: Se
             for level in _LEVELS
         ]
         print(
-            f"{name:24}{rollouts:9}{tokens:9}{refused:9}{evidence}" + "".join(f"  {count:15}" for count in alarms),
+            f"{name:24}{rollouts:9}{tokens:9}{refused:9}{evidence}" + "".join(f"  {count:17}" for count in alarms),
             flush=True,
         )

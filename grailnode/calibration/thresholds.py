@@ -35,7 +35,7 @@ WIDEST_MARGIN: Final = 100.0
 """The largest step of margins, in logits / temperature."""
 _LAST_RATE: Final = 1e-15  # of the last step of margins: one token beyond it refuses its group
 _MOST_RATE: Final = 0.5  # of a step
-_FALL: Final = 1.6  # factor by which rates of two measured steps differ at least
+_FALL: Final = 1.25  # factor by which rates of two steps differ at least
 _CIRCLE: Final = 256  # units of a sketch
 _ULP: Final = float(np.spacing(np.float32(LARGEST_NOISE)))
 _RAISED: Final = 1.25  # factor by which rates are raised if misses are clustered
@@ -47,9 +47,10 @@ class ThresholdDemands:
 
     level: float = 1e-8  # honest work is refused within N groups with a probability of at most N times this
     confidence: float = 0.99  # of the bounds on the rates
-    # factor by which an honest pair may miss more often than the worst measured pair: for machines and later versions
-    # that were not measured
-    headroom: float = 4.0
+    # for machines and later versions that were not measured: factor by which an honest pair may miss more often than
+    # the worst measured pair. For margins it is the size of errors that such a pair has in addition to those of a
+    # measured one, whose margins may be its square root times as frequent
+    headroom: float = 4.2
     window: int = 16  # least number of a miner's groups that are audited in a window
 
 
@@ -124,62 +125,78 @@ class _Measured:
             demands=demands,
         )
 
-    def steps(
-        self, candidates: Sequence[int], extrapolated: Sequence[np.ndarray] = ()
-    ) -> tuple[list[int], list[float]]:
-        """Return candidates whose rates differ, and bounds on their honest rates: the worst pair's with headroom, and
-        never rising. All bounds hold together at the confidence. Where no trial of any pair was, the extrapolated rates
-        of each pair beyond each candidate count, if there are any: float64 [C].
+    def rates(self, candidates: Sequence[int], headroom: float, extrapolated: Sequence[np.ndarray] = ()) -> np.ndarray:
+        """Return bounds on the honest rates beyond each candidate: those of the worst pair with headroom, float64 [C].
+
+        All bounds hold together at the confidence. The extrapolated rates of each pair, float64 [C], count where they
+        are lower, unless a pair has more misses by three standard deviations.
         """
-        demands, beyond = self.demands, np.array(candidates)
-        confidence = 1.0 - (1.0 - demands.confidence) / len(candidates)
-        events = [np.ceil(demands.headroom * (values[:, None] > beyond).sum(axis=0)) for values in self.pairs]
-        rates = np.max(
-            [rate_bounds(count, len(values), confidence) for count, values in zip(events, self.pairs, strict=True)],
-            axis=0,
-        )
+        confidence = 1.0 - (1.0 - self.demands.confidence) / len(candidates)
+        misses = [(values[:, None] > np.array(candidates)).sum(axis=0) for values in self.pairs]
+        sizes = list(map(len, self.pairs))
+        bounds = [
+            rate_bounds(np.ceil(headroom * count), size, confidence) for count, size in zip(misses, sizes, strict=True)
+        ]
+        rates: np.ndarray = np.max(bounds, axis=0)
         if extrapolated:
-            far = np.minimum(rates, np.max(extrapolated, axis=0).clip(min=_LAST_RATE))
-            rates = np.where(beyond >= max(int(values.max()) for values in self.pairs), far, rates)
-        return _spread(candidates, np.minimum.accumulate(rates).tolist())
+            far = np.max(extrapolated, axis=0)
+            expected = far * np.array(sizes)[:, None]
+            is_plausible = (np.array(misses) <= expected + 3.0 * np.sqrt(expected)).all(axis=0)
+            rates = np.where(is_plausible, np.minimum(rates, headroom * far), rates)
+        return rates
 
-    def honest_tail(self, beyond: np.ndarray) -> np.ndarray:
+    def honest_tail(self, beyond: Sequence[int]) -> np.ndarray:
         """Return the share of all honest trials beyond each value."""
-        return _shares(np.concatenate(self.pairs), beyond)
+        return _shares(np.concatenate(self.pairs), np.array(beyond))
 
-    def table(self, beyond: Sequence[int], rates: Sequence[float], tails: Sequence[np.ndarray]) -> Table:
-        """Return the table against cheats that have these tails, float64 [C] each, with rates raised until the measured
-        groups are as probable as independent trials.
+    def table(self, candidates: Sequence[int], rates: np.ndarray, tails: Sequence[np.ndarray]) -> Table:
+        """Return the table against cheats, of steps among some candidates: rates and each tail are float64 [C]. The
+        rates are raised until the measured groups are as probable as independent trials.
 
         Misses of one prompt may be clustered more than the test assumes. In n groups honest work exceeds an evidence of
         log10(10 n J) for one of J alternatives once in ten calibrations, and the rates are raised while it does.
         """
-        scores = [likelihood_scores(rates, tail) for tail in tails]
+        falling = np.minimum.accumulate(rates.clip(min=_LAST_RATE))
+        places = _telling(falling, np.minimum.accumulate(np.array(tails), axis=1))
+        beyond, least = [candidates[place] for place in places], falling[places].clip(max=_MOST_RATE)
+        scores = [likelihood_scores(least.tolist(), tail[places]) for tail in tails]
         counts = [_step_counts(beyond, *pair) for pair in zip(self.pairs, self.trials, strict=True)]
         most = DECADE * math.log10(10 * len(tails) * max(1, sum(map(len, self.trials))))
         factor = 1.0
-        while min(rates) * factor < _RAISED * _MOST_RATE:
-            chosen = table(beyond, [min(_MOST_RATE, factor * rate) for rate in rates], scores)
+        while least[-1] * factor < _RAISED * _MOST_RATE:
+            chosen = table(beyond, (factor * least).clip(max=_MOST_RATE).tolist(), scores)
             if all(largest_evidence(chosen, *pair) <= most for pair in zip(counts, self.trials, strict=True)):
                 return chosen
             factor *= _RAISED
         raise UserError("an honest pair misses in most of its trials; leave it out (--pairs)")
 
 
-def _spread(candidates: Sequence[int], rates: Sequence[float]) -> tuple[list[int], list[float]]:
-    """Return steps whose rates differ by a factor, the first one with the smallest rate among them, and their rates.
+def _telling(falling: np.ndarray, tails: np.ndarray) -> list[int]:
+    """Return the places of at most MAX_STEPS candidates for steps that keep most evidence, by rates that fall, float64
+    [C], and the tails of cheats: float64 [J, C].
 
-    The factor is the smallest of which there are at most MAX_STEPS.
+    Without a step, the trials that reach it count as those of the step before. A cheat of which p and p' trials are
+    there, and q and q' of honest work, then has less evidence: p log(p / q) + p' log(p' / q') is more than the same of
+    both sums. Of all cheats together, relative to all that each has, the least is given up first.
     """
-    usable = [(step, rate) for step, rate in zip(candidates, rates, strict=True) if rate <= _MOST_RATE]
-    usable = usable or [(candidates[-1], _MOST_RATE)]
-    least = usable[-1][1]
-    fall = max(_FALL, (usable[0][1] / least) ** (1.0 / (MAX_STEPS - 1)))
-    chosen = usable[:1]
-    for step, rate in usable:
-        if rate <= chosen[-1][1] / fall or rate == least < chosen[-1][1]:
-            chosen.append((step, rate))
-    return [step for step, _ in chosen[:MAX_STEPS]], [rate for _, rate in chosen[:MAX_STEPS]]
+    places = [int(np.searchsorted(-falling, -falling[-1]))]
+    for place in reversed(range(places[0])):
+        if falling[places[-1]] * _FALL <= falling[place] <= _MOST_RATE:
+            places.append(place)
+    places.reverse()
+    while len(places) > MAX_STEPS:
+        rates = -np.diff(falling[places], prepend=1.0, append=0.0)
+        shares = -np.diff(tails[:, places], prepend=1.0, append=0.0)
+        parts = _evidence(shares, rates)
+        whole = parts.sum(axis=1, keepdims=True).clip(min=1e-12)
+        both = _evidence(shares[:, 1:] + shares[:, :-1], rates[1:] + rates[:-1])
+        del places[int(((parts[:, 1:] + parts[:, :-1] - both) / whole).sum(axis=0).argmin())]
+    return places
+
+
+def _evidence(shares: np.ndarray, rates: np.ndarray) -> np.ndarray:
+    result: np.ndarray = shares * np.log(np.maximum(shares, 1e-300) / rates)
+    return result
 
 
 def _step_counts(beyond: Sequence[int], values: np.ndarray, trials: np.ndarray) -> np.ndarray:
@@ -255,57 +272,57 @@ def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
     grid = np.arange(_CIRCLE // 2)
     # Rounding adds less than one unit. What a tail gives for x is above the rate of values beyond x + 1.
     far = [
-        demands.headroom
-        * _tail_of(np.concatenate([group.sketch_errors[~group.repeats] for group in groups]), demands).rates(grid - 2.0)
+        _tail_of(np.concatenate([group.sketch_errors[~group.repeats] for group in groups]), demands).rates(grid - 2.0)
         for groups in honest.values()
     ]
-    beyond, rates = measured.steps(grid.tolist(), far)
-    steps = np.array(beyond)
+    rates = measured.rates(grid.tolist(), demands.headroom, far)
 
     def forged(values: np.ndarray) -> np.ndarray:
         """Each of four values is somewhere on the circle."""
         tail: np.ndarray = 1.0 - ((2 * values + 1) / _CIRCLE).clip(max=1.0) ** 4
         return tail
 
-    shares, noise = measured.honest_tail(steps), np.concatenate(measured.pairs).astype(np.float64)
+    shares, noise = measured.honest_tail(grid.tolist()), np.concatenate(measured.pairs).astype(np.float64)
     errors = np.random.default_rng(0).permutation(np.resize(measured.copies, len(noise)))
-    tails = [_shares(np.hypot(noise, scale * errors), steps) for scale in (1.0, 0.5, 0.25, 0.125)]
-    tails += [_shares(factor * noise, steps) for factor in (1.5, 2.0)]
+    tails = [_shares(np.hypot(noise, scale * errors), grid) for scale in (1.0, 0.5, 0.25, 0.125)]
+    tails += [_shares(factor * noise, grid) for factor in (1.5, 2.0)]
     tails += [(1 - share) * shares + share * tails[0] for share in (0.1, 0.01)]
-    tails += [(1 - share) * shares + share * forged(steps) for share in (0.3, 0.03, 0.003)]
-    return measured.table(beyond, rates, tails)
+    tails += [(1 - share) * shares + share * forged(grid) for share in (0.3, 0.03, 0.003)]
+    return measured.table(grid.tolist(), rates, tails)
 
 
 def _margin_table(measured: _Measured, honest: Honest, demands: ThresholdDemands) -> Table:
-    """Return the table of margins. The cheats are copies, near ties that are decided, and edited tokens.
+    """Return the table of margins. The cheats are copies, near ties that are decided, tokens of a filter, and edited
+    ones.
 
     Beyond what was measured, an edited token is taken to be short by more than x in 1 / (1 + x) of the cases, which has
     a part in each order of magnitude: where the policy is sure of its token, another one is short by the logarithm of
     the odds, and near 0 where many are equally probable.
     """
-    grid = sorted({0, *(math.ceil(10.0 ** (power / 8) / NOISE_UNIT) for power in range(-44, 17))})
-    far = [_extrapolated_rates(groups, np.array(grid) * NOISE_UNIT, demands) for groups in honest.values()]
-    beyond, rates = measured.steps(grid, far)
-    steps = np.array(beyond)
-    shares, margins = measured.honest_tail(steps), steps * NOISE_UNIT
-    tails = [scale * _shares(measured.copies, steps / scale) for scale in (1.0, 0.5, 0.25, 0.125)]
+    grid = sorted({0, *(math.ceil(10.0 ** (power / 16) / NOISE_UNIT) for power in range(-88, 33))})
+    margins = np.array(grid) * NOISE_UNIT
+    far = [_extrapolated_rates(groups, margins, demands) for groups in honest.values()]
+    noise = np.max([_noise_rates(groups, margins, demands.headroom) for groups in honest.values()], axis=0)
+    rates = measured.rates(grid, math.sqrt(demands.headroom), far) + noise
+    shares = measured.honest_tail(grid)
+    tails = [scale * _shares(measured.copies, np.array(grid) / scale) for scale in (1.0, 0.5, 0.25, 0.125)]
     tails += [(1 - share) * shares + share * tails[0] for share in (0.2, 0.04)]
     for near in (0.3, 0.1):  # ties of at most so much are decided, in one token of a hundred
         tails.append(shares + 0.01 * (1 - margins / near).clip(min=0.0))
-    tails += [(1 - share) * shares + share / (1 + margins) for share in (1e-2, 1e-3, 2e-4, 4e-5)]
-    return measured.table(beyond, rates, tails)
+    tails.append(shares + 1.5e-3 * np.exp(-1.5 * margins))
+    tails += [(1 - share) * shares + share / (1 + margins) for share in (1e-3, 2e-4, 4e-5)]
+    return measured.table(grid, rates, tails)
 
 
 def _stop_table(measured: _Measured) -> Table:
     """Return the table of stops: the cheats end a share of their rollouts where the end is short by up to a bound."""
     grid = sorted({0, *(math.ceil(10.0 ** (power / 4) / NOISE_UNIT) for power in range(-16, 5))})
-    beyond, rates = measured.steps(grid)
-    margins, honest = np.array(beyond) * NOISE_UNIT, measured.honest_tail(np.array(beyond))
+    margins, honest = np.array(grid) * NOISE_UNIT, measured.honest_tail(grid)
     tails = [
         honest + share * (1 - margins / near).clip(min=0.0)
         for share, near in ((0.4, 0.5), (0.1, 0.1), (0.03, 0.03), (0.03, 0.3), (0.01, 0.01))
     ]
-    return measured.table(beyond, rates, tails)
+    return measured.table(grid, measured.rates(grid, measured.demands.headroom), tails)
 
 
 def _replay_table(honest: Honest, demands: ThresholdDemands) -> dict[StatisticName, Table]:
@@ -330,18 +347,35 @@ def _replay_table(honest: Honest, demands: ThresholdDemands) -> dict[StatisticNa
 def _extrapolated_rates(
     groups: Sequence[GroupMeasurement], margins: np.ndarray, demands: ThresholdDemands
 ) -> np.ndarray:
-    """Return bounds on the rates of a pair's margins beyond each, with headroom, from the tail of its shifts."""
+    """Return bounds on the rates of a pair's margins beyond each, from the tail of its shifts: float64 [M]."""
     shifts, rivals = (np.concatenate([getattr(group, name) for group in groups]) for name in ("shifts", "rivals"))
     # A shift counts for the probability of the token's rivals: it is in the sample as often (systematic sampling).
     sampled = np.diff(np.floor(np.cumsum(rivals, dtype=np.float64)), prepend=0.0) > 0
-    rates: np.ndarray = demands.headroom * float(rivals.mean()) * _tail_of(shifts[sampled], demands).rates(margins)
+    rates: np.ndarray = float(rivals.mean()) * _tail_of(shifts[sampled], demands).rates(margins)
+    return rates
+
+
+def _noise_rates(groups: Sequence[GroupMeasurement], margins: np.ndarray, headroom: float) -> np.ndarray:
+    """Return the rates of margins beyond each that normal errors cause which are `headroom` times as large as a pair's
+    shifts (root mean square), wherever they are: float64 [M]. By grailnode/calibration/tail.py these are the mean of
+    1 - p times the integral of P(S > s) over s > x.
+    """
+    shifts, rivals = (np.concatenate([getattr(group, name) for group in groups]) for name in ("shifts", "rivals"))
+    deviation = headroom * max(_ULP, float(np.sqrt(np.square(_finite(shifts)).mean())))
+    normal, units = NormalDist(), margins / deviation
+    integrals = np.array([normal.pdf(unit) - unit * normal.cdf(-unit) for unit in units.tolist()]).clip(min=0.0)
+    rates: np.ndarray = 2.0 * float(rivals.mean()) * deviation * integrals
     return rates
 
 
 def _tail_of(values: np.ndarray, demands: ThresholdDemands) -> MarginTail:
-    """Return the tail of differences of a pair; what is no number counts as the widest margin."""
-    finite = np.where(np.isfinite(values), values, WIDEST_MARGIN).astype(np.float64)
-    return MarginTail(np.maximum(finite, _ULP), NormalDist().inv_cdf(demands.confidence) ** 2 / 2, _CIRCLE)
+    """Return the tail of differences of a pair."""
+    return MarginTail(np.maximum(_finite(values), _ULP), NormalDist().inv_cdf(demands.confidence) ** 2 / 2, _CIRCLE)
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    """Return values in which what is no number is the widest margin: float64."""
+    return np.where(np.isfinite(values), values, WIDEST_MARGIN).astype(np.float64)
 
 
 def logprob_tolerance(honest: Honest, demands: ThresholdDemands) -> float:

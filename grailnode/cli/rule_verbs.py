@@ -89,7 +89,7 @@ _CALIBRATION_RULES: Final = (
 @shown_option(
     "--headroom",
     type=click.FloatRange(1.0),
-    default=4.0,
+    default=4.2,
     help="How many times more than the worst measured pair an honest machine may differ.",
 )
 @shown_option("--seed", type=click.IntRange(0), default=0, help="Seed of prompts, noise and projections.")

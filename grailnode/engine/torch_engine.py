@@ -1,7 +1,8 @@
 """The reference engine: torch, batched, with a key-value cache (implements roles.ports.Engine).
 
 Computation is a pure function of the weights. So staging converts new weights beside those that are served, and
-committing swaps one reference: a request is computed with one policy version from beginning to end. The arithmetic runs
+committing swaps one reference: a request is computed with one policy version from beginning to end. Staging waits for
+calls that compute with a version before the one that is served, so that there are never three. The arithmetic runs
 through `run_sync`, by default in one of trio's worker threads, a batch at a time, so that cancellation takes effect
 between two batches.
 """
@@ -94,6 +95,8 @@ class TorchEngine:
         self._serving: Policy | None = None
         self._staged: Policy | None = None
         self._turn_caches = TurnCaches(max_batch_tokens)
+        self._calls = self._old_calls = 0  # that compute with the policy that is served, and with an older one
+        self._waiting_stages = trio.lowlevel.ParkingLot()
 
     @property
     def version(self) -> int | None:
@@ -108,6 +111,7 @@ class TorchEngine:
 
     async def stage(self, version: int, weights: Weights) -> None:
         check_fit(self._model, weights)
+        await self._wait_for_old_calls()
         is_quantized = any(map(is_code, weights.values()))
         self._staged = Policy(version, await self._compute(self._convert, weights), is_quantized)
 
@@ -116,6 +120,7 @@ class TorchEngine:
         policy = self._policy()
         # If the patch is refused, nothing is staged: a later commit must not serve an older stage.
         self._staged = None
+        await self._wait_for_old_calls()
         try:
             weights = await self._compute(self._patched, policy, patch, manifest.weights)
         except ProtocolError as error:
@@ -128,6 +133,7 @@ class TorchEngine:
         # A call that is under way keeps its own policy, so the swap is one assignment and no call sees two versions.
         old = [self._serving]
         self._serving, self._staged = self._staged, None
+        self._calls, self._old_calls = 0, self._old_calls + self._calls
         await self._compute(old.clear)  # to give memory back takes long on an event loop
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
@@ -171,6 +177,11 @@ class TorchEngine:
                 results += await compute(self._check, requests[batch], rules)
         return results
 
+    async def _wait_for_old_calls(self) -> None:
+        # no gate of trio's locks: without old calls this must not wait, as engines also compute without an event loop
+        while self._old_calls:
+            await self._waiting_stages.park()
+
     def _policy(self) -> Policy:
         if self._serving is None:
             raise EngineError("no policy has been committed")
@@ -186,12 +197,17 @@ class TorchEngine:
         async def compute(function: Callable[..., Any], *arguments: Any) -> Any:
             return await self._compute(function, policies[0], *arguments)
 
+        self._calls += 1
         try:
             yield compute
         finally:
-            if policies[0] is not self._serving:
+            if policies[0] is self._serving:
+                self._calls -= 1
+            else:
                 with trio.CancelScope(shield=True):
                     await self._compute(policies.clear)
+                self._old_calls -= 1
+                self._waiting_stages.unpark_all()
 
     async def _compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with _torch_errors():

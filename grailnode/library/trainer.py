@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
 import trio
 from torch import Tensor
+from torch import distributed as dist
 
 from grailnode import UserError
 from grailnode.config import Config
@@ -32,15 +33,19 @@ from grailnode.node.run_model import genesis_reader, policy_directory
 from grailnode.node.state_locks import is_locked, lock_state
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run.joining import open_config
+from protocol.quantization import quantize
+from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.ports import EngineError
-from roles.trainer.external_training import ExternalTraining
+from roles.trainer.tensor_shards import TensorSource
+from roles.trainer.training_spool import TrainingSpool
 from roles.trainer.verified_batch import VerifiedGroup
 
 _STOP_SECONDS: Final = 20.0
 _AWAY_SECONDS: Final = 60.0  # longer than the pause before a process that failed is started again
 _LAST_LINES: Final = 5
-
+_MOST_WAITING: Final = 2  # versions for their upload
+_DIGEST_BYTES: Final = 32
 
 Result = TypeVar("Result")
 
@@ -79,6 +84,10 @@ class Group:
     digest: bytes
 
 
+Groups = Group | Sequence[Group] | Sequence[bytes]
+"""A group, or a list of groups or of their digests."""
+
+
 class AsyncTrainer:
     """A trainer for a program in trio; `open_trainer_async` makes one. Its calls are those of `Trainer`.
 
@@ -89,10 +98,10 @@ class AsyncTrainer:
         run, policy: as of `Trainer`.
     """
 
-    def __init__(self, node: Node, training: ExternalTraining, config: Config) -> None:
+    def __init__(self, node: Node, spool: TrainingSpool, config: Config) -> None:
         self.run = node.run
         self.policy = policy_directory(config)
-        self._training = training
+        self._spool = spool
         self._shapes = models.build(Policy.load(self.policy), lora=self.run.lora)
         self._process: int | None = os.getpid()
 
@@ -103,36 +112,41 @@ class AsyncTrainer:
     @property
     def version(self) -> int:
         """The newest version that was published."""
-        return self._training.version
+        return self._spool.version
 
     async def publish(self, weights: Weights, *, step: int) -> int:
         """Publish the next version, as `Trainer.publish` does."""
         self._check(step=step)
-        rounded = await trio.to_thread.run_sync(self._rounded, weights)
         try:
-            return await self._training.publish(rounded, step)
+            published = await trio.to_thread.run_sync(self._published, weights)
+            await self._spool.wait_for_uploads(_MOST_WAITING - 1)
+            with trio.CancelScope(shield=True):  # a version is durable and counted, or neither
+                await self._spool.publish(TensorSource.of(published), step)
         except ValueError as error:
             raise UserError(f"{_source(weights)}: {error}") from error
+        return self.version
 
     async def wait_for_uploads(self) -> None:
         """Return when every version that was published is in storage."""
         self._check()
-        await self._training.wait_for_uploads()
+        await self._spool.wait_for_uploads()
 
     async def groups(self, min_count: int = 1, max_count: int | None = None) -> list[Group]:
         """Return verified groups, as `Trainer.groups` does."""
         self._check(min_count=min_count, max_count=min_count if max_count is None else max_count)
         if max_count is not None and not 0 <= min_count <= max_count:
             raise UserError(f"min_count {min_count} and max_count {max_count}: not 0 <= min_count <= max_count")
-        return [self._group(group) for group in await self._training.groups(min_count, max_count)]
+        return [self._group(group) for group in await self._spool.groups(min_count, max_count)]
 
-    async def acknowledge(self, groups: Group | Sequence[Group]) -> None:
+    async def acknowledge(self, groups: Groups) -> None:
         """Say that groups were learned from, as `Trainer.acknowledge` does."""
         self._check()
         groups = [groups] if isinstance(groups, Group) else groups
-        if not isinstance(groups, Sequence) or not all(isinstance(group, Group) for group in groups):
-            raise UserError("acknowledge takes a group, or a list of them, as `groups` returns them")
-        await self._training.acknowledge({group.digest: group.version for group in groups})
+        items = groups if isinstance(groups, Sequence) else [None]
+        digests: list[Any] = [item.digest if isinstance(item, Group) else item for item in items]
+        if not all(isinstance(digest, bytes) and len(digest) == _DIGEST_BYTES for digest in digests):
+            raise UserError("acknowledge takes a group, or a list of groups or of their digests")
+        await self._spool.acknowledge(digests)
 
     def _check(self, **counts: object) -> None:
         if self._process != os.getpid():
@@ -141,8 +155,8 @@ class AsyncTrainer:
             if not isinstance(count, int):
                 raise UserError(f"{name} {count!r}: not a whole number")
 
-    def _rounded(self, weights: Weights) -> dict[str, Tensor]:
-        """Return weights in BF16 on the CPU, if they fit the run's policy."""
+    def _published(self, weights: Weights) -> dict[str, Tensor]:
+        """Return weights as they are published, on the CPU, if they fit the run's policy."""
         source = _source(weights)
         if isinstance(weights, str | Path):
             read = load_weights if self.run.lora is None else read_adapters
@@ -160,7 +174,10 @@ class AsyncTrainer:
             raise UserError(
                 f"{source}: {error}; the names are those of the checkpoint's files, as save_pretrained writes them"
             ) from error
-        return {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+        rounded = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
+        if wrong := next((name for name, tensor in rounded.items() if not tensor.isfinite().all()), ""):
+            raise UserError(f"{source}: {wrong} has a value that is not finite, or too large for BF16")
+        return quantize(rounded, self.run.precision)
 
     def _group(self, group: VerifiedGroup) -> Group:
         completions, drawn = zip(*group.sequences, strict=True)
@@ -183,36 +200,40 @@ class Trainer:
     Attributes:
         run: the rules that everybody has signed, such as `group_size` and `sampling`.
         policy: the directory with the checkpoint of version 0 (the base in a LoRA run) and its tokenizer.
+        version: the newest version that was published.
     """
 
-    def __init__(self, trainer: AsyncTrainer) -> None:
-        self.run = trainer.run
-        self.policy = trainer.policy
-        self._trainer = trainer
+    def __init__(self, open_first: Callable[[], AsyncTrainer], ranks: "dist.ProcessGroup | None") -> None:
+        self._ranks = ranks
         self._calling = Lock()
 
-    @property
-    def version(self) -> int:
-        """The newest version that was published."""
-        return self._trainer.version
+        def open_trainer() -> tuple[RunManifest, Path, int]:
+            self._trainer = open_first()
+            return self._trainer.run, self._trainer.policy, self._trainer.version
+
+        self.run, self.policy, self.version = self._on_first(open_trainer)
 
     def publish(self, weights: Weights, *, step: int) -> int:
         """Publish the next version, and return its number; the upload goes on behind this call.
 
         Args:
             weights: floating-point tensors by the names in the run's checkpoint, such as a state dict, or a directory
-                with a Hugging Face checkpoint (of PEFT's adapters in a LoRA run). They are rounded to BF16.
+                with a Hugging Face checkpoint (of PEFT's adapters in a LoRA run). They are rounded to BF16. Of a
+                DTensor, each rank gives its part.
             step: optimizer steps up to it.
 
         Raises:
             UserError: names, shapes or dtypes are not those of the run's policy, a value is not finite, or the node has
                 ended.
         """
-        return self._call(partial(self._trainer.publish, weights, step=step))
+        if self._ranks is not None and isinstance(weights, Mapping):
+            weights = self._gathered(weights)
+        self.version = self._call(lambda trainer: trainer.publish(weights, step=step))
+        return self.version
 
     def wait_for_uploads(self) -> None:
         """Return when every version that was published is in storage."""
-        self._call(self._trainer.wait_for_uploads)
+        self._call(lambda trainer: trainer.wait_for_uploads())
 
     def groups(self, min_count: int = 1, max_count: int | None = None) -> list[Group]:
         """Return verified groups that were not given out before; this waits for at least `min_count`.
@@ -222,39 +243,73 @@ class Trainer:
         A group comes again after a restart of this program, until it is acknowledged. One that is too old for the run
         (`trainer.max_staleness`) does not come.
         """
-        return self._call(partial(self._trainer.groups, min_count, max_count))
+        return self._call(lambda trainer: trainer.groups(min_count, max_count))
 
-    def acknowledge(self, groups: Group | Sequence[Group]) -> None:
-        """Say that groups were learned from, and never have to come again. Call it when your own checkpoint that
-        contains them is durable.
+    def acknowledge(self, groups: Groups) -> None:
+        """Say that groups were learned from, and never have to come again.
+
+        Call it when your own checkpoint, with the digests of the groups that came since the one before, is durable. If
+        you call it with these after a restart, too, no group comes twice.
         """
-        self._call(partial(self._trainer.acknowledge, groups))
+        self._call(lambda trainer: trainer.acknowledge(groups))
 
-    def _call(self, call: Callable[[], Awaitable[Result]]) -> Result:
+    def _call(self, call: Callable[[AsyncTrainer], Awaitable[Result]]) -> Result:
         if not self._calling.acquire(blocking=False):
             raise UserError("another thread is in a call of this trainer; take turns, or use open_trainer_async")
         try:
-            return trio.run(call)
+            return self._on_first(lambda: trio.run(call, self._trainer))
         finally:
             self._calling.release()
+
+    def _on_first(self, function: Callable[[], Result]) -> Result:
+        """Call a function on the first rank, and return its result, or raise its error, on all."""
+        if self._ranks is None:
+            return function()
+        answers: list[Any] = [None]
+        if dist.get_rank(self._ranks) == 0:
+            try:
+                answers[0] = function()
+            except UserError as error:
+                answers[0] = error
+        dist.broadcast_object_list(answers, group=self._ranks, group_src=0)
+        if isinstance(answers[0], UserError):
+            raise answers[0]
+        answer: Result = answers[0]
+        return answer
+
+    def _gathered(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return weights of which no tensor is divided among ranks; only the first rank gets those that were."""
+        whole = dict(weights)
+        for name, tensor in weights.items():
+            if hasattr(tensor, "full_tensor"):  # a DTensor
+                divided: Any = tensor.detach()
+                full = (divided.to(torch.bfloat16) if tensor.is_floating_point() else divided).full_tensor()
+                whole[name] = full.cpu() if dist.get_rank(self._ranks) == 0 else full.new_empty(0)
+        return whole
 
 
 @contextmanager
 def open_trainer(
-    run: str | Path, name: str = "trainer", *, report: Callable[[str], None] = lambda line: None
+    run: str | Path,
+    name: str = "trainer",
+    *,
+    ranks: "dist.ProcessGroup | None" = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Trainer]:
     """Yield the trainer of a run, and run its node meanwhile.
 
     Args:
         run: the path of run.toml.
         name: of the node, whose key is in the run's keys/.
+        ranks: the processes of this program, if it has several. All make the same calls and get the same answers; the
+            first one has the node. Their group must wait for as long as groups may take.
         report: takes lines for people.
 
     Raises:
         UserError: the run, the key or the policy cannot be used, or another program trains with this state.
     """
-    with _open(run, name, report) as trainer:
-        yield Trainer(trainer)
+    with ExitStack() as stack:
+        yield Trainer(lambda: stack.enter_context(_open(run, name, report)), ranks)
 
 
 @asynccontextmanager
@@ -285,9 +340,9 @@ def _open(run: str | Path, name: str, report: Callable[[str], None]) -> Iterator
         check = _check_of_other(state)
         if not is_locked(state, "upload"):
             check = partial(_check_program, stack.enter_context(_program(run, name, log)), log)
-        training = ExternalTraining(node, config.trainer.max_staleness, check)
-        trio.run(training.begin, genesis_reader(config, node.run, policy_directory(config)))
-        trainer = AsyncTrainer(node, training, config)
+        spool = TrainingSpool(node, config.trainer.max_staleness, config.trainer.file_bytes, check)
+        trio.run(spool.begin, genesis_reader(config, node.run, policy_directory(config)))
+        trainer = AsyncTrainer(node, spool, config)
         stack.callback(trainer.close)
         yield trainer
 
@@ -299,7 +354,7 @@ def _fault(tensor: object) -> str:
     if not tensor.is_floating_point():
         return f"has dtype {tensor.dtype}; publish floating-point ones"
     if hasattr(tensor, "full_tensor"):  # a DTensor
-        return "is divided among ranks; publish what its full_tensor() returns"
+        return "is divided among ranks; open the trainer with `ranks`, or publish what its full_tensor() returns"
     return "has no dense values" if tensor.is_meta or tensor.layout != torch.strided else ""
 
 

@@ -58,7 +58,7 @@ def publisher_settings(config: Config, run: RunManifest) -> PublisherSettings:
         expiry_offset_ms=secrets.randbelow(min(1000, run.head_ttl * 100)),
         profile=section.patch_profile,
         threads=config.engine.threads,
-        part_bytes=section.file_bytes // 16,
+        part_bytes=section.file_bytes // 8,
     )
 
 

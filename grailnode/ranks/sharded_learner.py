@@ -99,10 +99,10 @@ class ShardedLearner(Learner):
         """Return this rank's rows of masters and moments."""
         return self._rows(self._optimizer.tensors)
 
-    async def put_version(self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str) -> WrittenWeights:
+    async def put_version(self, state: ObjectStore, folder: str, run_sync: RunSync, shard_bytes: int) -> WrittenWeights:
         group, own = self._group, WeightsHash()
         if group.rank == 0:
-            await run_sync(group.broadcast, group.reads, ("publish", (shard_bytes, folder)))
+            await run_sync(group.broadcast, group.reads, ("publish", (folder, shard_bytes)))
         sizes = self.view_source().sizes
         shards, total = safetensors.shards(sizes, shard_bytes), sum(sizes.values())
         if group.rank % self._local_ranks == 0:
@@ -271,7 +271,8 @@ class ShardedLearner(Learner):
                 continue
             with suppress(ValueError):
                 if method == "publish":
-                    trio.from_thread.run(self.put_version, state, trio.to_thread.run_sync, *argument)
+                    folder, shard_bytes = argument
+                    trio.from_thread.run(self.put_version, state, folder, trio.to_thread.run_sync, shard_bytes)
                     continue
                 if sweeps:
                     trio.from_thread.run(delete_folders, state, {*argument[1:]})

@@ -10,7 +10,7 @@
     canaries/{window}-{index}-{digest}  a group as the canary computes it, for the collector
     difficulty                  the newest difficulty table, from the collector to the publisher
     collector-progress          the oldest window for which verdicts may still come
-    acknowledged                the groups that a training loop of somebody else has learned from
+    acknowledged                the groups that the training loop has learned from (roles/trainer/training_spool.py)
     chain/...                   what the publisher has published (roles/trainer/publish/history.py)
 
 An object is complete or absent (the store's promise). Each has one writer, and the one reader that deletes it, so a
@@ -33,9 +33,8 @@ from protocol.judging.verdict import Judgement
 from protocol.proof import Arithmetic
 from protocol.quantization import quantize
 from protocol.run import RunManifest
-from roles.node.identity import Node
 from roles.ports import ObjectStore
-from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, TensorSource, WrittenWeights, delete_below, put_weights
+from roles.trainer.tensor_shards import SHARD_BYTES, RunSync, VersionSource, WrittenWeights, delete_below
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
 
 CHAIN = "chain/"
@@ -106,11 +105,11 @@ def weights_folder(version: int) -> str:
 
 
 async def put_snapshot(
-    state: ObjectStore, name: SnapshotName, source: TensorSource, run_sync: RunSync, shard_bytes: int = SHARD_BYTES
+    state: ObjectStore, name: SnapshotName, source: VersionSource, run_sync: RunSync, shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Put a snapshot into the outbox."""
     await note_snapshot(
-        state, name, await put_weights(state, weights_folder(name.version), source, run_sync, shard_bytes)
+        state, name, await source.put_version(state, weights_folder(name.version), run_sync, shard_bytes)
     )
 
 
@@ -183,20 +182,6 @@ def checked_genesis(run: RunManifest, genesis: Callable[[], Weights]) -> Weights
     if digest_weights(weights) != run.model.genesis:
         raise ChainError("this policy is not the genesis that the run names; use the one it was founded with", "policy")
     return weights
-
-
-async def begin_versions(node: Node, genesis: Callable[[], Weights], shard_bytes: int = SHARD_BYTES) -> int:
-    """Return the newest version that is published or in the outbox, or else put version 0 there; delete what a crash
-    left of later ones.
-    """
-    newest = await next_version(node.state) - 1
-    await delete_unnamed_weights(node.state, newest)
-    if newest >= 0:
-        return newest
-    weights = dict(await node.run_sync(checked_genesis, node.run, genesis))
-    await put_snapshot(node.state, SnapshotName(0, 0), TensorSource.of(weights), node.run_sync, shard_bytes)
-    await node.run_sync(weights.clear)  # on the event loop, giving back the memory takes long
-    return 0
 
 
 class Inbox:

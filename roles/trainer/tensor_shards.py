@@ -8,7 +8,7 @@ complete; until then its files may be replaced.
 
 from collections.abc import Awaitable, Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from protocol.digest import Weights, outline, tensor_digest, weights_digest
 from protocol.limits import MAX_SHARD_BYTES
 from roles.ports import ObjectStore
 
-SHARD_BYTES = 1 << 26
+SHARD_BYTES = 1 << 25
 
 RunSync = Callable[..., Awaitable[Any]]
 """Runs a function that computes for long, off the event loop's thread."""
@@ -41,6 +41,14 @@ class TensorSource:
         """Return some of the tensors as a safetensors file."""
         return safetensors.write(self.read(names))
 
+    async def put_version(
+        self, state: ObjectStore, folder: str, run_sync: RunSync, shard_bytes: int = SHARD_BYTES
+    ) -> "WrittenWeights":
+        """Write the weights into a folder; their digest is computed from the tensors that the files are made of."""
+        own = WeightsHash()
+        read = TensorSource(self.sizes, lambda names: own.add(self.read(names)))
+        return WrittenWeights(await put_shards(state, folder, read, run_sync, shard_bytes), (own.digest(),))
+
 
 @dataclass(frozen=True)
 class WrittenWeights:
@@ -48,6 +56,14 @@ class WrittenWeights:
 
     files: int  # on all hosts
     digests: tuple[bytes, ...]
+
+
+class VersionSource(Protocol):
+    """The weights of a version, on this host or divided among several."""
+
+    async def put_version(
+        self, state: ObjectStore, folder: str, run_sync: RunSync, shard_bytes: int
+    ) -> WrittenWeights: ...
 
 
 class WeightsHash:
@@ -65,15 +81,6 @@ class WeightsHash:
 
     def digest(self) -> bytes:
         return weights_digest(self._digests, outline(self._outline))
-
-
-async def put_weights(
-    state: ObjectStore, folder: str, source: TensorSource, run_sync: RunSync, shard_bytes: int = SHARD_BYTES
-) -> WrittenWeights:
-    """Write weights into a folder; their digest is computed from the tensors that the files are made of."""
-    own = WeightsHash()
-    read = TensorSource(source.sizes, lambda names: own.add(source.read(names)))
-    return WrittenWeights(await put_shards(state, folder, read, run_sync, shard_bytes), (own.digest(),))
 
 
 async def put_shards(

@@ -25,6 +25,7 @@ from grailnode.calibration.thresholds import (
     table,
 )
 from protocol.judging.evidence import NO_EVIDENCE, REPRODUCED, UNREPRODUCED, advance, exceeded, is_improbable
+from protocol.limits import MAX_STEPS
 from protocol.proof import DECADE, RATE_UNIT, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.builders.proofs import FLOAT32
@@ -113,6 +114,38 @@ def test_headroom_raises_the_bounds() -> None:
     narrow, wide = (thresholds(honest, demands=replace(DEMANDS, headroom=h)) for h in (1.0, 4.0))
     assert wide.sketch.rates[0] > 1.5 * narrow.sketch.rates[0]
     assert wide.margin.rates[0] > 1.5 * narrow.margin.rates[0]
+
+
+def rounded(count: int, seed: int, errors: float) -> list[GroupMeasurement]:
+    """Return groups whose scores are off by normal errors of this size, and what margins these cause."""
+    generator = np.random.default_rng(seed)
+    result = []
+    for group in groups(count, length=60, seed=seed):
+        shifts = errors * generator.standard_normal(len(group.margins))
+        gaps = generator.exponential(1.0, len(shifts))
+        margins = np.where(gaps < shifts, shifts - gaps, 0.0).astype(np.float32)
+        result.append(replace(group, shifts=np.abs(shifts).astype(np.float32), margins=margins))
+    return result
+
+
+def test_larger_errors_than_were_measured_are_honest_as_far_as_the_headroom() -> None:
+    """Errors three times as large cause margins three times as often, but far ones much more often."""
+    honest = {"pair": rounded(300, 0, 0.01)}
+    narrow, wide = (thresholds(honest, demands=replace(DEMANDS, headroom=h)) for h in (1.0, 4.0))
+    counts = {
+        errors: [[g.counts(row) for g in rounded(300, 1, errors)] for row in (narrow, wide)] for errors in (0.03, 0.2)
+    }
+    assert [is_improbable(NO_EVIDENCE, part, row) for part, row in zip(counts[0.03], (narrow, wide), strict=True)] == [
+        True,
+        False,
+    ]
+    assert is_improbable(NO_EVIDENCE, counts[0.2][1], wide)
+
+
+def test_steps_are_where_cheats_have_most_evidence() -> None:
+    spec = thresholds({"pair": rounded(300, 0, 0.01)}, demands=replace(DEMANDS, headroom=4.0)).margin
+    assert len(spec.beyond) == MAX_STEPS
+    assert sum(0.01 < beyond * NOISE_UNIT < 0.5 for beyond in spec.beyond) >= MAX_STEPS // 2
 
 
 def test_clustered_misses_raise_the_rates() -> None:

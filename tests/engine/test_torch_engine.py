@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import trio
+import trio.testing
 from torch import Tensor
 from torch.nn import functional
 
@@ -208,6 +209,30 @@ async def test_a_version_that_only_a_call_still_uses_is_not_freed_on_the_event_l
         pausing.released.set()
     assert threads
     assert threading.get_ident() not in threads
+
+
+async def test_a_third_version_is_staged_when_no_call_uses_the_first_one(model: CausalModel) -> None:
+    released = trio.Event()
+
+    async def run_sync(function: Any, *arguments: Any) -> Any:
+        if function == engine._sample:
+            await released.wait()
+        return function(*arguments)
+
+    engine = TorchEngine(model, run_sync=run_sync)
+    await serve(engine, random_weights(model))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.generate, requests_of_many_lengths(2), PARAMS)
+        await trio.testing.wait_all_tasks_blocked()
+        await engine.stage(1, random_weights(model, 1))
+        await engine.commit()
+        nursery.start_soon(engine.stage, 2, random_weights(model, 2))
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(EngineError, match="nothing is staged"):
+            await engine.commit()
+        released.set()
+    await engine.commit()
+    assert engine.version == 2
 
 
 # The torch engine serves versions of codes and scales, and computes what it computes with their BF16 values

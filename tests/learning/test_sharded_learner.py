@@ -126,7 +126,7 @@ def test_each_rank_writes_its_rows_on_its_host_and_a_host_that_has_lost_them_is_
 
 
 def put_version(learner: Learner, directory: Path) -> WrittenWeights:
-    return trio.run(learner.put_version, LocalStore(directory), trio.to_thread.run_sync, 4096, weights_folder(1))
+    return trio.run(learner.put_version, LocalStore(directory), weights_folder(1), trio.to_thread.run_sync, 4096)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])

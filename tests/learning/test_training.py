@@ -30,7 +30,8 @@ from tests.learning.ranks import assert_equal, group
 from tests.support.builders.chains import equal
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
-from tests.support.builders.verified_batches import verified_batch
+from tests.support.builders.verified_batches import put_batch, verified_batch
+from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling, changes
 from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.learning import Setup, run
 from tests.support.simulation.network import Network
@@ -255,6 +256,37 @@ async def test_training_ends_after_its_last_step_and_publishes_that_policy():
     assert resumed.steps == 3
     assert await list_snapshots(state) == names
     assert [item.path async for item in state.list(INBOX)] == []
+
+
+@simulated
+async def test_a_training_that_is_killed_at_any_change_of_its_state_ends_with_the_same_bits():
+    """Its collector is killed too, and delivers every batch again."""
+    network = Network(demo_rules())
+
+    async def train(kill_at: int) -> tuple[Learner, CrashTrigger]:
+        trigger = CrashTrigger(changes, kill_at, after=True)
+        memory = MemoryStore()
+        for state in (CrashingStore(memory, trigger), memory):
+            for number in range(1, 4):
+                await put_batch(memory, number)
+            learner = Learner(network.compute.model, network.weights, SETTINGS)
+            node = replace(network.node("trainer"), state=state)
+            settings = TrainingSettings(groups_per_step=2, training_steps=3, file_bytes=1 << 21)
+            with trio.move_on_after(2) as scope:
+                trigger.crash = cancelling(scope)
+                buffer = ReplayBuffer(ReplaySettings(), 0)
+                await Training(node, learner, buffer, lambda: network.weights, settings).run()
+        assert [item.path async for item in memory.list(INBOX)] == []
+        return learner, trigger
+
+    expected, kills = (await train(1 << 20))[0].state(), 0
+    while True:
+        learner, trigger = await train(kills)
+        if not trigger.has_fired:
+            break
+        assert_equal(learner.state(), expected)
+        kills += 1
+    assert kills > 20
 
 
 # The simulation of learning, by which the demo's settings were chosen, runs and learns

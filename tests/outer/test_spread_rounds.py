@@ -1,6 +1,6 @@
 """Rounds whose contributions the sites compare together: the result is that of the coordinator alone, whoever fails."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,6 +19,7 @@ from protocol.outer.round_shares import ShareCase, draw_parts, shares_of
 from protocol.pseudogradient import parts
 from roles.ports import ObjectStore
 from roles.trainer.outer.round_judging import PROJECTIONS
+from tests.support.adversaries.hostile_sites import Bend, BentStore, changed
 from tests.support.builders.samples import TRAINER, digest, round_products, round_rules
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key
@@ -28,40 +29,12 @@ from tests.support.simulation.virtual_clock import running
 
 ROUNDS = 5
 RULES = round_rules(local_steps=3, quorum=2, spread=1)
-Bend = Callable[[RoundProducts], RoundProducts | None]
 
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the three tensors is a part, so each of three sites has a share."""
     monkeypatch.setattr(parts, "PART_ELEMENTS", 1)
-
-
-class BentStore(DecoratedStore):
-    """A store on which a site's products are replaced, or not shown to the others at all."""
-
-    def __init__(self, inner: ObjectStore, site: str, bend: Bend) -> None:
-        super().__init__(inner)
-        self._key, self._bend = key(site), bend
-        self._own: dict[str, bytes] = {}
-
-    async def put(self, path: str, data: bytes) -> None:
-        if "/products/" not in path:
-            await super().put(path, data)
-            return
-        self._own[path] = data
-        bent = self._bend(open_signed(data, RoundProducts, [self._key.public]).record)
-        if bent is not None:
-            await super().put(path, sign(bent, self._key))
-
-    async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        return self._own.get(path) or await super().get(path, max_bytes, offset=offset, size=size)
-
-
-def changed(record: RoundProducts, *factors: float) -> RoundProducts:
-    """Return products of which those of each contribution, or all, are multiplied by a factor."""
-    numbers = np.frombuffer(record.numbers, "<f8")
-    return record.model_copy(update={"numbers": (numbers * np.resize(factors, numbers.size)).tobytes()})
 
 
 async def run_rounds(
@@ -131,7 +104,7 @@ BENDS: dict[str, tuple[Bend, set[tuple[str, str]]]] = {
 async def test_a_site_that_publishes_wrong_products_or_none_is_named_and_changes_nothing(what: str) -> None:
     bend, expected = BENDS[what]
     testbed = OuterTestbed(3, RULES)
-    await run_rounds(testbed, {"site-0": BentStore(testbed.store, "site-0", bend)})
+    await run_rounds(testbed, {"site-0": BentStore(testbed.store, key("site-0"), bend)})
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert outcomes(manifests, "site-0") == expected
     for name in ("site-1", "site-2"):
@@ -146,7 +119,7 @@ async def test_a_site_that_publishes_wrong_products_or_none_is_named_and_changes
 
 async def test_sites_that_agree_on_wrong_products_are_found_by_the_projections_and_change_nothing() -> None:
     testbed = OuterTestbed(3, RULES)
-    stores = {name: BentStore(testbed.store, name, lambda own: changed(own, -0.9, 1, 1)) for name in testbed.names}
+    stores = {name: BentStore(testbed.store, key(name), lambda own: changed(own, -0.9, 1, 1)) for name in testbed.names}
     await run_rounds(testbed, stores)
     manifests = await equal_to_the_coordinator_alone(testbed)
     assert all(outcomes(manifests, name) == {("share", "wrong"), ("repeat", "wrong")} for name in testbed.names)
@@ -174,7 +147,9 @@ async def test_a_site_that_shows_the_coordinator_another_version_is_named_and_it
 
 async def test_a_site_that_shows_its_checker_another_version_delays_every_other_round_at_most() -> None:
     testbed = OuterTestbed(3, RULES)
-    store = BentStore(testbed.store, "site-0", lambda own: changed(own, 1 + 1e-12))  # the coordinator sees the true one
+    store = BentStore(
+        testbed.store, key("site-0"), lambda own: changed(own, 1 + 1e-12)
+    )  # the coordinator sees the true one
     await run_rounds(testbed, {"site-0": store}, store)
     manifests = await equal_to_the_coordinator_alone(testbed)
     unrepeated = [any(share.check == "lost" for share in manifest.aggregated) for manifest in manifests]

@@ -130,11 +130,11 @@ LOOP = textwrap.dedent(
             os.fsync(file.fileno())
 
     with open_trainer(sys.argv[1]) as trainer:
+        trainer.acknowledge([bytes.fromhex(digest) for digest in done])
         while True:
             groups = trainer.groups()
-            new = [group for group in groups if group.digest.hex() not in done]
-            write({"groups": [group.digest.hex() for group in new]})
-            done |= {group.digest.hex() for group in new}
+            write({"groups": [group.digest.hex() for group in groups]})
+            done |= {group.digest.hex() for group in groups}
             trainer.acknowledge(groups)
             version = trainer.publish({name: tensor + len(done) for name, tensor in weights.items()}, step=len(done))
             write({"groups": [], "version": version})
@@ -207,7 +207,8 @@ def test_what_a_careless_program_does_is_refused_in_one_line(tmp_path: Path) -> 
         (lambda trainer: trainer.publish(weights | {name: weights[name].to("meta")}, step=1), "no dense values"),
         (lambda trainer: trainer.publish(weights, step=1.5), "step 1.5: not a whole number"),
         (lambda trainer: trainer.groups(2, 1), "not 0 <= min_count <= max_count"),
-        (lambda trainer: trainer.acknowledge([bytes(32)]), "a group, or a list of them"),
+        (lambda trainer: trainer.publish(weights | {name: weights[name] / 0}, step=1), f"{name} .* not finite"),
+        (lambda trainer: trainer.acknowledge([bytes(31)]), "a group, or a list of groups"),
     ]
     with open_trainer(run) as trainer:
         for call, text in refusals:

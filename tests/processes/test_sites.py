@@ -1,4 +1,6 @@
-"""Sites that train one policy as real processes: one is killed and comes back, another joins, one has several ranks."""
+"""Sites that train one policy as real processes: one is killed and comes back, another joins, one has several ranks,
+one copies what another sends, and one lies about the comparison of a spread round.
+"""
 
 import os
 import signal
@@ -9,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from grailnode.node.process_launch import TRAINER_KINDS
+from grailnode.run import workspace
+from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import run_command, succeed
 from tests.support.processes.network_of_processes import RULES, NetworkOfProcesses, wait_until_gone
 from tests.support.processes.programs import eventually, members
+from tests.support.processes.separate_buckets import Machines, serving_buckets
 
 FOLLOWERS = ("validator", "miner-1", "miner-2")
 
@@ -113,3 +118,110 @@ def test_a_site_on_two_ranks_contributes_and_goes_on_when_one_of_them_is_killed(
     assert not network.events("worker-1", "alarm") + network.events("worker-2", "alarm")
     assert len(states) >= 2
     assert all(len(digests) == 1 for digests in states.values())
+
+
+# Each site writes to a bucket of its own on a real S3 server
+
+
+HOSTILE = "worker-3"
+ROLES = {"trainer": "trainer", "validator": "validator", "miner-1": "miner"} | {
+    f"worker-{number}": "worker" for number in range(1, 4)
+}
+SETTINGS = """
+[trainer]
+groups_per_step = 2
+anchor_interval = 5
+poll_seconds = 0.5
+
+[trainer.outer]
+local_steps = 2
+round_windows = 2
+spread = 1
+payload_seconds = 5.0
+
+[validator]
+evaluate = false
+"""
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    with serving_buckets(tmp_path / "buckets", ROLES) as (endpoint, public):
+        recipe = demo_recipe(trainers=3, evaluation_problems=16, deposit=0.0, window=6.0)
+        founder = workspace.create(tmp_path / "founder", recipe, miners=("miner-1",))
+        machines = Machines(tmp_path, founder, ROLES, endpoint, public, settings=SETTINGS)
+        machines.start("trainer")
+        published = tmp_path / "buckets" / "square" / "runs" / founder.run_id.hex()
+        eventually(published.is_file, "the rules of the run are published")
+        for name in ROLES:
+            if name not in ("trainer", HOSTILE):
+                machines.start(name)
+        yield machines
+        machines.end()
+
+
+def outcomes(machines: Machines, name: str) -> dict[int, str]:
+    """Return what became of a site's contributions, by round: counted, or the reason why not."""
+    key, found = machines.workspace.keys[name].hex()[:8], {}
+    for event in machines.events("trainer", "trainer-coordinator", "round-closed"):
+        reasons = dict(item.split(":") for item in event["refused"].split(",") if item)
+        if event["number"] > 0:
+            found[event["number"]] = reasons.get(key, "counted")
+    return found
+
+
+def counts_after(machines: Machines, name: str, number: int) -> bool:
+    return any(other > number and what == "counted" for other, what in outcomes(machines, name).items())
+
+
+def honest_sites_are_refused_for_nothing_that_they_sent(machines: Machines, *names: str) -> None:
+    """Check it; a site of a busy machine may be late. All sites must have applied the same states."""
+    for name in names:
+        assert set(outcomes(machines, name).values()) <= {"counted", "lost", "late"}
+    states: dict[int, set[str]] = {}
+    for name in names:
+        for event in machines.events(name, name, "round-applied"):
+            states.setdefault(event["number"], set()).add(event["state"])
+    assert all(len(digests) == 1 for digests in states.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["copy-payload", "copy-record"])
+def test_a_site_that_copies_another_one_costs_it_no_round(machines: Machines, kind: str):
+    machines.start_hostile(kind, HOSTILE, machines.workspace.keys["worker-1"].hex())
+
+    def refused_beside_its_victim() -> int:
+        copies = [number for number, what in outcomes(machines, HOSTILE).items() if what == "malformed"]
+        return sum(outcomes(machines, "worker-1").get(number) == "counted" for number in copies)
+
+    what = "copies are refused in three rounds that count the victim"
+    eventually(lambda: refused_beside_its_victim() >= 3, what, seconds=600)
+    honest_sites_are_refused_for_nothing_that_they_sent(machines, "worker-1", "worker-2")
+    assert set(outcomes(machines, HOSTILE).values()) <= {"malformed", "lost", "late"}
+
+
+@pytest.mark.slow
+def test_spread_rounds_go_on_beside_a_site_that_lies_and_one_that_is_killed_in_a_round(machines: Machines):
+    machines.start_hostile("liar", HOSTILE)
+    liar = f"worker {machines.workspace.keys[HOSTILE].hex()[:16]} computed wrong products"
+
+    def alarms() -> list[str]:
+        return [event["error"] for event in machines.events("trainer", "trainer-coordinator", "alarm")]
+
+    eventually(lambda: any(line.startswith(liar) for line in alarms()), "the liar is named", seconds=600)
+
+    def sent_to_the_open_round() -> int:
+        sent = max((event["number"] for event in machines.events("worker-2", "worker-2", "contributed")), default=0)
+        return sent if sent > max(outcomes(machines, "worker-2")) else 0
+
+    eventually(lambda: sent_to_the_open_round() > 0, "the second site has contributed to a round that is not closed")
+    number = sent_to_the_open_round() or max(outcomes(machines, "worker-2"))
+    machines.programs["worker-2"].end()
+    eventually(lambda: counts_after(machines, "worker-1", number + 1), "rounds go on without the killed site")
+    machines.start("worker-2")
+    last = max(outcomes(machines, "worker-2"))
+    eventually(lambda: counts_after(machines, "worker-2", last), "the killed site counts again")
+    eventually(lambda: counts_after(machines, HOSTILE, last), "what the liar has learned still counts")
+
+    honest_sites_are_refused_for_nothing_that_they_sent(machines, "worker-1", "worker-2")
+    assert all(line.startswith(liar) for line in alarms())

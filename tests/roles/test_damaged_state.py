@@ -57,7 +57,10 @@ def files(networks: list[DiskNetwork]) -> dict[tuple[str, str], StateFile]:
 
 KINDS = [
     *(("trainer", f"chain/{kind}") for kind in ("anchors", "manifests", "weights")),
-    *(("trainer", kind) for kind in (".names", "authority", "chain", "collector-progress", "inbox", "intents")),
+    *(
+        ("trainer", kind)
+        for kind in (".names", "acknowledged", "authority", "chain", "collector-progress", "inbox", "intents")
+    ),
     *(("trainer", kind) for kind in ("checkpoints", "logprob-bias", "outbox", "outcomes", "training", "weights")),
     *(("validator-0", kind) for kind in (".names", "authority", "ledger", "pending", "sealed", "trust", "witness")),
     *(("miner-1", kind) for kind in (".names", "authority", "trust")),

@@ -53,7 +53,7 @@ def threshold_lines(row: MeasuredRow) -> list[str]:
         text = ", ".join(f"{step * unit:.2g}: {rate / RATE_UNIT:.2g}" for step, rate in steps)
         lines.append(f"{name}: beyond each step, honest work at most: {text}")
     lines += [
-        f"with {spec.confidence_ppm / 1e6:.0%} confidence, were misses {measured.headroom:g} times as frequent; "
+        f"with {spec.confidence_ppm / 1e6:.0%} confidence and a headroom of {measured.headroom:g}; "
         f"N honest groups are refused with a probability of at most N * {measured.level:g}; measured on "
         f"{spec.positions} positions"
     ]

@@ -16,7 +16,7 @@ from roles.records import FOREIGN, fetch_record
 from roles.trainer.collect.logprob_bias import LOGPROB_BIAS
 from roles.trainer.collect.quorum import Decision
 from roles.trainer.collect.validator_monitor import DISTRUSTED
-from roles.trainer.spool import COLLECTOR_PROGRESS, INBOX, INTENTS, OUTCOMES
+from roles.trainer.spool import ACKNOWLEDGED, COLLECTOR_PROGRESS, INBOX, INTENTS, OUTCOMES
 from roles.trainer.verified_batch import (
     CANARY,
     USED,
@@ -252,6 +252,8 @@ async def repair_collector(state: ObjectStore, lost_paths: Set[str], say: LineRe
     for path in sorted(lost_paths):
         if path.startswith(INBOX):
             say(f"{path}: its groups are not trained on")
+        elif path == ACKNOWLEDGED:
+            say(f"{path}: groups that the training has learned from may come again if they are in the inbox")
         elif path.startswith(DISTRUSTED):
             await state.put(path, b"")
             say(f"{path}: stays distrusted; the verdict that shows why is in storage")

@@ -30,7 +30,7 @@ from roles.trainer.learn.optimizer import MasterOptimizer
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
 from roles.trainer.learn.state_rows import Peers, SavedRows, Share, StateRows
-from roles.trainer.tensor_shards import RunSync, TensorSource, WrittenWeights, put_weights
+from roles.trainer.tensor_shards import RunSync, TensorSource, WrittenWeights
 from roles.trainer.verified_batch import VerifiedGroup
 
 _PLAIN_SAMPLING = SamplingParams(temperature=1.0, max_tokens=2048, stops=())
@@ -307,9 +307,9 @@ class Learner:
         tensors = self._optimizer.tensors
         return StateRows(tensors, {name: tensor.shape for name, tensor in tensors.items()}, Share())
 
-    async def put_version(self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str) -> WrittenWeights:
+    async def put_version(self, state: ObjectStore, folder: str, run_sync: RunSync, shard_bytes: int) -> WrittenWeights:
         """Write the tensors to publish into a folder, on several hosts each a range of the files."""
-        return await put_weights(state, folder, self.view_source(), run_sync, shard_bytes)
+        return await self.view_source().put_version(state, folder, run_sync, shard_bytes)
 
     async def save(
         self, state: ObjectStore, run_sync: RunSync, shard_bytes: int, folder: str, previous: str

@@ -1,14 +1,14 @@
-"""The replay buffer: verified groups from their arrival to their last use.
+"""The replay buffer: verified groups from their arrival, of which there is one (training_spool.py), to their last use.
 
 Old groups are worth less, so a group of staleness s (versions behind the newest) is drawn with weight decay**s, and
-beyond `max_staleness` not at all. The buffer is bounded in bytes. Its state has contents, what was there before, and
-the random state: a restored buffer draws what the saved one would have drawn.
+beyond `max_staleness` not at all. The buffer is bounded in bytes. Its state has contents and random state: a restored
+buffer draws what the saved one would have drawn.
 """
 
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,8 +35,8 @@ class ReplayState(Record):
     max_items: ClassVar[int] = 1 << 24
     random_words: tuple[int, ...]  # the state of Python's generator
     newest_version: Version
-    past_versions: tuple[tuple[Digest, Version], ...]
     groups: tuple[tuple[bytes, int], ...]  # in order of arrival, each with its uses
+    unacknowledged: tuple[Digest, ...]  # groups that the spool may give out again
 
 
 class ReplayBuffer:
@@ -44,9 +44,9 @@ class ReplayBuffer:
 
     def __init__(self, settings: ReplaySettings, seed: int) -> None:
         self._settings = settings
+        self.max_staleness = settings.max_staleness
         self._random = random.Random(seed)  # noqa: S311 - a choice of samples, nothing secret
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._past_versions: dict[bytes, int] = {}  # by digest, for groups that left, until a copy would be too stale
         self.size = 0  # bytes of memory that the groups take, about
         self._newest_version = 0
 
@@ -60,20 +60,15 @@ class ReplayBuffer:
         self._newest_version = version
         for digest in [d for d, entry in self._entries.items() if self._too_stale(entry.group.version)]:
             self._remove(digest)
-        self._past_versions = {d: v for d, v in self._past_versions.items() if not self._too_stale(v)}
 
     def add(self, group: VerifiedGroup) -> bool:
-        """Store a group unless it was offered before, is too stale, or has nothing to teach; return whether it was. The
-        oldest groups leave if the buffer is full.
+        """Store a group that was not offered before, unless it is too stale, or has nothing to teach; return whether it
+        was. The oldest groups leave if the buffer is full.
         """
-        if group.digest in self._entries or group.digest in self._past_versions:
+        if self._too_stale(group.version) or (self._settings.filters_groups and not group.informative):
             return False
         self._entries[group.digest] = _Entry(group)
         self.size += group.size
-        is_flat = self._settings.filters_groups and not group.informative
-        if is_flat or self._too_stale(group.version):
-            self._remove(group.digest)
-            return False
         while self.size > self._settings.replay_bytes:
             self._remove(min(self._entries, key=lambda d: self._entries[d].group.version))
         return True
@@ -96,19 +91,23 @@ class ReplayBuffer:
                 self._remove(digest)
         return groups
 
-    def freeze(self) -> Callable[[], bytes]:
-        """Take no time, and return a function that writes the state of this moment; it may run in another thread."""
+    def freeze(self, unacknowledged: Iterable[bytes] = ()) -> Callable[[], bytes]:
+        """Take no time, and return a function that writes the state of this moment, with the digests of groups that are
+        not acknowledged; it may run in another thread.
+        """
         (_, words, _), newest_version = self._random.getstate(), self._newest_version
-        past_versions, entries = (*self._past_versions.items(),), [(e.group, e.uses) for e in self._entries.values()]
+        entries = [(entry.group, entry.uses) for entry in self._entries.values()]
         return lambda: ReplayState(
             random_words=words,
             newest_version=newest_version,
-            past_versions=past_versions,
             groups=tuple((group.to_bytes(), uses) for group, uses in entries),
+            unacknowledged=tuple(sorted(unacknowledged)),
         ).to_bytes()
 
-    def restore(self, data: bytes) -> None:
-        """Go on from a saved state of our own (never a peer's); ValueError if it is none, and nothing has changed."""
+    def restore(self, data: bytes) -> tuple[bytes, ...]:
+        """Go on from a saved state of our own (never a peer's), and return the digests of the groups that were not
+        acknowledged; ValueError if it is none, and nothing has changed.
+        """
         random_state = random.Random()  # noqa: S311 - as above
         try:
             state = ReplayState.from_bytes(data)
@@ -118,16 +117,15 @@ class ReplayBuffer:
             raise ValueError(f"not a saved replay buffer: {error}") from error
         self._random = random_state
         self._entries = OrderedDict((entry.group.digest, entry) for entry in entries)
-        self._past_versions, self._newest_version = dict(state.past_versions), state.newest_version
+        self._newest_version = state.newest_version
         self.size = sum(entry.group.size for entry in entries)
+        return state.unacknowledged
 
     def _too_stale(self, version: int) -> bool:
-        return is_too_stale(version, self._newest_version, self._settings.max_staleness)
+        return is_too_stale(version, self._newest_version, self.max_staleness)
 
     def _remove(self, digest: bytes) -> None:
-        group = self._entries.pop(digest).group
-        self.size -= group.size
-        self._past_versions[digest] = group.version
+        self.size -= self._entries.pop(digest).group.size
 
 
 def _log(value: float) -> float:

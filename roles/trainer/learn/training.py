@@ -1,18 +1,19 @@
 """The training process: groups in, snapshots and checkpoints out.
 
-The loop draws from the replay buffer, computes gradients and updates the masters. Another task writes snapshots and
-checkpoints from the masters themselves, so that there is no copy of them, while the next gradients are computed; an
-update waits until the version before it is written.
+The loop takes groups into the replay buffer, draws from it, computes gradients and updates the masters. Another task
+writes snapshots and checkpoints from the masters themselves, so that there is no copy of them, while the next gradients
+are computed; an update waits until the version before it is written.
 
-A checkpoint is written before the snapshot of the same moment, contains the replay buffer, and is followed by the
-deletion of what it contains from the inbox. A process that is killed at any instruction goes on from its last
-checkpoint: with every group that the checkpoint has not seen, and none that it has. With a checkpoint for each version
-it comes back as it was. Otherwise versions may have been published after the checkpoint: the next version is then the
-first one after these, and its patch leads from what is published to what training has now.
+Groups and versions pass through the same spool as those of other programs' loops (training_spool.py). A checkpoint is
+written before the snapshot of the same moment, contains the replay buffer, and is followed by the acknowledgement of
+the groups that came before it. A process that is killed at any instruction goes on from its last checkpoint: with every
+group that the checkpoint has not seen, and none that it has. With a checkpoint for each version it comes back as it
+was. Otherwise versions may have been published after the checkpoint: the next version is then the first one after
+these, and its patch leads from what is published to what training has now.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from statistics import fmean
@@ -34,10 +35,10 @@ from roles.trainer.learn.checkpoint_files import (
 from roles.trainer.learn.learner import Learner, StepReport
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training_settings import TrainingSettings
-from roles.trainer.spool import Inbox, SnapshotName, begin_versions, note_snapshot, weights_folder
+from roles.trainer.training_spool import TrainingSpool
+from roles.trainer.verified_batch import VerifiedGroup
 
 _LARGE: Final = 100_000_000  # parameters
-_POLL_SECONDS: Final = 0.05  # between two looks into the inbox
 
 
 class Training:
@@ -58,15 +59,13 @@ class Training:
         self._buffer = buffer
         self._genesis = genesis
         self._settings = settings
-        self._shard_bytes = settings.file_bytes
-        self._version = -1
-        self._new_groups = trio.Event()
+        self._version = -1  # the newest one, which may not be written yet
         self._masters_written = trio.Event()  # for the newest version
         self._masters_written.set()
         self._checkpoint_version = -1
         self._checkpoint_time = 0.0
-        self._inbox = Inbox(node.state)
-        self._new_digests: set[bytes] = set()  # groups that were read since the last checkpoint
+        self._spool = TrainingSpool(node, buffer.max_staleness, settings.file_bytes)
+        self._unacknowledged: set[bytes] = set()  # digests of groups that the spool has given out
         self._seconds: defaultdict[str, float] = defaultdict(float)  # of steps, of waiting for groups and the writer
 
     async def run(self) -> None:
@@ -74,35 +73,36 @@ class Training:
         await self._restore()
         self._checkpoint_time = trio.current_time()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_inbox)
             while not self._is_over:
-                await self._wait_for_groups()
-                if await self._step() and (
+                if await self._step(await self._draw()) and (
                     self._is_over or self._learner.steps % self._settings.steps_per_version == 0
                 ):
                     self._begin_version(nursery)
-            await self._masters_written.wait()
-            self._node.telemetry.event("training-ended", step=self._learner.steps, version=self._version)
-            while True:
-                self._new_digests.clear()
-                await self._inbox.keep(lambda *_: False)
-                await trio.sleep(_POLL_SECONDS)
+        self._node.telemetry.event("training-ended", step=self._learner.steps, version=self._version)
+        while True:
+            await self._spool.acknowledge([group.digest for group in await self._spool.groups()])
 
     @property
     def _is_over(self) -> bool:
         return 0 < self._settings.training_steps <= self._learner.steps
 
-    async def _wait_for_groups(self) -> None:
-        began = trio.current_time()
-        while len(self._buffer) < self._settings.groups_per_step:
-            self._new_groups = trio.Event()
-            await self._new_groups.wait()
+    async def _draw(self) -> list[VerifiedGroup]:
+        """Return the groups of the next step, when as many have come."""
+        began, count = trio.current_time(), self._settings.groups_per_step
+        new_groups = await self._spool.groups(0)
+        while True:
+            for group in new_groups:
+                self._buffer.add(group)
+                self._unacknowledged.add(group.digest)
+            if len(self._buffer) >= count:
+                break
+            new_groups = await self._spool.groups()
         self._seconds["data"] += trio.current_time() - began
+        return self._buffer.draw(count)
 
-    async def _step(self) -> bool:
+    async def _step(self, groups: Sequence[VerifiedGroup]) -> bool:
         """Take one optimizer step; return whether it was taken."""
         began = trio.current_time()
-        groups = self._buffer.draw(self._settings.groups_per_step)
         try:
             gradients = await self._node.run_sync(self._learner.gradients, groups)
             self._seconds["compute"] += trio.current_time() - began
@@ -130,90 +130,74 @@ class Training:
 
     def _begin_version(self, nursery: trio.Nursery) -> None:
         """Begin to write the policy of this moment as a version, with a checkpoint if one is due."""
-        name = SnapshotName(self._version + 1, self._learner.steps)
-        self._version = name.version
-        self._buffer.advance(name.version)
+        self._version += 1
+        self._buffer.advance(self._version)
         replay: Callable[[], bytes] | None = None
         digests = frozenset[bytes]()
-        if self._checkpoint_is_due(name):
-            replay, digests, self._new_digests = self._buffer.freeze(), frozenset(self._new_digests), set()
-            self._checkpoint_version, self._checkpoint_time = name.version, trio.current_time()
+        if self._checkpoint_is_due():
+            digests = frozenset(self._unacknowledged)
+            replay = self._buffer.freeze(digests)
+            self._checkpoint_version, self._checkpoint_time = self._version, trio.current_time()
         self._masters_written = trio.Event()
-        nursery.start_soon(self._write, name, replay, digests)
+        nursery.start_soon(self._write, replay, digests)
 
-    def _checkpoint_is_due(self, name: SnapshotName) -> bool:
+    def _checkpoint_is_due(self) -> bool:
         settings = self._settings
         interval = settings.checkpoint_versions or (1 if self._learner.parameters < _LARGE else 20)
         seconds = trio.current_time() - self._checkpoint_time
         return (
             self._checkpoint_version < 0
-            or name.version - self._checkpoint_version >= interval
+            or self._version - self._checkpoint_version >= interval
             or 0 < settings.checkpoint_seconds <= seconds
             or self._is_over
         )
 
-    async def _write(self, name: SnapshotName, replay: Callable[[], bytes] | None, digests: frozenset[bytes]) -> None:
+    async def _write(self, replay: Callable[[], bytes] | None, digests: frozenset[bytes]) -> None:
         """Make a version durable: its checkpoint if one is due, with what `replay` returns, then its snapshot; then
-        delete from the inbox the groups of the checkpoint.
+        acknowledge the groups of the checkpoint.
         """
-        node = self._node
+        node, step = self._node, self._learner.steps
         if replay is not None:
-            save = partial(self._learner.save, node.state, node.run_sync, self._shard_bytes)
-            moment = name.version, name.optimizer_step
-            await put_checkpoint(node.state, moment, save, await node.run_sync(replay))
-        await self._put_snapshot(name)
+            save = partial(self._learner.save, node.state, node.run_sync, self._settings.file_bytes)
+            await put_checkpoint(node.state, (self._version, step), save, await node.run_sync(replay))
+        await self._spool.publish(self._learner, step)
         self._masters_written.set()
-        await self._inbox.keep(lambda digest, _: digest not in digests)
-
-    async def _put_snapshot(self, name: SnapshotName) -> None:
-        node, folder = self._node, weights_folder(name.version)
-        written = await self._learner.put_version(node.state, node.run_sync, self._shard_bytes, folder)
-        await note_snapshot(node.state, name, written)
-
-    async def _read_inbox(self) -> None:
-        """Add what the collector delivers to the replay buffer."""
-        while True:
-            groups = await self._inbox.read()
-            for group in groups:
-                self._buffer.add(group)
-                self._new_digests.add(group.digest)
-            if groups:
-                self._new_groups.set()
-            await trio.sleep(_POLL_SECONDS)
+        await self._spool.acknowledge(digests)
+        self._unacknowledged -= digests
 
     async def _restore(self) -> None:
         """Go on from the newest checkpoint, or from genesis if there is none, and delete what a crash left over."""
-        node = self._node
-        newest = await begin_versions(node, self._genesis, self._shard_bytes)
-        note = await newest_checkpoint(node.state)
-        await delete_checkpoints(node.state, note)
-        if note is None:
-            if newest > 0:
-                raise StateError(f"{NOTES} of this node's state", f"missing, but version {newest} was made from it")
-            self._version = 0
-            self._buffer.advance(self._version)
-            return
-        await self._load(note)
-        if newest < note.version:
-            # killed between the checkpoint and its snapshot: the restored masters give the very same view
-            await self._put_snapshot(SnapshotName(note.version, note.step))
-        self._checkpoint_version = note.version
-        self._version = max(newest, note.version)
-        self._buffer.advance(self._version)
-        node.telemetry.event(
-            "resumed",
-            version=self._version,
-            step=note.step,
-            groups=len(self._buffer),
-            behind=self._version - note.version,
-        )
+        await self._spool.begin(self._genesis)
+        note = await newest_checkpoint(self._node.state)
+        await delete_checkpoints(self._node.state, note)
+        if note is not None:
+            await self._load(note)
+        elif self._spool.version > 0:
+            raise StateError(
+                f"{NOTES} of this node's state", f"missing, but version {self._spool.version} was made from it"
+            )
+        self._version = self._spool.version
 
     async def _load(self, note: CheckpointNote) -> None:
         """Restore learner and replay buffer from a checkpoint."""
-        node = self._node
+        node, spool = self._node, self._spool
+        if note.version > spool.version + 1:
+            raise StateError(f"{note.path} of this node's state", f"after version {spool.version}: some are missing")
         try:
             await self._learner.load(node.state, note.rows, node.run_sync)
             if replay := await get_replay(node.state, note):
-                await node.run_sync(self._buffer.restore, replay)
+                await spool.acknowledge(await node.run_sync(self._buffer.restore, replay))
         except ValueError as error:
             raise StateError(f"{note.folder} of this node's state", str(error)) from error
+        if note.version > spool.version:
+            # killed between the checkpoint and its snapshot: the restored masters give the very same view
+            await spool.publish(self._learner, note.step)
+        self._checkpoint_version = note.version
+        self._buffer.advance(spool.version)
+        node.telemetry.event(
+            "resumed",
+            version=spool.version,
+            step=note.step,
+            groups=len(self._buffer),
+            behind=spool.version - note.version,
+        )

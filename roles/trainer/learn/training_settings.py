@@ -19,9 +19,9 @@ class TrainingSettings(OptimizerSettings):
     """
     checkpoint_seconds: float = Field(default=0.0, ge=0)
     """Seconds after which the next version has a checkpoint anyhow; 0 for never."""
-    file_bytes: int = Field(default=1 << 26, ge=1 << 12, le=1 << 30)
+    file_bytes: int = Field(default=1 << 25, ge=1 << 12, le=1 << 30)
     """Most bytes of weights in one file of a full checkpoint in storage, or of one larger tensor; parts of a patch have
-    about a sixteenth. Several hosts divide the files among them.
+    about an eighth. Several hosts divide the files among them.
     """
 
 

@@ -24,15 +24,23 @@ class Program:
     """A `grailnode` command in a session of its own.
 
     Args:
+        module: another one that is run instead of `grailnode`.
         within: a command that starts it in another environment, and becomes it.
         cwd: its working directory; the current one without it.
     """
 
-    def __init__(self, *arguments: str, log: Path, within: tuple[str, ...] = (), cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        log: Path,
+        within: tuple[str, ...] = (),
+        cwd: Path | None = None,
+        module: str = "grailnode",
+    ) -> None:
         self.log = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [*within, sys.executable, "-m", "grailnode", *arguments],
+                [*within, sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from grailnode.run.workspace import Workspace
 from grailnode.store.s3.s3_session import S3Credentials
-from tests.support.processes.programs import Program, logged_events
+from tests.support.processes.programs import ROOT, Program, logged_events
 from tests.support.servers.rclone import serving
 
 CREDENTIALS: Final = S3Credentials("loopback-access", "loopback-secret")
@@ -124,6 +124,12 @@ class Machines:
         log = self.directory / f"{name}.terminal"
         node = ("--role", self.roles[name], "--run", run, "--name", name)
         self.programs[name] = Program(*node, log=log, within=self._within(name))
+
+    def start_hostile(self, kind: str, name: str, *keys: str) -> None:
+        """Start a site of a kind of tests/support/adversaries/hostile_sites.py."""
+        node = (kind, str(self.directory / name / "run.toml"), name, *keys)
+        log, module = self.directory / f"{name}.terminal", "tests.support.adversaries.hostile_sites"
+        self.programs[name] = Program(*node, log=log, within=self._within(name), cwd=ROOT, module=module)
 
     def end(self) -> None:
         for program in self.programs.values():

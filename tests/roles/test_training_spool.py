@@ -1,4 +1,4 @@
-"""The border of a trainer for somebody else's loop: groups come until they are acknowledged, versions are durable."""
+"""What a training loop has of its node: groups come until they are acknowledged, versions are durable."""
 
 from dataclasses import replace
 
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from grailnode.store.memory import MemoryStore
 from protocol.errors import ChainError
 from roles.node.identity import Node
-from roles.trainer.external_training import ExternalTraining
 from roles.trainer.spool import INBOX, SnapshotName, list_snapshots, weights_folder
+from roles.trainer.tensor_shards import TensorSource
+from roles.trainer.training_spool import TrainingSpool
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.builders.chains import equal
 from tests.support.builders.policies import inline
@@ -34,11 +35,14 @@ class Site:
         self.state = MemoryStore()
         self.node: Node = replace(self.network.node("trainer"), state=self.state, run_sync=inline)
 
-    async def open(self) -> ExternalTraining:
+    async def open(self) -> TrainingSpool:
         """Return the border as a process finds it that has just been started."""
-        training = ExternalTraining(self.node, MAX_STALENESS)
-        await training.begin(lambda: self.network.weights)
-        return training
+        spool = TrainingSpool(self.node, MAX_STALENESS)
+        await spool.begin(lambda: self.network.weights)
+        return spool
+
+    def weights(self) -> TensorSource:
+        return TensorSource.of(self.network.weights)
 
     async def deliver(self, number: int, version: int) -> None:
         """Put a batch of two groups into the inbox, as a collector does."""
@@ -48,43 +52,43 @@ class Site:
         return [item.path async for item in self.state.list(INBOX)]
 
 
-async def waiting(training: ExternalTraining) -> set[bytes]:
+async def waiting(spool: TrainingSpool) -> set[bytes]:
     """Return the groups that are given out now."""
-    return {group.digest for group in await training.groups(0)}
+    return {group.digest for group in await spool.groups(0)}
 
 
 async def test_versions_are_published_as_they_were_given_from_genesis_on() -> None:
     site = Site()
-    training = await site.open()
+    spool = await site.open()
     assert [name.version for name in await list_snapshots(site.state)] == [0]
     weights = {name: tensor + 1 for name, tensor in site.network.weights.items()}
-    assert await training.publish(weights, step=40) == 1
+    assert await spool.publish(TensorSource.of(weights), step=40) == 1
     assert (await list_snapshots(site.state))[-1] == SnapshotName(1, 40)
     assert equal(await get_snapshot(site.state, SnapshotName(1, 40)), weights)
     restarted = await site.open()
     assert restarted.version == 1
 
 
-@pytest.mark.parametrize(("step", "value"), [(-1, 0.0), (1 << 53, 0.0), (1, float("nan")), (1, float("inf"))])
-async def test_what_no_follower_could_use_is_refused_before_it_is_durable(step: int, value: float) -> None:
+@pytest.mark.parametrize("step", [-1, 1 << 53])
+async def test_a_step_that_no_manifest_can_name_is_refused_before_it_is_durable(step: int) -> None:
     site = Site()
-    training = await site.open()
-    weights = {name: tensor + value for name, tensor in site.network.weights.items()}
-    with pytest.raises(ValueError, match=r"step|not finite"):
-        await training.publish(weights, step)
+    spool = await site.open()
+    with pytest.raises(ValueError, match="step"):
+        await spool.publish(site.weights(), step)
     assert [name.version for name in await list_snapshots(site.state)] == [0]
-    assert await (await site.open()).publish(site.network.weights, 1) == 1
+    assert await (await site.open()).publish(site.weights(), 1) == 1
 
 
-async def test_a_caller_that_publishes_faster_than_storage_takes_versions_waits() -> None:
+async def test_a_caller_can_wait_until_storage_has_taken_versions() -> None:
     site = Site()
-    training = await site.open()
-    await training.publish(site.network.weights, 1)
+    spool = await site.open()
+    await spool.publish(site.weights(), 1)
+    await spool.wait_for_uploads(2)
     with trio.move_on_after(10) as scope:
-        await training.publish(site.network.weights, 2)
+        await spool.wait_for_uploads(1)
     assert scope.cancelled_caught
     await site.state.delete(SnapshotName(0, 0).path)
-    assert await training.publish(site.network.weights, 2) == 2
+    await spool.wait_for_uploads(1)
 
 
 async def test_files_of_a_version_that_nobody_noted_are_deleted_and_another_policy_is_refused() -> None:
@@ -94,22 +98,22 @@ async def test_files_of_a_version_that_nobody_noted_are_deleted_and_another_poli
     await site.open()
     assert not [item async for item in site.state.list(weights_folder(1))]
     other = Site()
-    training = ExternalTraining(other.node, MAX_STALENESS)
+    spool = TrainingSpool(other.node, MAX_STALENESS)
     with pytest.raises(ChainError, match="not the genesis"):
-        await training.begin(lambda: {name: torch.zeros_like(t) for name, t in other.network.weights.items()})
+        await spool.begin(lambda: {name: torch.zeros_like(t) for name, t in other.network.weights.items()})
 
 
 async def test_a_group_comes_once_and_again_after_a_restart_until_it_is_acknowledged() -> None:
     site = Site()
-    training = await site.open()
+    spool = await site.open()
     await site.deliver(1, version=0)
-    first, second = await training.groups(2)
-    assert await waiting(training) == set()
-    await training.acknowledge({first.digest: 0})
+    first, second = await spool.groups(2)
+    assert await waiting(spool) == set()
+    await spool.acknowledge([first.digest])
     assert len(await site.inbox()) == 1  # the other group is still there
     restarted = await site.open()
     assert await waiting(restarted) == {second.digest}
-    await restarted.acknowledge({second.digest: 0})
+    await restarted.acknowledge([second.digest])
     assert await site.inbox() == []
     await site.deliver(1, version=0)  # a collector that was killed delivers again
     again = await site.open()
@@ -117,30 +121,44 @@ async def test_a_group_comes_once_and_again_after_a_restart_until_it_is_acknowle
     assert await site.inbox() == []
 
 
+async def test_what_a_checkpoint_has_and_the_process_did_not_acknowledge_does_not_come_again() -> None:
+    """It is killed between its checkpoint and its acknowledgement, and says after the restart what it has."""
+    site = Site()
+    await site.deliver(1, version=0)
+    first, second = await (await site.open()).groups(2)
+    restarted = await site.open()
+    await restarted.acknowledge([first.digest])
+    assert await waiting(restarted) == {second.digest}
+    await restarted.acknowledge([second.digest])
+    assert await site.inbox() == []
+    await site.deliver(1, version=0)
+    assert await waiting(restarted) == set()
+
+
 async def test_a_call_that_is_cancelled_while_it_reads_loses_no_group() -> None:
     site = Site()
     site.node = replace(site.node, state=SlowStore(get_seconds=1.0))
-    training = await site.open()
+    spool = await site.open()
     for number in (1, 2):
         await put_batch(site.node.state, number)
     with trio.move_on_after(1.5) as scope:  # between the two batches
-        await training.groups(1)
+        await spool.groups(1)
     assert scope.cancelled_caught
     delivered = {group.digest for number in (1, 2) for group in verified_batch(number, 0).groups}
-    assert await waiting(training) == delivered
+    assert await waiting(spool) == delivered
 
 
 async def test_groups_that_became_too_old_do_not_come_and_leave_the_inbox() -> None:
     site = Site()
-    training = await site.open()
+    spool = await site.open()
     await site.deliver(1, version=0)
-    assert len(await training.groups(2)) == 2  # given out, and never acknowledged
+    assert len(await spool.groups(2)) == 2  # given out, and never acknowledged
     await site.deliver(2, version=1)
     for step in range(1, MAX_STALENESS + 2):
-        await training.publish(site.network.weights, step)
+        await spool.publish(site.weights(), step)
         for name in await list_snapshots(site.state):
             await site.state.delete(name.path)
-    assert len(await waiting(training)) == 2
+    assert len(await waiting(spool)) == 2
     assert await site.inbox() == [f"{INBOX}{2:010d}-x"]
 
 
@@ -148,7 +166,7 @@ async def test_groups_that_became_too_old_do_not_come_and_leave_the_inbox() -> N
 def test_every_group_comes_until_it_is_acknowledged_and_never_after_it(steps: list[str]) -> None:
     async def play() -> None:
         site = Site()
-        training = await site.open()
+        spool = await site.open()
         delivered, acknowledged, taken = set[bytes](), set[bytes](), dict[bytes, VerifiedGroup]()
         for number, step in enumerate(steps):
             if step.startswith("deliver"):
@@ -156,15 +174,15 @@ def test_every_group_comes_until_it_is_acknowledged_and_never_after_it(steps: li
                 await site.deliver(batch, version=0)
                 delivered |= {group.digest for group in verified_batch(batch, 0).groups}
             elif step == "take":
-                groups = {group.digest: group for group in await training.groups(0)}
+                groups = {group.digest: group for group in await spool.groups(0)}
                 assert not groups.keys() & (acknowledged | taken.keys())
                 taken |= groups
                 assert delivered == taken.keys() | acknowledged
             elif step == "acknowledge" and taken:
-                digest, group = taken.popitem()
-                await training.acknowledge({digest: group.version})
+                digest, _ = taken.popitem()
+                await spool.acknowledge([digest])
                 acknowledged.add(digest)
             elif step == "kill":
-                training, taken = await site.open(), {}
+                spool, taken = await site.open(), {}
 
     simulate(play)
