@@ -78,6 +78,7 @@ class _Window:
     excesses: NDArray[Any]  # [M, P] excess misses of `priced` in each statistic
     computed: NDArray[np.intp]  # [C] numbers of (miner, arithmetic)
     evidence: NDArray[np.int64]  # int64 [C, A], what `computed` add to each alternative
+    thresholds: NDArray[np.int64]  # int64 [C, 1], that this evidence is compared with
 
     @property
     def is_unaudited(self) -> NDArray[np.bool_]:
@@ -150,6 +151,9 @@ class Accounts:
             excesses=self._array(excesses).reshape(len(priced), len(MEASURED)),
             computed=pairs,
             evidence=evidence,
+            thresholds=np.array([[self._thresholds[pair].threshold] for pair in pairs.tolist()], np.int64).reshape(
+                -1, 1
+            ),
         )
         self._evidence = None
 
@@ -252,19 +256,18 @@ class Accounts:
         ]
 
     def evidence_of(self, miner: bytes, arithmetic: str) -> Evidence:
-        """Return the evidence against a miner from its groups that were not rejected, of the windows in which it
-        declared an arithmetic.
+        """Return the evidence against a miner from the windows in which it declared an arithmetic.
 
-        A rejection does not end it: a miner could otherwise sacrifice a group to be rid of its evidence. Each
-        declaration has its own, so that clean windows under wide thresholds take nothing off the evidence under narrow
-        ones.
+        A rejection does not end it: a miner could otherwise sacrifice a group to be rid of its evidence. It is at most
+        the threshold, so that who is honest from now on is soon accepted. Each declaration has its own, so that clean
+        windows under wide thresholds take nothing off the evidence under narrow ones.
         """
         if self._evidence is None:
             self._evidence = np.full((len(self._pairs), self._width), _ABSENT, np.int64)
             for table in self._windows.values():  # the CUSUM of protocol/judging/evidence.py, of all miners at once
                 added = table.evidence
                 sums = np.maximum(self._evidence[table.computed], 0) + added
-                self._evidence[table.computed] = np.where(added == _ABSENT, _ABSENT, np.minimum(sums, -_ABSENT))
+                self._evidence[table.computed] = np.where(added == _ABSENT, _ABSENT, np.minimum(sums, table.thresholds))
         number = self._pairs.numbers.get((miner, arithmetic), -1)
         if number < 0 or (self._evidence[number] == _ABSENT).all():
             return NO_EVIDENCE

@@ -48,7 +48,7 @@ class LedgerRow(Record):
         arithmetic: how the miner computed; empty if nothing was delivered.
         pledged, submitted, dealt, audited, accepted, rejected: numbers of groups; none are audited if the pledge has
             lapsed. Audited ones that are neither accepted nor rejected were not reproduced.
-        counts: of the groups that are not rejected, for the evidence of the windows to come.
+        counts: of the groups that are evidence in later windows (`Judgement.is_evidence`).
     """
 
     kind: ClassVar[str] = "ledger-row"
@@ -89,7 +89,6 @@ class LedgerRow(Record):
     @classmethod
     def of(cls, verdict: Verdict) -> "LedgerRow":
         """Return the row of a verdict."""
-        counted = [judgement for judgement in verdict.judgements if not judgement.rejected]
         return cls(
             miner=verdict.miner,
             verdict=content_digest(verdict.to_bytes()),
@@ -98,9 +97,9 @@ class LedgerRow(Record):
             submitted=verdict.submitted,
             dealt=verdict.dealt,
             audited=0 if verdict.lapsed else len(verdict.judgements),
-            accepted=sum(judgement.accepted for judgement in counted),
+            accepted=sum(judgement.accepted for judgement in verdict.judgements),
             rejected=sum(judgement.rejected for judgement in verdict.judgements),
-            counts=sum((judgement.counts for judgement in counted), NO_COUNTS),
+            counts=sum((item.counts for item in verdict.judgements if item.is_evidence), NO_COUNTS),
         )
 
     @classmethod

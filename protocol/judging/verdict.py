@@ -93,6 +93,11 @@ class Judgement(Record):
         """Whether the group counts against its miner."""
         return self.reason not in ("", Reason.LAPSED, Reason.UNREPRODUCED)
 
+    @property
+    def is_evidence(self) -> bool:
+        """Whether what was counted of the group is evidence in later windows: if it is not rejected, or for that."""
+        return not self.rejected or self.reason in (*OWN_REASONS.values(), Reason.WINDOW)
+
 
 class Verdict(PublishedRecord):
     """A validator's judgements on one miner's window (fields: docs/spec/verdict.md)."""

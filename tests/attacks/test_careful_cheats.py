@@ -4,7 +4,7 @@ The rows are those of tests, as `python -m bench.proofs cheats` has measured one
 200 rollouts, as they have to be for the bounds below.
 """
 
-from itertools import cycle
+from itertools import count, cycle
 
 import numpy as np
 import pytest
@@ -12,9 +12,10 @@ import pytest
 from grailnode.calibration.thresholds import likelihood_scores
 from grailnode.calibration.thresholds import table as calibrated_table
 from grailnode.run.creation import SCORING
-from protocol.proof import Table, Thresholds
+from protocol.proof import Arithmetic, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.adversaries.careful_cheats import (
+    GROUPS,
     HEADROOM,
     Accepts,
     Cheat,
@@ -25,6 +26,7 @@ from tests.support.adversaries.careful_cheats import (
     gain,
     take_stops,
 )
+from tests.support.builders.proofs import packaged_thresholds
 from tests.support.builders.samples import table, thresholds
 
 
@@ -131,10 +133,27 @@ def test_rewards_refuse_a_miner_whose_margins_are_as_honest_ones() -> None:
     assert result.refused is not None and result.refused <= 25
 
 
-@pytest.mark.parametrize(("edited", "window", "share"), [(10, 2, 1.0), (1, 2, 0.7), (1, 4, 0.9)])
-def test_edited_tokens_are_refused_in_few_windows(edited: int, window: int, share: float) -> None:
+@pytest.mark.parametrize("arithmetic", ["torch-bfloat16", "torch-float32"])
+@pytest.mark.parametrize(("edited", "windows", "refusals"), [(10, 2, 1), (1, 100, 90)])
+def test_edited_tokens_of_6000_are_refused_in_most_windows(
+    arithmetic: Arithmetic, edited: int, windows: int, refusals: int
+) -> None:
     """The second-best tokens of a policy that was trained on stories fall short as follows."""
     shares, gaps = (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 1.0), (0.0, 0.004, 0.04, 0.4, 7.0, 12.5, 20.0)
     cheat = edit_tokens(6000, edited, np.interp(np.linspace(0.0, 1.0, 1000), shares, gaps).tolist())
-    tries = [gain(cheat, ROWS["bfloat16"], SCORING, careful=False, windows=window, seed=seed) for seed in range(40)]
-    assert np.mean([result.refused is not None for result in tries]) >= share
+    row = packaged_thresholds(arithmetic, arithmetic).model_copy(
+        update=dict.fromkeys(("miner", "validator"), "torch-float32")
+    )
+    tries = [gain(cheat, row, SCORING, careful=False, windows=windows, seed=seed) for seed in range(20)]
+    assert np.quantile([result.refusals for result in tries], 0.1) >= refusals
+
+
+def test_whoever_is_honest_again_is_soon_accepted() -> None:
+    """Eight windows of edited tokens leave evidence of at most one threshold, which honest work soon takes off."""
+    wrong, right, made = edit_tokens(6000, 60, [5.0]), edit_tokens(6000, 0, [5.0]), count()
+
+    def repents(thresholds: Thresholds, rng: np.random.Generator, accepts: Accepts) -> SimulatedGroup:
+        return (wrong if next(made) < 8 * GROUPS else right)(thresholds, rng, accepts)
+
+    result = gains(repents, "bfloat16", careful=False, windows=40)
+    assert (result.refused, result.refusals in range(8, 12)) == (1, True)

@@ -33,7 +33,7 @@ from protocol.judging.roster import Roster
 from protocol.proof import MEASURED, ProofSpec, StatisticName
 from protocol.run import ScoringSpec
 from tests.support.builders import samples
-from tests.support.builders.proofs import proof_of
+from tests.support.builders.proofs import advance_window, proof_of
 from tests.support.builders.samples import (
     MINER,
     SCORING,
@@ -328,11 +328,14 @@ def test_the_audited_share_falls_to_the_floor() -> None:
     ]
 
 
-def test_a_row_has_the_counts_of_the_accepted_groups() -> None:
-    first = judgement(0, counts=counts(sketch=(3, 1), margin=(5, 2), stop=(2,)))
-    result = LedgerRow.of(verdict(first, judgement(1, counts=counts(sketch=(2,), margin=(5,), stop=(2,))), rejected(2)))
-    assert result.counts == counts(sketch=(5, 1), margin=(10, 2), stop=(4,))
-    assert LedgerRow.undelivered(A.public, 3).counts == LedgerRow.of(verdict(rejected(0))).counts == NO_COUNTS
+def test_a_row_has_the_counts_of_groups_that_are_accepted_or_rejected_for_them() -> None:
+    accepted, other = counts(sketch=(3, 1), margin=(5, 2), stop=(2,)), counts(sketch=(2,), margin=(5,), stop=(2,))
+    result = LedgerRow.of(verdict(judgement(0, counts=accepted), rejected(1, "wrong-reward", counts=other)))
+    assert (result.accepted, result.rejected, result.counts) == (1, 1, accepted)
+    for reason in ("wrong-sketch", "wrong-sampling", "wrong-stop", "improbable-window"):
+        result = LedgerRow.of(verdict(rejected(0, reason, counts=accepted), rejected(1, reason, counts=other)))
+        assert (result.accepted, result.rejected, result.counts) == (0, 2, accepted + other)
+    assert LedgerRow.undelivered(A.public, 3).counts == LedgerRow.of(verdict(rejected(0, "copied"))).counts == NO_COUNTS
 
 
 def test_the_largest_verdict_has_a_row() -> None:
@@ -420,7 +423,7 @@ def test_accounts_are_what_each_row_that_counts_adds_whoever_comes_and_goes(seed
                     newest[item.miner] = entry.window
                 if item.counts.computed:
                     pair, thresholds = (item.miner, item.arithmetic), proof.row(item.arithmetic, entry.arithmetic)
-                    evidence[pair] = advance(evidence.get(pair, NO_EVIDENCE), item.counts, thresholds)
+                    evidence[pair] = advance_window(evidence.get(pair, NO_EVIDENCE), item.counts, thresholds)
         assert accounts.clean_windows() == clean and accounts.rejections() == newest
         for pair in product((miner.public for miner in miners), proof.miners):
             assert accounts.evidence_of(*pair) == evidence.get(pair, NO_EVIDENCE)

@@ -332,6 +332,7 @@ def ledger() -> list[Case]:
             samples.row(miners[0], submitted=12),
             samples.row(miners[1], arithmetic="torch-bfloat16", audited=16, accepted=13, rejected=3, counts=missed),
             samples.row(miners[2], verdict=b"", arithmetic="", submitted=0, audited=0, accepted=0, counts=NO_COUNTS),
+            samples.row(miners[3], audited=16, accepted=0, rejected=16, counts=samples.counts(margin=(400, 300))),
         ],
     )
     amendment = Amendment(window=7, miner=miners[0].public, verdict=b"", accepted=9, rejected=1)

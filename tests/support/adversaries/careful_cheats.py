@@ -32,7 +32,7 @@ from protocol.proof import DECADE, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.run import ScoringSpec
 from tests.support.adversaries.planned_cheats import balance_of
-from tests.support.builders.proofs import proof_of
+from tests.support.builders.proofs import advance_window, proof_of
 from tests.support.builders.samples import row as ledger_row
 
 GROUPS, GROUP_SIZE = 16, 8
@@ -72,11 +72,13 @@ class Gain:
         pay: balance for each token that is generated, as a multiple of that of honest work; negative for a debt.
         reward: mean reward of a rollout of the accepted windows beyond that of honest work.
         refused: the first refused window, from 1 on; None if there is none.
+        refusals: number of refused windows.
     """
 
     pay: float
     reward: float
     refused: int | None
+    refusals: int = 0
 
 
 def gain(
@@ -87,7 +89,8 @@ def gain(
     Args:
         thresholds: of miners in float32, by name.
     """
-    rng, evidence, refused, shown = np.random.default_rng(seed), NO_EVIDENCE, None, NO_COUNTS
+    rng, evidence, shown = np.random.default_rng(seed), NO_EVIDENCE, NO_COUNTS
+    refused: list[int] = []
     reserved = thresholds.model_copy(update={"threshold": thresholds.threshold - RESERVE})
     results: list[LedgerRow] = []
     made: list[SimulatedGroup] = []
@@ -100,19 +103,19 @@ def gain(
             inside, shown = advance(inside, groups[-1].counts, thresholds), shown + groups[-1].counts
         made += groups
         counts = [group.counts for group in groups]
-        if is_improbable(evidence, counts, thresholds):
-            refused = refused or window
-            results.append(ledger_row(audited=GROUPS, accepted=0, rejected=GROUPS, counts=NO_COUNTS))
-            continue
         total = sum(counts, NO_COUNTS)
-        results.append(ledger_row(audited=GROUPS, accepted=GROUPS, counts=total))
-        evidence = advance(evidence, total, thresholds)
-        gained += sum(group.gained for group in groups)
+        if is_improbable(evidence, counts, thresholds):
+            refused.append(window)
+            results.append(ledger_row(audited=GROUPS, accepted=0, rejected=GROUPS, counts=total))
+        else:
+            results.append(ledger_row(audited=GROUPS, accepted=GROUPS, counts=total))
+            gained += sum(group.gained for group in groups)
+        evidence = advance_window(evidence, total, thresholds)
     honest = [ledger_row(audited=GROUPS, accepted=GROUPS, counts=NO_COUNTS)] * windows
     paid, due = (balance_of(ledger, scoring, proof_of(thresholds)) for ledger in (results, honest))
     work = sum(group.tokens for group in made) / sum(group.honest_tokens for group in made)
     rollouts = GROUP_SIZE * sum(result.accepted for result in results)
-    return Gain(paid / due / work, gained / max(1, rollouts), refused)
+    return Gain(paid / due / work, gained / max(1, rollouts), refused[0] if refused else None, len(refused))
 
 
 def _dares(evidence: Evidence, shown: Counts, reserved: Thresholds, counts: Counts) -> bool:
@@ -204,11 +207,14 @@ def choose_luck(
 
 def edit_tokens(tokens: int, edited: int, margins: Sequence[float]) -> Cheat:
     """Return the cheat that replaces so many of the tokens of a window, with margins drawn from some."""
+    numbers: list[int] = []  # of edited tokens of the groups that the window still has
 
     def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
         total = tokens // GROUPS
         counts = _honest(thresholds, rng, margin=total, stop=GROUP_SIZE)
-        for margin in rng.choice(margins, rng.binomial(edited, 1.0 / GROUPS)).tolist():
+        if not numbers:
+            numbers.extend(rng.multinomial(edited, [1.0 / GROUPS] * GROUPS).tolist())
+        for margin in rng.choice(margins, numbers.pop()).tolist():
             counts += _miss(thresholds, margin, "margin")
         return SimulatedGroup(counts, total, total)
 

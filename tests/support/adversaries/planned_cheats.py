@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from protocol.judging.accounts import Accounts
-from protocol.judging.evidence import NO_EVIDENCE, Evidence, advance, is_improbable
+from protocol.judging.evidence import NO_EVIDENCE, Evidence, is_improbable
 from protocol.judging.ledger import GROUP, SHARE, LedgerRow, Summary, shares
 from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.run import ScoringSpec
-from tests.support.builders.proofs import proof_of
+from tests.support.builders.proofs import advance_window, proof_of
 from tests.support.builders.samples import MINER, counts, row
 
 MARGIN = round(0.05 / NOISE_UNIT)
@@ -70,8 +70,7 @@ def gain(
         cheating = rng.random() < rate
         sacrificed = bool(plan.sacrifice) and window % plan.sacrifice == plan.sacrifice - 1
         result = _result(plan, cheating, sacrificed, evidence, thresholds, audited, rng)
-        if result.accepted:
-            evidence = advance(evidence, result.counts, thresholds)
+        evidence = advance_window(evidence, result.counts, thresholds)
         results.append(result)
         decay = (scoring.decay / SHARE) ** (scoring.windows - 1 - window)
         value += decay
@@ -169,7 +168,7 @@ def _result(
     misses = sum(rng.random() < plan.misses for _ in range(plan.groups * plan.tokens)) if cheating else 0
     result = _row(plan, thresholds, misses=misses)
     improbable = is_improbable(evidence, [result.counts], thresholds)
-    return _row(plan, thresholds, rejected=plan.groups) if improbable else result
+    return result.model_copy(update={"accepted": 0, "rejected": plan.groups}) if improbable else result
 
 
 def _row(plan: PlannedCheat, thresholds: Thresholds, rejected: int = 0, misses: int = 0) -> LedgerRow:

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY
+from protocol.judging.evidence import Counts, Evidence, advance
 from protocol.proof import MEASURED, Alternative, Arithmetic, ProofSpec, Table, Thresholds
 
 FLOAT32: Final[tuple[Arithmetic, Arithmetic]] = ("torch-float32", "torch-float32")
@@ -42,3 +43,9 @@ def proof_of(*rows: Thresholds, **changes: Any) -> ProofSpec:
 def with_thresholds(proof: ProofSpec, **changes: Any) -> ProofSpec:
     """Return rules with other values in every row."""
     return proof.model_copy(update={"table": tuple(row.model_copy(update=changes) for row in proof.table)})
+
+
+def advance_window(evidence: Evidence, counts: Counts, thresholds: Thresholds) -> Evidence:
+    """Return the evidence with which the window begins that follows one of these counts (docs/spec/verdict.md)."""
+    added = advance(evidence, counts, thresholds)
+    return {name: tuple(min(value, thresholds.threshold) for value in values) for name, values in added.items()}
