@@ -31,10 +31,23 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     (int64), and numpy's numbers for all other types. The machine code is cached beside the source or, if that folder is
     not writable, in the user's cache folder; if neither is writable, every process compiles for itself.
     """
+    return _compiled(function)
+
+
+def loaded_kernel(*arguments: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator as `kernel`, which compiles at the import for arguments of these numba types.
+
+    A process that is forked behind the import has the machine code, and what numba loads for it. At a first call this
+    would be a step of 20 ms, and the garbage collector would look through 50,000 objects again and again.
+    """
+    return lambda function: _compiled(function, f"({', '.join(arguments)},)")
+
+
+def _compiled(function: Callable[P, R], *signature: str) -> Callable[P, R]:
     try:
-        return cast(Callable[P, R], _compile(nogil=True, cache=True, **_OPTIONS)(function))
+        return cast(Callable[P, R], _compile(*signature, nogil=True, cache=True, **_OPTIONS)(function))
     except RuntimeError:  # numba's "cannot cache function: no locator available"
-        return cast(Callable[P, R], _compile(nogil=True, **_OPTIONS)(function))
+        return cast(Callable[P, R], _compile(*signature, nogil=True, **_OPTIONS)(function))
 
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:

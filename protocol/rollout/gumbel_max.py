@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from protocol.kernels.exact import exact_exp
-from protocol.kernels.jit import inlined, kernel
+from protocol.kernels.jit import inlined, loaded_kernel
 from protocol.kernels.logit_simd import add_exponentials, contenders, take_maxima
 from protocol.kernels.simd import VECTOR_SIZE, highest_bit, lowest_bit
 
@@ -47,7 +47,10 @@ def _noise(token: Any, key: Any, other: Any, table: Any) -> Any:
     return F(units) * F(2.0**-19)
 
 
-@kernel
+_FLOATS, _INTEGERS = "float32[::1]", "int64[::1]"
+
+
+@loaded_kernel("float32[:, ::1]", "uint32[:, ::1]", _INTEGERS, "int64[:, ::1]", _FLOATS, _FLOATS, _INTEGERS)
 def best_tokens(scaled: Any, words: Any, positions: Any, table: Any, least: Any, best: Any, tokens: Any) -> None:
     """Find the best score of each row above a bound, and its token; of equal scores, the one with the smallest id.
 
@@ -84,7 +87,7 @@ def best_tokens(scaled: Any, words: Any, positions: Any, table: Any, least: Any,
         best[row], tokens[row] = top, numba.int64(winner) if winner < width else -1
 
 
-@kernel
+@loaded_kernel("float32[:, ::1]", _FLOATS, _FLOATS, _FLOATS)
 def exponential_sums(scaled: Any, scratch: Any, largest: Any, sums: Any) -> None:
     """Compute the largest value of each row of float32 [N, V], and the sum of exp(value - largest): float32 [N] each. A
     row with a NaN has a NaN as its sum. `scratch` is float32 [64].

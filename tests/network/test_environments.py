@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from grailnode.engine.torch_engine import TorchEngine
+from grailnode.environments import registry
 from grailnode.environments.plugin_environment import PluginEnvironment
 from grailnode.run import creation, requirements
 from grailnode.run.rules import Rules
@@ -251,6 +252,8 @@ def register(monkeypatch: pytest.MonkeyPatch, environment: Any) -> None:
     """Let runs name an environment of this test."""
     monkeypatch.setitem(environments._GENERATED, environment.name, environment)
     monkeypatch.setattr(environments, "names", (*environments.names, environment.name))
+    is_built_in = registry.is_built_in
+    monkeypatch.setattr(registry, "is_built_in", lambda name: name == environment.name or is_built_in(name))
 
 
 HANGING = """
