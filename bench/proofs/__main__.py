@@ -69,13 +69,14 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=120, help="rollouts for sketch")
     parser.add_argument("--projections", type=int, default=1000, help="projections for sketch")
     parser.add_argument("--without", default="", help="names of pairs to leave out, separated by commas")
+    parser.add_argument("--test-seed", type=int, default=1, help="of the groups of tables")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of speed")
     parser.add_argument(
         "--tokens", type=int, help="length of each completion for speed and continuations; default: up to its end token"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    setting = Setting(options.policy, options.policy / "results", tuple(options.without.split(",")))
+    setting = Setting(options.policy, options.policy / "results", tuple(options.without.split(",")), options.test_seed)
     match options.table:
         case "honest":
             trio.run(honest.table, setting, options.groups or 256, options.profile)

@@ -18,7 +18,7 @@ import torch
 
 from bench.proofs.power import early_ends, lucky_ties
 from bench.proofs.profiles import Profile, select
-from bench.proofs.setting import GROUP_SIZE, TEST_SEED, Setting
+from bench.proofs.setting import GROUP_SIZE, Setting
 from bench.proofs.sides import Pair
 from grailnode.calibration.pairs import GroupMeasurement, generate_groups
 from grailnode.run.creation import SCORING
@@ -111,7 +111,7 @@ async def _gaps(setting: Setting, profile: Profile, groups: int) -> list[float]:
     weights = {name: tensor.to(getattr(torch, profile.dtype)) for name, tensor in setting.weights.items()}
     miner = HonestEngine(setting.model(), weights)
     engine: Engine = miner  # type: ignore[assignment]  # only `generate` is called
-    async for _ in generate_groups(setting.task(TEST_SEED), engine, groups):
+    async for _ in generate_groups(setting.task(setting.test_seed), engine, groups):
         pass
     return miner.gaps
 
@@ -123,7 +123,7 @@ async def _real(setting: Setting, profile: Profile, groups: int) -> dict[str, li
         sides[f"ends within {reach}"] = replace(profile.plain, decide=partial(early_ends, reach))
         sides[f"luck within {reach}"] = replace(profile.plain, decide=partial(lucky_ties, reach))
     pairs = {name: Pair(side, profile.plain) for name, side in sides.items()}
-    return await setting.measure(profile.name, pairs, dict.fromkeys(pairs, groups), TEST_SEED)
+    return await setting.measure(profile.name, pairs, dict.fromkeys(pairs, groups), setting.test_seed)
 
 
 def _print_real(measured: dict[str, list[GroupMeasurement]], row: Thresholds) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from bench.proofs.power import describe
 from bench.proofs.profiles import PROFILES, group_counts, select
 from bench.proofs.runs_of_evidence import added_by_groups
-from bench.proofs.setting import TEST_SEED, Setting
+from bench.proofs.setting import Setting
 from grailnode.calibration.pairs import GroupMeasurement
 from protocol.judging.evidence import NO_EVIDENCE, advance, exceeded
 from protocol.proof import DECADE, MEASURED, StatisticName, Thresholds
@@ -73,11 +73,11 @@ async def table(setting: Setting, groups: int, only: str) -> None:
             + alarms
         )
         pairs = profile.pairs(setting)
-        _print_rows(await setting.measure(profile.name, pairs, group_counts(pairs, groups), TEST_SEED), rows)
+        _print_rows(await setting.measure(profile.name, pairs, group_counts(pairs, groups), setting.test_seed), rows)
         for other in PROFILES:
             if other.dtype == profile.dtype and other != profile:
                 same = {"same": other.pairs(setting)["same"]}
-                measured = await setting.measure(other.name, same, {"same": groups}, TEST_SEED)
+                measured = await setting.measure(other.name, same, {"same": groups}, setting.test_seed)
                 _print_rows({f"same of {other.name}": measured["same"]}, rows)
         bounds = "".join(f"  {_HISTORIES * _GROUPS * level:17g}" for _ in rows for level in _LEVELS)
         print(f"{'at most':83}{bounds}\n", flush=True)

@@ -18,7 +18,7 @@ import torch
 from bench.proofs.profiles import Profile, select
 from bench.proofs.rounding import Int8CacheQwen3, to_fp8
 from bench.proofs.runs_of_evidence import Additions
-from bench.proofs.setting import TEST_SEED, Setting
+from bench.proofs.setting import Setting
 from bench.proofs.sides import Pair, Side
 from bench.proofs.trading_task import TradingTask
 from grailnode.calibration.copies import quantized
@@ -109,7 +109,7 @@ async def _rows(setting: Setting, profile: Profile, groups: int) -> None:
     print(f"{'cheat':28}{'misses':>8} {'reward':>7}" + "".join(f"{heading:>11}" for heading in _HEADINGS))
     for name, side in (("none", profile.plain), *cheats(setting, profile.plain)):
         pair = Pair(side, profile.plain)
-        measured = (await setting.measure(profile.name, {name: pair}, {name: groups}, TEST_SEED))[name]
+        measured = (await setting.measure(profile.name, {name: pair}, {name: groups}, setting.test_seed))[name]
         misses = np.concatenate([group.margins for group in measured]) > 0
         reward = np.mean([group.rewards for group in measured]) / 1e6
         cells = "".join(f"{cell:>11}" for cell in _cells(measured, rows))

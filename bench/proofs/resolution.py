@@ -14,7 +14,7 @@ import torch
 
 from bench.proofs.power import cheats
 from bench.proofs.profiles import Profile, select
-from bench.proofs.setting import GROUP_SIZE, TEST_SEED, Setting
+from bench.proofs.setting import GROUP_SIZE, Setting
 from bench.proofs.sides import Side
 from grailnode.engine.torch_engine import TorchEngine
 from protocol.rollout import challenge
@@ -43,7 +43,7 @@ async def table(setting: Setting, groups: int, part: str) -> None:
 
 async def _differences(setting: Setting, profile: Profile, side: Side, groups: int) -> np.ndarray:
     """Return the relative differences of the states that a side generates and the profile checks: float32 [N]."""
-    task, seed = setting.task(TEST_SEED), TEST_SEED.to_bytes(32, "little")
+    task, seed = setting.task(setting.test_seed), setting.test_seed.to_bytes(32, "little")
     seeds = [challenge.group_seed(bytes(32), 0, seed, bytes(32), number) for number in range(groups)]
     requests = [
         Request(setting.policy.tokenizer.encode(task.prompt(group)), challenge.rollout_seed(group, index))

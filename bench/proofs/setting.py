@@ -31,7 +31,6 @@ SCORING: Final = creation.SCORING.model_copy(update={"deposit": round(Rules().de
 
 GROUP_SIZE: Final = 8
 CALIBRATION_SEED: Final = 0
-TEST_SEED: Final = 1
 _CHUNK: Final = 64  # groups of one file of results
 
 
@@ -44,11 +43,13 @@ class Setting:
         cache: folder of the results.
         excluded_pairs: names of pairs that are left out, such as those of two threads, which take long on a busy
             machine.
+        test_seed: of the groups of tables, which are others than those for thresholds.
     """
 
     directory: Path
     cache: Path
     excluded_pairs: tuple[str, ...] = ()
+    test_seed: int = 1
 
     @cached_property
     def policy(self) -> Policy:
