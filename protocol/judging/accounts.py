@@ -151,9 +151,7 @@ class Accounts:
             excesses=self._array(excesses).reshape(len(priced), len(MEASURED)),
             computed=pairs,
             evidence=evidence,
-            thresholds=np.array([[self._thresholds[pair].threshold] for pair in pairs.tolist()], np.int64).reshape(
-                -1, 1
-            ),
+            thresholds=np.array([self._thresholds[pair].threshold for pair in pairs.tolist()], np.int64)[:, None],
         )
         self._evidence = None
 
@@ -259,8 +257,8 @@ class Accounts:
         """Return the evidence against a miner from the windows in which it declared an arithmetic.
 
         A rejection does not end it: a miner could otherwise sacrifice a group to be rid of its evidence. It is at most
-        the threshold, so that who is honest from now on is soon accepted. Each declaration has its own, so that clean
-        windows under wide thresholds take nothing off the evidence under narrow ones.
+        the threshold, so that a miner that is honest from now on is soon accepted. Each declaration has its own, so
+        that clean windows under wide thresholds take nothing off the evidence under narrow ones.
         """
         if self._evidence is None:
             self._evidence = np.full((len(self._pairs), self._width), _ABSENT, np.int64)

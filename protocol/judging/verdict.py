@@ -95,7 +95,7 @@ class Judgement(Record):
 
     @property
     def is_evidence(self) -> bool:
-        """Whether what was counted of the group is evidence in later windows: if it is not rejected, or for that."""
+        """Whether the group's counts are evidence in later windows: it is not rejected, or rejected for them."""
         return not self.rejected or self.reason in (*OWN_REASONS.values(), Reason.WINDOW)
 
 

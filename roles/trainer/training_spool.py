@@ -127,9 +127,10 @@ class TrainingSpool:
                 break
             self._check()
             await trio.sleep(_POLL_SECONDS)
-        given, self._waiting = self._waiting[:max_count], [] if max_count is None else self._waiting[max_count:]
-        self._given |= {group.digest: group.version for group in given}
-        return given
+        count = len(self._waiting) if max_count is None else max_count
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._given |= {group.digest: group.version for group in batch}
+        return batch
 
     async def acknowledge(self, digests: Iterable[bytes]) -> None:
         """Remember durably from which groups the loop has learned, and delete batches without others. After a restart

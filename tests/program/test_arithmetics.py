@@ -1,5 +1,6 @@
 """How nodes may compute: what `init` signs, exact runs, and what a node says whose engine the run does not admit."""
 
+from bisect import bisect_left
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ def test_the_founder_lists_what_the_run_admits(tmp_path: Path) -> None:
     lower, full = (proof.row(miner, "torch-float32") for miner in proof.miners)
     assert [lower, full] == [packaged.row(miner, "torch-float32") for miner in proof.miners]
     assert lower.margin.beyond[-1] > 10 * full.margin.beyond[-1]
+    step = bisect_left(lower.margin.beyond, full.margin.beyond[-1])  # what full precision hardly ever reaches
+    assert lower.margin.rates[step] > 10**9 * full.margin.rates[-1]
 
 
 def test_a_recipes_engine_decides_what_its_run_admits(tmp_path: Path) -> None:
