@@ -1,7 +1,7 @@
 """The table of answers with the verdicts that are due: `python -m tests.environments.answer_table` writes beside each
 what math-verify says of it.
 
-math-verify is asked with its own time limit, outside of the tests: an alarm in a main thread.
+Here math-verify has a time limit, an alarm in a main thread, which hostile answers need; in the tests it has none.
 """
 
 import re
@@ -43,11 +43,12 @@ def rows(text: str) -> list[Row]:
     return result
 
 
-def library_verdict(gold: str, answer: str) -> bool:
+def library_verdict(gold: str, answer: str, seconds: int | None = None) -> bool:
+    """What math-verify says; with a limit of `seconds` for each parse it says no where the time is up."""
     import math_verify
 
-    first, second = (math_verify.parse(f"\\boxed{{{text}}}") for text in (gold, answer))
-    return bool(math_verify.verify(first, second))
+    first, second = (math_verify.parse(f"\\boxed{{{text}}}", parsing_timeout=seconds) for text in (gold, answer))
+    return bool(math_verify.verify(first, second, timeout_seconds=seconds))
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def main() -> None:
     for line in TABLE.read_text().splitlines():
         match = _ROW.match(line)
         if match:
-            differs = library_verdict(gold, match[3]) != (match[1] == "=")
+            differs = library_verdict(gold, match[3], seconds=5) != (match[1] == "=")
             lines.append(f"    {match[1]}{'~' * differs} {match[3]}")
             continue
         if line and not line.startswith("#"):
