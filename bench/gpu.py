@@ -29,6 +29,7 @@ from bench.engines.patches import patches
 from bench.engines.setting import cache_flags, directory, problems_of, reported
 from bench.engines.speed import speed
 from grailnode.engine.hf import TransformersModel
+from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.inside.request_records import RequestArguments, RequestRecords, Step
@@ -40,7 +41,9 @@ from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.rollout import sampling, sketch
 from protocol.rollout.token_choice import choose_with_log_probabilities
 from roles.ports import EngineError
-from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths
+from roles.trainer.learn.learner import Learner
+from tests.support.builders.policies import engine_of, random_weights, requests_of_many_lengths, write_policy
+from tests.support.processes.ranks import SETTINGS, run_ranks, train
 
 MIXTURE = {
     "vocab_size": 100, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -114,6 +117,25 @@ def noise(machine: Machine) -> list[Claim]:
         statement = f"B = {batch}, V = {vocabulary:,}: draws are those of the specification"
         claims.append(Claim("noise", statement, f"{equal} of {batch}, {milliseconds:.2f} ms a step", equal == batch))
     return claims
+
+
+def ranks(machine: Machine) -> list[Claim]:
+    """Compare the steps of a trainer on two ranks with those of one process: by NCCL on two GPUs, by gloo on a CPU."""
+    if not machine.small and torch.cuda.device_count() < 2:
+        print("      ranks: not run, because NCCL needs two GPUs", flush=True)
+        return []
+    with directory() as place:
+        policy = write_policy(place)
+        model = build(policy, recompute=True)
+        alone = Learner(model, random_weights(model), SETTINGS, torch.device(machine.device))
+        expected = train(alone, None, 0, 4)[0][-1]
+        found = run_ranks(2, policy.directory, SETTINGS, train, None, 0, 4, device=machine.device)[0][-1]
+    different = sum(int((found[name] != tensor).sum()) for name, tensor in expected.items())
+    elements = sum(tensor.numel() for tensor in expected.values())
+    # Kernels of a GPU add in any order.
+    allowed = 0 if machine.small else elements // 1000
+    statement = "two ranks of a trainer take the steps of one process"
+    return [Claim("ranks", statement, f"{different} of {elements} weights differ", different <= allowed)]
 
 
 def records(machine: Machine) -> list[Claim]:
@@ -315,6 +337,7 @@ async def main() -> int:
     parts: list[tuple[str, Callable[[], Awaitable[list[Claim]]]]] = [
         ("noise", partial(trio.to_thread.run_sync, noise, machine)),
         ("records", partial(trio.to_thread.run_sync, records, machine)),
+        ("ranks", partial(trio.to_thread.run_sync, ranks, machine)),
         ("processors", partial(processors, machine)),
     ]
     if python is not None:

@@ -21,9 +21,9 @@ from roles.trainer.learn.loss.policy_loss import advantages, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.verified_batch import VerifiedGroup
-from tests.learning.ranks import group
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.measuring.wrapped_model import WrappedModel
+from tests.support.processes.ranks import group
 
 TEMPERATURE = 0.7
 SAMPLING = SamplingParams(TEMPERATURE, max_tokens=2048, stops=())

@@ -27,8 +27,17 @@ from roles.trainer.learn.learner import Learner
 from roles.trainer.learn.loss.loss_settings import LossSettings
 from roles.trainer.spool import SnapshotName, put_snapshot
 from roles.trainer.tensor_shards import run_inline
-from tests.learning.ranks import SETTINGS, Tensors, assert_equal, assert_same_run, groups_of, read, run_ranks, train
 from tests.support.builders.policies import random_weights, write_policy
+from tests.support.processes.ranks import (
+    SETTINGS,
+    Tensors,
+    assert_equal,
+    assert_same_run,
+    groups_of,
+    read,
+    run_ranks,
+    train,
+)
 from tests.support.simulation.learning import Setup, run
 from tests.support.simulation.virtual_clock import simulated
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from roles.trainer.learn.replay_buffer import ReplayBuffer, ReplayState
 from roles.trainer.learn.training_settings import ReplaySettings
-from tests.learning.ranks import group
+from tests.support.processes.ranks import group
 
 
 def _buffer(**settings: float) -> ReplayBuffer:

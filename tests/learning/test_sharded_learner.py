@@ -31,7 +31,10 @@ from roles.trainer.learn.state_rows import SavedRows
 from roles.trainer.outer.local_steps import LocalLearner
 from roles.trainer.spool import weights_folder
 from roles.trainer.tensor_shards import WrittenWeights
-from tests.learning.ranks import (
+from tests.support.builders.policies import random_weights, write_policy
+from tests.support.builders.samples import round_rules
+from tests.support.processes.programs import eventually
+from tests.support.processes.ranks import (
     SETTINGS,
     Ranks,
     Tensors,
@@ -43,9 +46,6 @@ from tests.learning.ranks import (
     run_ranks,
     train,
 )
-from tests.support.builders.policies import random_weights, write_policy
-from tests.support.builders.samples import round_rules
-from tests.support.processes.programs import eventually
 from tests.support.simulation.virtual_clock import running
 
 

@@ -26,12 +26,12 @@ from roles.trainer.learn.training import Training
 from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
 from roles.trainer.spool import INBOX, SnapshotName, list_snapshots, put_snapshot
 from roles.trainer.tensor_shards import run_inline
-from tests.learning.ranks import assert_equal, group
 from tests.support.builders.chains import equal
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
 from tests.support.builders.verified_batches import put_batch, verified_batch
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling, changes
+from tests.support.processes.ranks import assert_equal, group
 from tests.support.pytest_options.few_daily import few_daily
 from tests.support.simulation.learning import Setup, run
 from tests.support.simulation.network import Network

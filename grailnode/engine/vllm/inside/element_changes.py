@@ -4,6 +4,7 @@ A change takes 6 bytes for weights in BF16: a place and a value. On a CPU, compi
 the GIL. On a GPU they are copied to it while staging, and torch exchanges them.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,15 @@ def _change(piece: Piece, indices: NDArray[np.int64], values: Bits) -> ElementCh
     device = piece.target.device
     if device.type == "cpu":
         _exchange(*(tensor[:0].numpy() for tensor in (piece.target, places, new)))
-    return ElementChange(piece.target, places[:place_count].to(device), new.to(device))
+    with copies_beside(device):
+        return ElementChange(piece.target, places[:place_count].to(device), new.to(device))
+
+
+def copies_beside(device: torch.device) -> AbstractContextManager[Any]:
+    """Give copies from and to a GPU a stream of their own, in which each waits for itself alone: in the default stream
+    it would wait for the steps of the model that are queued there, and they for it. A commit waits for all streams.
+    """
+    return torch.cuda.stream(torch.cuda.Stream(device) if device.type == "cuda" else None)
 
 
 def widen(bits: Tensor, kind: torch.dtype) -> Tensor:

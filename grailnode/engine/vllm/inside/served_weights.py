@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from grailnode.engine.vllm.inside.element_changes import ElementChange, widen
+from grailnode.engine.vllm.inside.element_changes import ElementChange, copies_beside, widen
 from grailnode.engine.vllm.inside.tensor_map import TensorMap
 from protocol.digest import tensor_digest, weights_digest
 from protocol.patch.codec import for_each
@@ -107,11 +107,12 @@ class ServedWeights:
             bits.zero_()
         for piece in placement.pieces:
             upper = piece.view
-            if upper.dtype != torch.int16:
-                # BF16 is the upper half of float32. No version changes the lower half, which is 0.
-                lower, upper = piece.halves
-                is_exact = is_exact and not lower.count_nonzero()
-            piece.source_view(bits).copy_(upper)
+            with copies_beside(upper.device):
+                if upper.dtype != torch.int16:
+                    # BF16 is the upper half of float32. No version changes the lower half, which is 0.
+                    lower, upper = piece.halves
+                    is_exact = is_exact and not lower.count_nonzero()
+                piece.source_view(bits).copy_(upper)
         if not is_exact:
             bits.fill_(-1)  # the largest bytes, so that no rank finds the signed weights
         if self._gather is not None:
@@ -202,8 +203,7 @@ class ServedWeights:
             bits = tensor.contiguous().view(torch.int16)
             for piece in self.placements[name].pieces:
                 piece.view.copy_(widen(piece.source_view(bits).to(piece.target.device), piece.target.dtype))
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # so that a failure is seen here
+        _wait_for_the_device()
 
     def _undo(self, staged: StagedVersion, failure: Exception) -> None:
         """Bring the old elements back."""
@@ -213,6 +213,7 @@ class ServedWeights:
             # In reverse order: where two changes touch one element, its oldest value comes back last.
             for change in reversed(staged.changes):
                 change.undo()
+            _wait_for_the_device()
         except Exception as second:
             self.poisoned = f"the weights are damaged by a commit that failed ({failure}; {second}); reload them"
             raise PoisonedError(self.poisoned) from second
@@ -223,3 +224,9 @@ class ServedWeights:
             name: torch.empty(placement.shape, dtype=torch.bfloat16, device="meta")
             for name, placement in self.placements.items()
         }
+
+
+def _wait_for_the_device() -> None:
+    """Return when all of it is written, so that a failure is seen here, and later reads in other streams see it."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -121,6 +121,7 @@ class Ranks:
         lora: the adapters that they train instead, on the policy as it is; None for all weights.
         precision: in which they publish.
         states: of one of several hosts each, among which the ranks are divided.
+        device: on which they compute; of "cuda" each takes a GPU of its own.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Ranks:
         lora: LoraSpec | None = None,
         precision: Precision = "bf16",
         states: Sequence[Path] = (),
+        device: str = "cpu",
     ) -> None:
         self._directory = tempfile.TemporaryDirectory()
         self._answers, answers = _context.Pipe(duplex=False)
@@ -153,6 +155,7 @@ class Ranks:
                 state,
                 sweeps,
                 count // len(states) if states else None,
+                device,
                 answers,
                 scenario,
                 pickle.dumps(rest),
@@ -191,6 +194,7 @@ def _take_seat(
     state: Path,
     sweeps: bool,
     local_ranks: int | None,
+    device: str,
     answers: "Connection[Any, Any]",
     scenario: Scenario,
     rest: bytes,
@@ -201,7 +205,7 @@ def _take_seat(
     if lora is not None:
         model = LoraModel(model, load_weights(directory), dtype=dtype)
     weights = random_weights(model) if seat.rank == 0 else None
-    learner = ShardedLearner(model, weights, settings, Meeting(seat).join("cpu", {}), dtype, precision, local_ranks)
+    learner = ShardedLearner(model, weights, settings, Meeting(seat).join(device, {}), dtype, precision, local_ranks)
     if seat.rank == 0:
         result = scenario(learner, *pickle.loads(rest))
         answer = io.BytesIO()
