@@ -29,7 +29,7 @@ class NetworkOfProcesses:
         self.programs: dict[str, Program] = {}
 
     def start(self, role: str, name: str, *options: str, terminal: Path | None = None) -> Program:
-        """Start a node's program, with other options of the command line, and with a file as its terminal by default."""
+        """Start a node's program with other options of the command line; its terminal is a file, or another one."""
         log = terminal or self.workspace.directory / f"{name}.terminal"
         program = Program("--role", role, "--run", str(self.workspace.config), "--name", name, *options, log=log)
         self.programs[name] = program
