@@ -3,25 +3,20 @@
 Scores, evidence, what a coordinator weighs contributions by, and the state after a round are the same to the bit.
 """
 
-import ast
 import hashlib
-import inspect
 import json
 import os
 import platform
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from protocol.judging import accounts, evidence, ledger, report, roster, verdict
 from protocol.judging.accounts import Accounts
 from protocol.judging.ledger import Summary
 from protocol.outer.comparing import PROJECTED, SentRounds, compare
@@ -29,7 +24,6 @@ from protocol.outer.drift import settled_contributions
 from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DILOCO, encode
-from roles.trainer.collect import logprob_bias, quorum
 from tests.support.builders import samples
 from tests.support.builders.samples import counts, round_rules, row, summary
 from tests.support.processes.dispatches import DISPATCHES, environment, failures, observe_in
@@ -142,29 +136,3 @@ def test_a_switch_that_has_no_effect_is_noticed() -> None:
     for switch in switches.keys() - {"NUMBA_CPU_FEATURES"}:  # which only keeps one in the environment from adding some
         others = {name: value for name, value in switches.items() if name != switch}
         assert len(failures(dispatch, observe_in(others), native)) == 1, switch
-
-
-# What judges decide, sign and pay is computed from whole numbers, so that it is the same on every machine
-
-
-MODULES = [accounts, evidence, ledger, report, roster, verdict, logprob_bias, quorum]
-BORDER = {"whole_margins", "pass_at_k", "pass_at"}  # from what an engine measures, and to what people see
-FLOAT_NAMES = {"math", "log", "log2", "log10", "log1p", "exp", "sqrt", "mean", "std", "var", "median", "average"}
-
-
-def float_expressions(node: ast.AST) -> Iterator[str]:
-    """Yield the expressions that may compute with floats."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef) and child.name in BORDER:
-            continue
-        name = getattr(child, "id", getattr(child, "attr", ""))
-        is_division = isinstance(child, ast.BinOp | ast.AugAssign) and isinstance(child.op, ast.Div)
-        is_constant = isinstance(child, ast.Constant) and isinstance(child.value, float)
-        if is_division or is_constant or name in FLOAT_NAMES or name.startswith("float"):
-            yield ast.unparse(child)
-        yield from float_expressions(child)
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_evidence_decisions_and_scores_use_no_float(module: ModuleType) -> None:
-    assert list(float_expressions(ast.parse(inspect.getsource(module)))) == []
