@@ -6,18 +6,14 @@
     sketch           bits of evidence in a sketch against forged ones
     resolution       how far hidden states differ, beside the unit of a sketch
     speed            generation, prefill and verification on one core
-    keys             how many windows of one group an adversary gets accepted with each new key
-    false-accepts    how many groups of a changed policy are accepted
-    gain             what a planned cheat gains at every rate, and what keys earn that share work
     dealing          throughput by number of validators where groups are dealt to them, and what liars among them can do
-    cheats           what miners gain that decide near ties, or edit tokens, and when they are refused
     continuations    tokens that a validator decodes to count luck, and the luck of honest work
     withheld         how far a miner that withholds windows of its keys shifts what is trained on
 
-`false-accepts`, `keys`, `dealing` and `speed` take minutes, the other tables up to some hours of one core with the
-settings of docs/benchmarks/proofs.md. All need the `test` extra. Except for `keys`, `dealing` and `false-accepts`, they
-need the policy that `python -m bench.proofs.trained_policy` makes in a quarter of an hour. Their results
-are stored beside that policy, and a table that was interrupted resumes there.
+`dealing` and `speed` take minutes, the other tables up to some hours of one core with the settings of
+docs/benchmarks/proofs.md. All need the `test` extra. Except for `dealing`, they need the policy that
+`python -m bench.proofs.trained_policy` makes in a quarter of an hour. Their results are stored beside that policy, and
+a table that was interrupted resumes there.
 """
 
 import argparse
@@ -26,28 +22,11 @@ from pathlib import Path
 import torch
 import trio
 
-from bench.proofs import (
-    adversaries,
-    cheats,
-    continuations,
-    dealing,
-    false_accepts,
-    gain,
-    honest,
-    information,
-    keys,
-    power,
-    resolution,
-    speed,
-    withheld,
-)
+from bench.proofs import adversaries, continuations, dealing, honest, information, power, resolution, speed, withheld
 from bench.proofs.setting import Setting
 from bench.proofs.trained_policy import CACHE
 
-TABLES = (
-    "honest", "adversaries", "power", "sketch", "resolution", "speed", "keys", "false-accepts", "gain", "cheats",
-    "continuations", "dealing", "withheld",
-)  # fmt: skip
+TABLES = ("honest", "adversaries", "power", "sketch", "resolution", "speed", "continuations", "dealing", "withheld")
 
 
 def main() -> None:
@@ -57,13 +36,8 @@ def main() -> None:
     )
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--policy", type=Path, default=CACHE, help="directory of the policy")
-    parser.add_argument(
-        "--groups",
-        type=int,
-        default=0,
-        help="groups of each pair for honest, else of each copy; windows of each copy for false-accepts",
-    )
-    parser.add_argument("--tries", type=int, default=100, help="windows of each adversary, or its keys for keys")
+    parser.add_argument("--groups", type=int, default=0, help="groups of each pair for honest, else of each copy")
+    parser.add_argument("--tries", type=int, default=100, help="windows of each adversary")
     parser.add_argument("--only", default="", help="run only adversaries, or rows of dealing, whose names contain this")
     parser.add_argument("--profile", default="", help="run only the profiles whose names contain this")
     parser.add_argument("--rollouts", type=int, default=120, help="rollouts for sketch")
@@ -86,18 +60,10 @@ def main() -> None:
             trio.run(power.table, setting, options.groups or 128, options.profile)
         case "resolution":
             trio.run(resolution.table, setting, options.groups or 6, options.profile)
-        case "cheats":
-            trio.run(cheats.table, setting, options.groups or 64, options.profile)
         case "continuations":
             trio.run(continuations.table, setting, options.groups or 512, options.tokens)
-        case "keys":
-            trio.run(keys.table, options.tries)
-        case "false-accepts":
-            trio.run(false_accepts.table, options.groups or 16)
         case "dealing":
             dealing.table(options.only)
-        case "gain":
-            gain.table()
         case "withheld":
             withheld.table()
         case "sketch":

@@ -1,15 +1,14 @@
 """How many weights change between versions, and why: PULSE, section 3 and appendices A and G, in small.
 
     python -m bench.studies rates        by the number of steps between versions, learning rate and dtype
-    python -m bench.studies optimizer    by the age of the optimizer, its warm-up and its betas
     python -m bench.studies gradients    gradients and updates beside what changes, sizes of updates
     python -m bench.studies staleness    by the age of the rollouts, with what is learned from them
 
 Each command prints tables and draws figures (SVG) into `--figures`. Two workloads take the place of a large model: the
 packaged policy, which learns from rollouts of its own with the product's learner, and a matrix with the weights of a
 real layer under gradients of noise. With `--results FILE` each run is written there as soon as it has ended, and runs
-that are there are not made again: the first three commands share theirs. A run takes 5 to 20 CPU seconds; `rates` has
-14, `optimizer` 6, `staleness` 25. The commands need the `test` extra.
+that are there are not made again: the first two commands share theirs. A run takes 5 to 20 CPU seconds; `rates` has 14,
+`staleness` 25. The commands need the `test` extra.
 """
 
 import argparse
@@ -20,10 +19,10 @@ import torch
 
 from bench.studies.gradients import study_gradients
 from bench.studies.records import Records
-from bench.studies.sparsity import study_optimizer, study_rates
+from bench.studies.sparsity import study_rates
 from bench.studies.staleness import POLICIES, study_staleness
 
-STUDIES: Final = {"rates": study_rates, "optimizer": study_optimizer, "gradients": study_gradients}
+STUDIES: Final = {"rates": study_rates, "gradients": study_gradients}
 
 
 def main() -> None:

@@ -32,9 +32,9 @@ class Record:
     effects: Effects
     sizes: dict[str, float]
 
-    def mean(self, dtype: str, distance: int, begin: int = WARM_UP) -> float:
-        """Return the mean share between states so many steps apart, the earlier one from a step on."""
-        return fmean(self.shares[dtype][str(distance)][begin:])
+    def mean(self, dtype: str, distance: int) -> float:
+        """Return the mean share between states so many steps apart, behind the warm-up."""
+        return fmean(self.shares[dtype][str(distance)][WARM_UP:])
 
 
 class Records:

@@ -1,25 +1,17 @@
-"""How many values change between versions: by distance and learning rate, by dtype, and by the age of the optimizer."""
+"""How many values change between versions: by distance and learning rate, and by dtype."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from bench.studies.figures import Labels, Line, linear_axis, log_axis, write_figure
+from bench.studies.figures import Labels, Line, log_axis, write_figure
 from bench.studies.records import DISTANCES, WORKLOADS, Record, Records, Workload
 from bench.studies.views import DTYPES
-from bench.studies.workloads import STEPS, Recipe
+from bench.studies.workloads import Recipe
 from bench.tables import percent, print_table, rate_text
 
 RATES: Final = (1e-7, 3e-7, 1e-6, 3e-6, 1e-5, 3e-5, 1e-4)
-AGES: Final = (1, 8, 32)
-RECIPES: Final = {
-    "betas 0.9, 0.95": Recipe(),
-    "betas 0.9, 0.999": Recipe(betas=(0.9, 0.999)),
-    "no warm-up": Recipe(warm_up=0),
-}
-_DRAWN: Final = ("betas 0.9, 0.95", "betas 0.9, 0.999")
-_SETTLED: Final = 40  # the step from which on the warm-up is no longer seen
 _LAST: Final = 16  # steps whose mean reward is the reward at the end
 
 
@@ -36,35 +28,6 @@ def study_rates(records: Records, figures: Path) -> None:
         lines = [Line(dtype, [(rate, run.mean(dtype, 1)) for rate, run in runs.items()]) for dtype in DTYPES]
         title = f"Values of the {workload} that a step changes, by dtype and learning rate"
         _draw_by_rate(figures / f"dtypes-{workload}.svg", title, lines)
-
-
-def study_optimizer(records: Records, figures: Path) -> None:
-    """Print and draw shares by the age of the optimizer, its warm-up and its betas."""
-    rows = []
-    for workload in WORKLOADS:
-        lines = []
-        for name, recipe in RECIPES.items():
-            run = records.of(workload, recipe)
-            shares = {k: run.shares["bfloat16"][str(k)] for k in AGES}
-            step = max(range(STEPS), key=shares[1].__getitem__)
-            first = percent(shares[1][0]), percent(shares[1][9]), f"{percent(shares[1][step])} in step {step + 1}"
-            rows.append([workload, name, *first, *(percent(run.mean("bfloat16", k, _SETTLED)) for k in AGES)])
-            if name in _DRAWN:
-                lines += [
-                    Line(f"k = {k}, {recipe.betas[1]:g}", [(begin + k, shares[k][begin]) for begin in _drawn_steps(k)])
-                    for k in AGES
-                ]
-        title = f"BF16 values of the {workload} that differ from those k steps before, by step and beta2"
-        labels = Labels(title, "The rate grows over the first 20 steps.", "optimizer step", "share that differs")
-        x = linear_axis(0, STEPS, 20)
-        write_figure(figures / f"age-{workload}.svg", labels, lines, x, log_axis(1e-4, 1))
-    header = ["workload", "optimizer", "step 1", "step 10", "most", *(f"k = {k}, from step 40" for k in AGES)]
-    print_table("BF16 values that change, by the age of the optimizer, at a learning rate of 3e-6", header, rows)
-
-
-def _drawn_steps(distance: int) -> range:
-    """Return the steps of the earlier states that are drawn: every other one."""
-    return range(0, STEPS - distance + 1, 2)
 
 
 def _print_distances(workload: Workload, runs: Mapping[float, Record]) -> None:

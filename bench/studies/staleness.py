@@ -13,7 +13,6 @@ from typing import Final
 
 from bench.studies.figures import Labels, Line, linear_axis, log_axis, write_figure
 from bench.studies.records import DISTANCES
-from bench.studies.sparsity import AGES
 from bench.studies.views import DTYPES, ShareByDistance
 from bench.studies.workloads import LearningPolicy, Recipe
 from bench.tables import interval, percent, print_table
@@ -24,6 +23,7 @@ DELAYS: Final = (0, 2, 4, 8, 16)
 STEPS: Final = 80
 WARM_UP: Final = 10
 GROUPS: Final = 16
+AGES: Final = (1, 8, 32)  # steps between the versions whose changed values are counted
 POLICIES: Final = {"packaged": (PACKAGED_POLICY, 7e-6), "small": (small_policy.DIRECTORY, 1e-4)}
 """The directory and the learning rate of each policy."""
 _EVERY: Final = 16

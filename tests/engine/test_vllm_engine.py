@@ -30,6 +30,9 @@ from tests.support.processes.command_line import run_command
 
 pytestmark = pytest.mark.vllm
 
+as_on_a_gpu = pytest.mark.parametrize("server", [True], indirect=True, ids=["async"])
+"""For tests of weights, which the way to schedule does not touch."""
+
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
 def server(
@@ -90,6 +93,7 @@ async def test_sketches_are_those_of_the_states(model: CausalModel, new_engine: 
         assert sketch.distances(after.sketch, sketch.commit(kind, before.hidden, key.seed)).max() <= 1
 
 
+@as_on_a_gpu
 async def test_a_server_of_somebody_else_is_patched_and_generates(
     model: CausalModel, server: BendableServer, tmp_path: Path
 ) -> None:
@@ -104,6 +108,7 @@ async def test_a_server_of_somebody_else_is_patched_and_generates(
         await engine.close()
 
 
+@as_on_a_gpu
 async def test_tensors_that_were_changed_in_memory_are_named_on_demand(
     policy: Policy, model: CausalModel, server: BendableServer, tmp_path: Path
 ) -> None:
@@ -131,6 +136,7 @@ async def test_tensors_that_were_changed_in_memory_are_named_on_demand(
 
 
 class TestPatches:
+    @as_on_a_gpu
     async def test_after_many_patches_whole_weights_replace_them(
         self, model: CausalModel, new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -171,6 +177,7 @@ class TestPatches:
         assert engine.version == 1
 
 
+@as_on_a_gpu
 @pytest.mark.parametrize("precision", ["fp8", "int8"])
 async def test_codes_are_served_as_the_values_that_they_stand_for(
     model: CausalModel, new_engine: NewEngine, precision: Precision

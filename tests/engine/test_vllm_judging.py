@@ -1,6 +1,6 @@
 """With the real vLLM, a validator judges miners right, a pair is calibrated, and the miners of a demo are believed."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from protocol.rollout.sampling import SamplingParams
 from protocol.run import EpisodeSpec
 from roles.miner.produce import HonestProducer
 from tests.engine.engine_contract import serve
-from tests.engine.vllm_site import refuse_restarts, shared_server, vllm_python
+from tests.engine.vllm_site import BendableServer, refuse_restarts, shared_server, vllm_python
 from tests.support.adversaries.false_episodes import CHEATS as CHEATS_OF_EPISODES
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness
 from tests.support.adversaries.miners import ADVERSARIES
@@ -41,12 +41,18 @@ VALIDATOR: Arithmetic = "vllm-float32"
 pytestmark = pytest.mark.vllm
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BendableServer]:
+    server = shared_server(PACKAGED_POLICY, tmp_path_factory.mktemp("server"))
+    yield server
+    server.end()
+
+
 @pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[TrialHarness]:
+async def harness(server: BendableServer, tmp_path: Path) -> AsyncIterator[TrialHarness]:
     """Return a harness whose miners compute with torch, and whose validator does with vLLM."""
     policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
-    server = shared_server(PACKAGED_POLICY, tmp_path / "server")
-    engine = VllmEngine(build(policy), server, tmp_path / "engine", report=refuse_restarts)
+    engine = VllmEngine(build(policy), server, tmp_path, report=refuse_restarts)
     try:
         await serve(engine, weights)
         rows = packaged_thresholds(MINER, VALIDATOR), packaged_thresholds(VALIDATOR, VALIDATOR)
@@ -61,7 +67,6 @@ async def harness(tmp_path: Path) -> AsyncIterator[TrialHarness]:
         )
     finally:
         await engine.close()
-        server.end()
 
 
 async def test_honest_miners_are_accepted_and_cheats_refused_for_what_they_did(harness: TrialHarness) -> None:

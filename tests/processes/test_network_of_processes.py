@@ -22,6 +22,7 @@ from tests.support.processes.stepwise_trainer import StepwiseTrainer, make_run
 
 @pytest.mark.slow
 def test_every_role_survives_kill_9_and_the_chain_stays_whole(network: NetworkOfProcesses):
+    """The terminal of the trainer that comes back takes nothing."""
     roles = {"trainer": "trainer", "validator": "validator", "miner-1": "miner", "miner-2": "miner"}
     for name, role in roles.items():
         network.start(role, name)
@@ -35,7 +36,8 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(network: NetworkOf
             wait_until_gone(victim)
         progress = network.progress()
         for name in names:
-            network.start(roles[name], name)
+            terminal = Path("/dev/full") if name == "trainer" else None
+            network.start(roles[name], name, terminal=terminal)
         eventually(partial(network.is_beyond, progress), f"new versions and verdicts after {names} came back")
 
     training = members(network.programs["trainer"].session)[-1]  # the newest process: one that the supervisor started
@@ -44,6 +46,7 @@ def test_every_role_survives_kill_9_and_the_chain_stays_whole(network: NetworkOf
     eventually(partial(network.is_beyond, progress), "progress after a process of the trainer was killed")
 
     network.stop()
+    assert network.programs["trainer"].wait() == 0
 
     output = succeed("verify", "--run", str(network.workspace.config))
     newest = network.newest_version()
@@ -106,21 +109,6 @@ def test_a_second_process_with_the_key_of_a_miner_or_a_validator_is_noticed_and_
     network.stop("miner-1", "another miner-1", "validator", "trainer")
     assert "holds: weights" in succeed("verify", "--run", str(network.workspace.config))
     assert "summaries linked" in succeed("verify", "--run", str(network.workspace.config), "--ledger")
-
-
-@pytest.mark.slow
-def test_a_terminal_that_takes_nothing_stops_no_node(network: NetworkOfProcesses):
-    terminal = Path("/dev/full")
-    trainer = Program("--role", "trainer", "--run", str(network.workspace.config), log=terminal)
-    network.programs["trainer"] = trainer
-    eventually(lambda: network.newest_version() >= 0, "the first version")
-    before = members(trainer.session)
-    os.kill(before[-1], signal.SIGKILL)
-    eventually(lambda: bool(set(members(trainer.session)) - set(before)), "a process in the place of the killed one")
-    assert trainer.process.poll() is None
-    trainer.interrupt()
-    assert trainer.wait() == 0
-    wait_until_gone(trainer)
 
 
 # A trainer's real processes killed with kill -9: its versions have the weights of one that nothing happened to, bit

@@ -80,7 +80,6 @@ def test_a_damaged_state_ends_a_trainer_in_one_line_until_it_is_repaired(site: S
     last_line = site.succeed("repair").splitlines()[-1]
     assert re.search(r"trainer: its state is whole now; \d+ objects? came from storage or what is left", last_line)
     assert site.succeed("repair").splitlines()[-1] == "trainer: its state is whole"
-    StepwiseTrainer(site.directory).publish_versions(AFTER, first=BEFORE)
 
 
 def test_the_state_of_a_canary_is_repaired_with_that_of_its_trainer(site: Site):

@@ -1,4 +1,4 @@
-"""Hosts that meet, and what they compare before they compute together."""
+"""Hosts that meet, what they compare before they compute together, and `grailnode repair` on one that has no key."""
 
 import errno
 import multiprocessing
@@ -22,11 +22,14 @@ from torch import distributed as dist
 from grailnode import UserError
 from grailnode.config import load
 from grailnode.node import processes
+from grailnode.node.node_makers import run_id_of, state_directory
 from grailnode.node.process_launch import Launch, LostRankError, Seat, prepare_rank
 from grailnode.node.rank_processes import Meeting
+from grailnode.node.state_care import repair_node
 from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, is_transient
+from grailnode.store.state.state_store import StateStore
 from tests.support.processes.programs import logged_events
 
 TERMS = {"the run": "0a", "the version of torch": "2"}
@@ -231,3 +234,34 @@ async def test_a_rank_whose_fault_repeats_without_a_new_checkpoint_ends_and_one_
         "ValueError, a fault of this program, 6 times at step 000000000002"
         in (config.at(config.node.logs) / "trainer-training-1.jsonl").read_text()
     )
+
+
+TWO_HOSTS = '[trainer]\nhosts = { count = 2, number = 1, meeting = "10.0.0.1:29500" }\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        (
+            "checkpoints/000000000001-00000000000000/00001/00000",
+            "checkpoints/: lost; remove training/ from the state of host 0, and run `grailnode repair` there",
+        ),
+        (
+            "weights/0000000001/00003",
+            "weights/: start this host again; if host 0 needs what is lost, its next line says so",
+        ),
+    ],
+)
+def test_what_another_host_has_lost_is_forgotten_and_what_to_do_is_said(run_toml: Path, path: str, line: str) -> None:
+    run_toml.write_text(run_toml.read_text().replace("[trainer]\n", TWO_HOSTS))
+    config, lines = load(run_toml), list[str]()
+    objects = state_directory(config, "trainer") / "objects"
+    trio.run(StateStore(objects, run_id_of(config)).put, path, b"rows")
+    (objects / path).unlink()
+    keys = {*config.at(config.node.keys).glob("*")}
+    repair_node(config, "trainer", lines.append)
+    assert lines[0].startswith(f"{path}: missing")
+    assert lines[1:] == [line]
+    repair_node(config, "trainer", lines.append)
+    assert lines[2:] == ["the state of this host is whole"]
+    assert {*config.at(config.node.keys).glob("*")} == keys

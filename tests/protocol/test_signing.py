@@ -3,8 +3,6 @@
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from hypothesis import given
-from hypothesis import strategies as st
 
 from protocol import limits
 from protocol.chain.manifest import Head
@@ -157,9 +155,3 @@ def test_the_maximum_number_of_signatures_fits_the_envelope_limit() -> None:
     keys = [samples.key(f"signer {index}") for index in range(limits.MAX_SIGNATURES)]
     data = sign(samples.head(), *keys)
     assert len(data) - len(samples.head().to_bytes()) <= limits.MAX_ENVELOPE_BYTES
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_are_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        open_announced(data, Announcement)

@@ -28,9 +28,9 @@ class NetworkOfProcesses:
         self.workspace = workspace.create(directory, recipe, policy=policy)
         self.programs: dict[str, Program] = {}
 
-    def start(self, role: str, name: str, *options: str) -> Program:
-        """Start a node's program, with other options of the command line."""
-        log = self.workspace.directory / f"{name}.terminal"
+    def start(self, role: str, name: str, *options: str, terminal: Path | None = None) -> Program:
+        """Start a node's program with other options of the command line; its terminal is a file, or another one."""
+        log = terminal or self.workspace.directory / f"{name}.terminal"
         program = Program("--role", role, "--run", str(self.workspace.config), "--name", name, *options, log=log)
         self.programs[name] = program
         return program
