@@ -6,7 +6,9 @@
     sketch           bits of evidence in a sketch against forged ones
     resolution       how far hidden states differ, beside the unit of a sketch
     speed            generation, prefill and verification on one core
+    gain             what a planned cheat gains at every rate, and what keys earn that share work
     dealing          throughput by number of validators where groups are dealt to them, and what liars among them can do
+    cheats           what miners gain that decide near ties, or edit tokens, and when they are refused
     continuations    tokens that a validator decodes to count luck, and the luck of honest work
     withheld         how far a miner that withholds windows of its keys shifts what is trained on
 
@@ -22,11 +24,26 @@ from pathlib import Path
 import torch
 import trio
 
-from bench.proofs import adversaries, continuations, dealing, honest, information, power, resolution, speed, withheld
+from bench.proofs import (
+    adversaries,
+    cheats,
+    continuations,
+    dealing,
+    gain,
+    honest,
+    information,
+    power,
+    resolution,
+    speed,
+    withheld,
+)
 from bench.proofs.setting import Setting
 from bench.proofs.trained_policy import CACHE
 
-TABLES = ("honest", "adversaries", "power", "sketch", "resolution", "speed", "continuations", "dealing", "withheld")
+TABLES = (
+    "honest", "adversaries", "power", "sketch", "resolution", "speed", "gain", "cheats", "continuations",
+    "dealing", "withheld",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -60,10 +77,14 @@ def main() -> None:
             trio.run(power.table, setting, options.groups or 128, options.profile)
         case "resolution":
             trio.run(resolution.table, setting, options.groups or 6, options.profile)
+        case "cheats":
+            trio.run(cheats.table, setting, options.groups or 64, options.profile)
         case "continuations":
             trio.run(continuations.table, setting, options.groups or 512, options.tokens)
         case "dealing":
             dealing.table(options.only)
+        case "gain":
+            gain.table()
         case "withheld":
             withheld.table()
         case "sketch":

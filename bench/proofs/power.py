@@ -30,7 +30,7 @@ from protocol.proof import DECADE, MEASURED, RATE_UNIT, Thresholds
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import NOISE_UNIT
 from roles.policy.causal_model import CausalModel
-from tests.support.adversaries.decisive_tokens import DecisiveEngine, TieEngine, Tokens, stop_taker
+from tests.support.adversaries.decisive_tokens import DecisiveEngine, LuckyEngine, TieEngine, Tokens, stop_taker
 from tests.support.builders.proofs import packaged_thresholds
 
 _HEADINGS = ("own", "headroom 1", "shipped", "right", "headroom 1", "shipped", *MEASURED)
@@ -80,6 +80,16 @@ def _right_accounts(reach: float, policy: Policy, model: CausalModel, weights: W
 def early_ends(reach: float, policy: Policy, model: CausalModel, weights: Weights) -> TieEngine:
     """Return a miner that ends wherever the end falls short by little."""
     return stop_taker(model, weights, policy.stops[0], reach)
+
+
+def lucky_ties(reach: float, policy: Policy, model: CausalModel, weights: Weights) -> TieEngine:
+    """Return a miner that decides one near tie of a rollout otherwise if that has a higher reward."""
+    text, task = policy.tokenizer, TradingTask()
+
+    def reward(prompt: Tokens, completion: Tokens) -> float:
+        return task.reward(task.problem_of(text.decode(prompt)), text.decode(completion))
+
+    return LuckyEngine(model, weights, reward, reach)
 
 
 async def table(setting: Setting, groups: int, only: str) -> None:
