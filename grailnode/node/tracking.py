@@ -37,7 +37,16 @@ async def track(node: Node, config: Config, tokenizer: Tokenizer) -> None:
         tracker = await trio.to_thread.run_sync(open_tracker, config.trainer.track, name, directory)
         node.telemetry.event("tracking", tracker=config.trainer.track, directory=str(directory))
         try:
-            await _feed(node, tokenizer, follower, tracker)
+            window, next_samples = -1, trio.current_time() + _POLL_SECONDS
+            while True:
+                for event in follower.read():
+                    curve = curves(event)
+                    if curve is not None:
+                        await trio.to_thread.run_sync(tracker.scalars, *curve)
+                if trio.current_time() >= next_samples:
+                    window = await _track_samples(node, tokenizer, tracker, window)
+                    next_samples = trio.current_time() + _SAMPLE_SECONDS
+                await trio.sleep(_POLL_SECONDS)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(tracker.close)
@@ -45,19 +54,6 @@ async def track(node: Node, config: Config, tokenizer: Tokenizer) -> None:
         first_line = (str(error).splitlines() or [""])[0][:300]
         node.telemetry.event("tracker-failed", error=f"{type(error).__name__}: {first_line}")
     await trio.sleep_forever()
-
-
-async def _feed(node: Node, tokenizer: Tokenizer, follower: LogFollower, tracker: Tracker) -> None:
-    window, next_samples = -1, trio.current_time() + _POLL_SECONDS
-    while True:
-        for event in follower.read():
-            curve = curves(event)
-            if curve is not None:
-                await trio.to_thread.run_sync(tracker.scalars, *curve)
-        if trio.current_time() >= next_samples:
-            window = await _track_samples(node, tokenizer, tracker, window)
-            next_samples = trio.current_time() + _SAMPLE_SECONDS
-        await trio.sleep(_POLL_SECONDS)
 
 
 async def _track_samples(node: Node, tokenizer: Tokenizer, tracker: Tracker, last_window: int) -> int:

@@ -140,7 +140,10 @@ class MirroredStore:
             size = max_bytes if is_large else 0  # a mirror that still computes an anchor is not slow
             raise
         finally:
-            self._note_cost(url, is_large, (trio.current_time() - start) / max(size, _LARGE_BYTES))
+            cost = (trio.current_time() - start) / max(size, _LARGE_BYTES)
+            cost *= _SPARED if url == _ORIGIN else 1.0
+            before = self._costs.get((url, is_large), cost)
+            self._costs[url, is_large] = _KEPT * before + (1 - _KEPT) * cost
         if scope.cancelled_caught:
             raise StoreError(f"no answer within {_SMALL_SECONDS:g} s")
         if url != _ORIGIN:
@@ -149,11 +152,6 @@ class MirroredStore:
         elif kind == "head":
             self._note_head(path, data)
         return data
-
-    def _note_cost(self, url: str, is_large: bool, cost: float) -> None:
-        cost *= _SPARED if url == _ORIGIN else 1.0
-        before = self._costs.get((url, is_large), cost)
-        self._costs[url, is_large] = _KEPT * before + (1 - _KEPT) * cost
 
     async def _check(self, path: str, kind: str, data: bytes) -> None:
         """Refuse what a mirror shows unless it is the object, as its reader checks it."""
