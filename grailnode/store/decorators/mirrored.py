@@ -87,7 +87,9 @@ class MirroredStore:
                     if is_missing:
                         break
                 elif not (is_missing and kind in ("head", "anchors")):  # a trainer that stands by has no head
-                    self._ban(url, path, error)
+                    pause = _BAN.after(self._bans.get(url, (0.0, 0.0))[1])
+                    self._bans[url] = trio.current_time() + pause, pause
+                    self.telemetry.event("mirror-refused", mirror=url, path=path, error=str(error), seconds=pause)
         raise failure
 
     def _mirrored_kind(self, path: str) -> str:
@@ -189,8 +191,3 @@ class MirroredStore:
         except ProtocolError:
             return  # the reader refuses it
         self._heads[path] = max(self._heads.get(path, (0, 0, 0)), (head.epoch, head.version, head.expires_ms))
-
-    def _ban(self, url: str, path: str, error: Exception) -> None:
-        pause = _BAN.after(self._bans.get(url, (0.0, 0.0))[1])
-        self._bans[url] = trio.current_time() + pause, pause
-        self.telemetry.event("mirror-refused", mirror=url, path=path, error=str(error), seconds=pause)

@@ -90,7 +90,9 @@ class Uploads:
             return upload
         upload = await self._adopt(path, data, digest, parts)
         if upload is None:
-            upload = _Upload(await self._create(path), digest)
+            request = partial(self._client.create_multipart_upload, Bucket=self._bucket, Key=path)
+            upload_id = (await self._run(path, 0, request)).get("UploadId")
+            upload = _Upload(self._text(upload_id, path, "upload id"), digest)
         self._unfinished[path] = upload
         return upload
 
@@ -124,10 +126,6 @@ class Uploads:
             ),
         )
         return self._text(response.get("ETag"), path, "ETag")
-
-    async def _create(self, path: str) -> str:
-        request = partial(self._client.create_multipart_upload, Bucket=self._bucket, Key=path)
-        return self._text((await self._run(path, 0, request)).get("UploadId"), path, "upload id")
 
     async def _complete(self, path: str, upload: _Upload) -> None:
         parts: Any = {"Parts": [{"ETag": etag, "PartNumber": n} for n, etag in sorted(upload.etags.items())]}
