@@ -85,8 +85,6 @@ def main(launch: Launch, body: ProcessBody | None = None, seat: Seat | None = No
     other than rank 0 end with it. A `body`, a module-level function, replaces that of the process's kind.
     """
     config, kind, process, meeting = launch.config, launch.kind, launch.process, None
-    if kind in _TRAINERS and config.trainer.optimizer != "adamw":
-        import_module("torch._dynamo")  # the optimizer imports it, and what is imported now is frozen below
     if seat is not None:
         prepare_rank(seat)
         # It takes half a second, with torch's compiler: before the event loop.
@@ -94,6 +92,8 @@ def main(launch: Launch, body: ProcessBody | None = None, seat: Seat | None = No
 
         meeting = Meeting(seat)
         process = f"{launch.name}/{kind}-{seat.rank}" if seat.rank else process
+    if kind in _TRAINERS and config.trainer.optimizer != "adamw":
+        import_module("torch._dynamo")  # the optimizer imports it, and what is imported now is frozen below
     torch.set_num_threads(config.engine.threads)
     return_large_blocks(FOLLOWER_BLOCK if kind in _FOLLOWERS else TRAINER_BLOCK)
     log = log_of(launch, process)

@@ -37,7 +37,8 @@ def doctor(
         config = open_config(run, overrides, trust=trust)
         # the first role whose usual name has a key on this machine; a newcomer is a miner
         keys = {path.stem for path in key_files.list_key_files(config.at(config.node.keys))}
-        role = role or next((role for role in _ROLES if usual_name(role) in keys), "miner")
+        likely: Role = next((role for role in _ROLES if usual_name(role) in keys), "miner")
+        role = role or likely
         name = name or usual_name(role)
         check_name(name)
         checks = node_checks(config, role, name, report_line)
