@@ -186,7 +186,9 @@ class _RoundPublisher:
                 self._stored_rounds.add(newest)
                 return False
         if self._stored_rounds is None:
-            self._stored_rounds = await self._list_rounds()
+            prefix = self._chain.rounds_prefix
+            names = [info.path.removeprefix(prefix) async for info in self._store.list(prefix)]
+            self._stored_rounds = {int(name) for name in names if name.isdecimal() and str(int(name)) == name}
             return False
         oldest = max(1, newest - self._keep + 1)
         for number in range(newest, oldest - 1, -1):
@@ -200,8 +202,3 @@ class _RoundPublisher:
             self._stored_rounds.remove(stale)
             return False
         return True
-
-    async def _list_rounds(self) -> set[int]:
-        prefix = self._chain.rounds_prefix
-        names = [info.path.removeprefix(prefix) async for info in self._store.list(prefix)]
-        return {int(name) for name in names if name.isdecimal() and str(int(name)) == name}

@@ -58,7 +58,10 @@ class ChatTemplate:
 
     def chat(self, system: str, prompts: Sequence[str]) -> ChatSpec:
         """Render the template to the text around a prompt, and check that it gives that text around some prompts."""
-        checked = _some(prompts)
+        checked: list[str] = []
+        for prompt in prompts[:_CHECKED_PROMPTS]:
+            if sum(map(len, checked)) + len(prompt) <= _CHECKED_CHARACTERS:
+                checked.append(prompt)
         texts = self._render(system, *[(prompt,) for prompt in (_MARKER, f" \n{_MARKER}\t\n ", *checked)])
         before, marker, after = texts[0].partition(_MARKER)
         if not marker or _MARKER in after:
@@ -126,15 +129,6 @@ class ChatTemplate:
 
     def _error(self, what: str) -> ChatTemplateError:
         return ChatTemplateError(f"{self.source}: the chat template cannot be used: {what}")
-
-
-def _some(prompts: Sequence[str]) -> list[str]:
-    """Return the first prompts, up to a number of prompts and of characters."""
-    chosen: list[str] = []
-    for prompt in prompts[:_CHECKED_PROMPTS]:
-        if sum(map(len, chosen)) + len(prompt) <= _CHECKED_CHARACTERS:
-            chosen.append(prompt)
-    return chosen
 
 
 def _default_template(value: Any) -> str | None:

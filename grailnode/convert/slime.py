@@ -111,15 +111,6 @@ def write_slime(
     }
 
 
-def _read_index(data: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    if len(data) > limits.MAX_SAFETENSORS_HEADER_BYTES:
-        raise LimitError(f"an index of {len(data)} bytes", INDEX)
-    with error_context(INDEX):
-        index = bounded_json.parse(data)
-    fields = index if isinstance(index, dict) else {}
-    return _strings(fields.get("metadata")), _strings(fields.get("weight_map"))
-
-
 def _strings(value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
         raise MalformedError("without metadata and weight_map", INDEX)
@@ -149,7 +140,13 @@ def read_slime(files: Files, base: Weights | None = None) -> dict[str, torch.Ten
     """
     if INDEX not in files:
         raise MalformedError("no index", INDEX)
-    metadata, weight_map = _read_index(files[INDEX])
+    data = files[INDEX]
+    if len(data) > limits.MAX_SAFETENSORS_HEADER_BYTES:
+        raise LimitError(f"an index of {len(data)} bytes", INDEX)
+    with error_context(INDEX):
+        index = bounded_json.parse(data)
+    fields = index if isinstance(index, dict) else {}
+    metadata, weight_map = _strings(fields.get("metadata")), _strings(fields.get("weight_map"))
     tensors: dict[str, torch.Tensor] = {}
     sums: dict[str, str] = {}
     for file in sorted(set(weight_map.values())):

@@ -71,7 +71,11 @@ class Cheater(HonestProducer):
         kind = KINDS[mining_window.window % len(KINDS)]
         assignments = self.assignments(mining_window, indices)
         if kind == "perturbed-model":
-            return await self._perturbed_groups(mining_window, indices)
+            if self._perturbed.version != mining_window.version:
+                weights = await self._node.run_sync(perturbed, self.engine.weights, mining_window.version)
+                await self._perturbed.stage(mining_window.version, weights)
+                await self._perturbed.commit()
+            return await HonestProducer(self.task, self._perturbed).produce(mining_window, indices)
         if kind == "copied" and (copies := await self._copies(mining_window, indices)):
             return copies
         if self.task.run.episode is not None and kind in ("own-noise", "copied", "edited-tokens"):
@@ -82,14 +86,6 @@ class Cheater(HonestProducer):
         if kind == "edited-tokens":
             return [await self._edit(mining_window, *pair) for pair in zip(groups, assignments, strict=True)]
         return [self._falsify(group, kind) for group in groups]
-
-    async def _perturbed_groups(self, mining_window: MiningWindow, indices: Sequence[int]) -> list[Group]:
-        """Sample from a policy with perturbed weights, and compute the sketches with it too."""
-        if self._perturbed.version != mining_window.version:
-            weights = await self._node.run_sync(perturbed, self.engine.weights, mining_window.version)
-            await self._perturbed.stage(mining_window.version, weights)
-            await self._perturbed.commit()
-        return await HonestProducer(self.task, self._perturbed).produce(mining_window, indices)
 
     async def _own_noise_groups(self, mining_window: MiningWindow, assignments: Sequence[Assignment]) -> list[Group]:
         """Sample the right policy with the miner's own noise; sample again if this gives the assigned tokens."""

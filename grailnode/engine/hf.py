@@ -156,10 +156,7 @@ class TransformersModel:
         # With tied weights the head's parameter has the name of the table, in `named_parameters` too.
         tied = next(name for name, parameter in self._module.named_parameters() if parameter is head.weight)
         bias = None if head.bias is None else weights["lm_head.bias"]
-        return self._scaled(project_by(weights, self._names.file_of(tied), hidden, bias))
-
-    def _scaled(self, logits: Tensor) -> Tensor:
-        """Apply what some models do after the projection: Granite's and Cohere's scales, Gemma's soft cap."""
+        logits = project_by(weights, self._names.file_of(tied), hidden, bias)
         config = self._config
         if divisor := getattr(config, "logits_scaling", None):
             logits = logits / divisor

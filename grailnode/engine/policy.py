@@ -92,11 +92,7 @@ class Tokenizer:
     def unknown(self) -> int | None:
         """The id for text that the vocabulary has no token for; None if the tokenizer has no such id."""
         token = getattr(self._tokenizer.model, "unk_token", None)
-        return None if token is None else self.id_of(token)
-
-    def id_of(self, token: str) -> int | None:
-        """Return the id of a token; None if there is no such token."""
-        token_id = self._tokenizer.token_to_id(token)
+        token_id = None if token is None else self._tokenizer.token_to_id(token)
         return None if token_id is None else int(token_id)
 
 

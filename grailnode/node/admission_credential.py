@@ -27,7 +27,13 @@ def make_credential_source(invitation_file: Path) -> Callable[[Node], Awaitable[
     async def credential(node: Node) -> bytes:
         admission = node.authority.admission
         if admission.policy == "invite":
-            return _read_invitation(invitation_file)
+            try:
+                return bytes.fromhex(invitation_file.read_text(encoding="ascii").strip())
+            except (OSError, ValueError):
+                raise UserError(
+                    f"{invitation_file}: no invitation; this run asks for one: put what `grailnode admit` prints into "
+                    "this file"
+                ) from None
         if admission.policy == "open" and admission.credential == "work":
             return await _proof_of_work(node, admission.difficulty)
         return b""
@@ -40,15 +46,6 @@ async def check_admitted(node: Node) -> None:
     if node.authority.admission.policy != "open":  # a proof of work is computed when an announcement needs it
         now = node.clock.now()  # nothing is signed for others here, so the time need not be proven yet
         AdmissionGate(node.run_id, node.authority).admit(await node.announcement("miner", now + 60.0), now * 1000)
-
-
-def _read_invitation(path: Path) -> bytes:
-    try:
-        return bytes.fromhex(path.read_text(encoding="ascii").strip())
-    except (OSError, ValueError):
-        raise UserError(
-            f"{path}: no invitation; this run asks for one: put what `grailnode admit` prints into this file"
-        ) from None
 
 
 async def _proof_of_work(node: Node, difficulty: int) -> bytes:

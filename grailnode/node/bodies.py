@@ -27,11 +27,11 @@ from grailnode.node.settings import coordinator_settings, learner_settings, publ
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.node.tracking import track
 from grailnode.node.upload_hosts import OtherHost, follow_host_0, listen_for_hosts
 from grailnode.run import creation, key_files, requirements
 from grailnode.run.base_files import publish_base
 from grailnode.sandbox import BubblewrapSandbox
+from grailnode.track.tracker import track
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.environments import Environment

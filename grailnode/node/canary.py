@@ -149,7 +149,15 @@ class CanaryProducer(HonestProducer):
         """
         edits = []
         for rollout, check in enumerate(await self._check(mining_window, group, assignment, rivals=True)):
-            candidates = self._runners_up(rollout, group.rollouts[rollout].tokens, assignment.seeds[rollout], check)
+            tokens = group.rollouts[rollout].tokens
+            words, positions = sampling.token_places([assignment.seeds[rollout]], [len(tokens)])
+            rivals, shortfalls = check.rivals[:, 0].to(torch.int64).cpu(), check.rivals[:, 1].tolist()
+            noise = sampling.gumbel(sampling.hash_pairs(words, positions, torch.stack([rivals, torch.tensor(tokens)])))
+            columns = zip(rivals.tolist(), shortfalls, (noise[0] - noise[1]).tolist(), strict=True)
+            candidates = [
+                Edit(rollout, position, rival, shortfall, self._evidence(shortfall), change)
+                for position, (rival, shortfall, change) in enumerate(columns)
+            ]
             # All rollouts together must have enough evidence.
             candidates = [edit for edit in candidates if edit.evidence * len(group.rollouts) > self._plain_evidence]
             candidates.sort(key=lambda edit: abs(edit.noise_change))
@@ -170,16 +178,6 @@ class CanaryProducer(HonestProducer):
         """Return what the policy says of the rollouts of a group behind the prompt of an assignment."""
         requests = check_requests(group, assignment, self.sketch_key(mining_window))
         return await self.engine.check(requests, CheckRules(self.task.run.sampling.params(), rivals=rivals))
-
-    def _runners_up(self, rollout: int, tokens: tuple[int, ...], seed: bytes, check: Check) -> list[Edit]:
-        words, positions = sampling.token_places([seed], [len(tokens)])
-        rivals, shortfalls = check.rivals[:, 0].to(torch.int64).cpu(), check.rivals[:, 1].tolist()
-        noise = sampling.gumbel(sampling.hash_pairs(words, positions, torch.stack([rivals, torch.tensor(tokens)])))
-        columns = zip(rivals.tolist(), shortfalls, (noise[0] - noise[1]).tolist(), strict=True)
-        return [
-            Edit(rollout, position, rival, shortfall, self._evidence(shortfall), change)
-            for position, (rival, shortfall, change) in enumerate(columns)
-        ]
 
     def _evidence(self, shortfall: float) -> int:
         """Return the evidence that a margin gives by itself, in the row in which that is the least."""

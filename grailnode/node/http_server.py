@@ -70,22 +70,14 @@ async def serve_http(
 
 async def _converse(stream: trio.SocketStream, respond: Callable[[Request], Answer], send_seconds: float) -> None:
     data = b""
-    with trio.move_on_after(_REQUEST_SECONDS):
-        data = await _read_request(stream)
-    with suppress(trio.BrokenResourceError, trio.TooSlowError):  # the client has left, or does not read
-        await _send(stream, data, respond, send_seconds)
-
-
-async def _read_request(stream: trio.SocketStream) -> bytes:
-    """Return the head of the request, or what arrives of it in `_MAX_REQUEST_BYTES`."""
-    data = b""
-    with suppress(trio.BrokenResourceError):
+    with trio.move_on_after(_REQUEST_SECONDS), suppress(trio.BrokenResourceError):
         while b"\r\n\r\n" not in data and len(data) < _MAX_REQUEST_BYTES:
             piece = await stream.receive_some(_MAX_REQUEST_BYTES - len(data))
             if not piece:
                 break
             data += piece
-    return data
+    with suppress(trio.BrokenResourceError, trio.TooSlowError):  # the client has left, or does not read
+        await _send(stream, data, respond, send_seconds)
 
 
 async def _send(

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 import trio
@@ -36,9 +36,6 @@ from grailnode.node.telemetry import LONG_STEP_SECONDS, LoopWatch, NodeTelemetry
 from grailnode.node.user_errors import explain, fault_in, is_transient, with_repair_command
 from grailnode.observe.node_logs import equal_failures, recent_starts
 from roles.ports import LineReporter
-
-if TYPE_CHECKING:
-    from grailnode.node.rank_processes import Meeting
 
 _ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "coordinator", "site", "miner", "validator")
 """One for each space."""
@@ -79,32 +76,37 @@ def make_spec(launch: Launch) -> ProcessSpec:
         first, meeting = trainer.host * trainer.gpus, trainer.hosts.meeting if trainer.hosts else ""
         ranks = range(first, first + trainer.gpus)
         seats = [Seat(rank, trainer.ranks, meeting, trainer.gpus) for rank in ranks]
-        return ProcessSpec(title, main_of_rank, (launch,), seats)
-    return ProcessSpec(title, main_of_upload if launch.kind == "upload" and trainer.host else main, (launch,))
+        return ProcessSpec(title, main, (launch, None), seats)
+    return ProcessSpec(title, main, (launch,))
 
 
-def main(launch: Launch, body: ProcessBody | None = None, meeting: "Meeting | None" = None) -> None:
-    """Run a node's process until it is stopped. A `body`, a module-level function, replaces that of its kind; rank 0 of
-    several has a meeting with the others.
+def main(launch: Launch, body: ProcessBody | None = None, seat: Seat | None = None) -> None:
+    """Run a node's process until it is stopped; one that trains together with others has a seat among them, and those
+    other than rank 0 end with it. A `body`, a module-level function, replaces that of the process's kind.
     """
-    if launch.kind in _TRAINERS and launch.config.trainer.optimizer != "adamw":
+    config, kind, process, meeting = launch.config, launch.kind, launch.process, None
+    if seat is not None:
+        prepare_rank(seat)
+        # It takes half a second, with torch's compiler: before the event loop.
+        from grailnode.node.rank_processes import Meeting  # noqa: PLC0415
+
+        meeting = Meeting(seat)
+        process = f"{launch.name}/{kind}-{seat.rank}" if seat.rank else process
+    if kind in _TRAINERS and config.trainer.optimizer != "adamw":
         import_module("torch._dynamo")  # the optimizer imports it, and what is imported now is frozen below
-
-    async def work(launch: Launch, telemetry: NodeTelemetry) -> None:
-        run_body = partial(_run_body, launch, body or BODIES[launch.kind], telemetry, log_of(launch, launch.process))
-        await (run_body() if meeting is None else meeting.run(run_body, telemetry))
-
-    _run(launch, launch.process, work)
-
-
-def _run(launch: Launch, process: str, work: Callable[[Launch, NodeTelemetry], Awaitable[None]]) -> None:
-    """Do the work of a process, whose events have a log of their own, until it is stopped."""
-    torch.set_num_threads(launch.config.engine.threads)
-    return_large_blocks(FOLLOWER_BLOCK if launch.kind in _FOLLOWERS else TRAINER_BLOCK)
-    terminal, alarm_url = sys.stderr if launch.echo else None, launch.config.node.alarm_url
-    telemetry = NodeTelemetry(process, log_of(launch, process), terminal, alarm_url)
-    reported = partial(_report_failure, launch, process, telemetry, partial(work, launch, telemetry))
-    run_process(f"{launch.name}/{launch.kind}", reported)
+    torch.set_num_threads(config.engine.threads)
+    return_large_blocks(FOLLOWER_BLOCK if kind in _FOLLOWERS else TRAINER_BLOCK)
+    log = log_of(launch, process)
+    telemetry = NodeTelemetry(process, log, sys.stderr if launch.echo else None, config.node.alarm_url)
+    work: Callable[[], Awaitable[None]] = partial(_run_body, launch, body or BODIES[kind], telemetry, log)
+    if meeting is not None and meeting.seat.rank:
+        work = partial(follow_rank_0, launch, telemetry, meeting)
+    elif meeting is not None:
+        run_body = partial(_run_body, launch, partial(train, meeting=meeting), telemetry, log)
+        work = partial(meeting.run, run_body, telemetry)
+    elif kind == "upload" and config.trainer.host:
+        work = partial(upload_for_host_0, launch, telemetry)
+    run_process(f"{launch.name}/{kind}", partial(_report_failure, launch, log, telemetry, work))
 
 
 async def _run_body(launch: Launch, body: ProcessBody, telemetry: NodeTelemetry, log: Path) -> None:
@@ -131,26 +133,8 @@ def metrics_port(config: Config, kind: Kind) -> int:
     return config.node.metrics_port + (TRAINER_KINDS.index(kind) if kind in TRAINER_KINDS else 0)
 
 
-def main_of_rank(launch: Launch, seat: Seat) -> None:
-    """Run one of the ranks of a process that trains until it is stopped, or until rank 0 has ended."""
-    prepare_rank(seat)
-    # It takes half a second, with torch's compiler: before the event loop.
-    from grailnode.node.rank_processes import Meeting  # noqa: PLC0415
-
-    meeting = Meeting(seat)
-    if seat.rank == 0:
-        main(launch, partial(train, meeting=meeting), meeting)
-        return
-    _run(launch, f"{launch.name}/{launch.kind}-{seat.rank}", partial(follow_rank_0, meeting=meeting))
-
-
-def main_of_upload(launch: Launch) -> None:
-    """Run the upload process of a host other than host 0 until it is stopped."""
-    _run(launch, launch.process, upload_for_host_0)
-
-
 async def _report_failure(
-    launch: Launch, process: str, telemetry: NodeTelemetry, body: Callable[[], Awaitable[None]]
+    launch: Launch, log: Path, telemetry: NodeTelemetry, work: Callable[[], Awaitable[None]]
 ) -> int:
     """Watch the event loop while a process does its work, and return the exit code: of what fails, a line is logged.
 
@@ -160,13 +144,13 @@ async def _report_failure(
     gc.freeze()  # what was imported stays, and to look through it takes tenths of a second on the event loop
     trio.lowlevel.add_instrument(LoopWatch(StepReporter(telemetry), LONG_STEP_SECONDS))
     try:
-        await body()
+        await work()
     except Exception as error:
         line = explain(error)
         text = f"{type(fault_in(error)).__name__}, a fault of this program" if line is None else line
         text = with_repair_command(text, launch.config, launch.name)
         place = newest_saved(launch.config, launch.name) if line is None and launch.kind in _TRAINERS else ""
-        if place and equal_failures(log_of(launch, process), text, place) == _MAX_EQUAL_FAULTS - 1:
+        if place and equal_failures(log, text, place) == _MAX_EQUAL_FAULTS - 1:
             line = text = f"{text}, {_MAX_EQUAL_FAULTS} times at {place}: {error!r}"
         telemetry.event("failed", error=text, **({"place": place} if place else {}))
         await trio.to_thread.run_sync(telemetry.close)

@@ -181,16 +181,7 @@ def _describe_exit(exit_code: int | None) -> str:
 
 def run_until_interrupted(main: Callable[[], Awaitable[Result]]) -> Result | None:
     """Return what a main returns; None if SIGINT (Ctrl-C) or SIGTERM has cancelled it."""
-
-    async def run() -> Result | None:
-        result: list[Result] = []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_stop_at_signal, nursery.cancel_scope, signal.SIGINT, signal.SIGTERM)
-            result.append(await main())
-            nursery.cancel_scope.cancel()
-        return result[0] if result else None
-
-    return trio.run(run)
+    return trio.run(_run_until_signal, main, signal.SIGINT, signal.SIGTERM)
 
 
 def run_process(name: str, main: Callable[[], Awaitable[int]]) -> None:
@@ -199,18 +190,25 @@ def run_process(name: str, main: Callable[[], Awaitable[int]]) -> None:
     The process also ends when its supervisor ends. It ignores Ctrl-C, which the supervisor handles. `ps -o comm` shows
     the first 15 bytes of its name.
     """
+
+    async def run() -> int | None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_die_with_parent)
+            code = await _run_until_signal(main, signal.SIGTERM)
+            nursery.cancel_scope.cancel()
+        return code
+
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
-    sys.exit(trio.run(_run_until_terminated, main))
+    sys.exit(trio.run(run))
 
 
-async def _run_until_terminated(main: Callable[[], Awaitable[int]]) -> int:
-    code = 0
+async def _run_until_signal(main: Callable[[], Awaitable[Result]], *signals: signal.Signals) -> Result | None:
+    result: list[Result] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_die_with_parent)
-        nursery.start_soon(_stop_at_signal, nursery.cancel_scope, signal.SIGTERM)
-        code = await main()
+        nursery.start_soon(_stop_at_signal, nursery.cancel_scope, *signals)
+        result.append(await main())
         nursery.cancel_scope.cancel()
-    return code
+    return result[0] if result else None
 
 
 async def _stop_at_signal(scope: trio.CancelScope, *signals: signal.Signals) -> None:

@@ -26,7 +26,11 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
 
     Seals and verdicts expire, the oldest first, in a bucket that deletes old objects (`grailnode init --bucket`).
     """
-    ledger = await _read_ledger(node, validator)
+    items = node.store.list(paths.kind_prefix(validator, "summaries"))
+    ledger = [(await fetch_record(node, Summary, item.path)).record async for item in items]
+    for before, after in itertools.pairwise(ledger):
+        if after.previous != content_digest(before.to_bytes()):
+            raise ProtocolError(f"does not follow the summary of window {before.window}", f"window {after.window}")
     rows = {(entry.window, row.miner): row for entry in ledger for row in entry.rows}
     amended_rows: set[tuple[int, bytes]] = set()
     whole = bool(ledger) and ledger[0].previous == b""
@@ -56,16 +60,6 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     if ledger:
         say(f"validator {validator.hex()[:16]}: {_result(ledger, expired)}")
     return len(ledger)
-
-
-async def _read_ledger(node: Node, validator: bytes) -> list[Summary]:
-    """Return a validator's summaries, oldest first."""
-    items = node.store.list(paths.kind_prefix(validator, "summaries"))
-    ledger = [(await fetch_record(node, Summary, item.path)).record async for item in items]
-    for before, after in itertools.pairwise(ledger):
-        if after.previous != content_digest(before.to_bytes()):
-            raise ProtocolError(f"does not follow the summary of window {before.window}", f"window {after.window}")
-    return ledger
 
 
 def _result(ledger: Sequence[Summary], expired: int) -> str:

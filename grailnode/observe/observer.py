@@ -237,23 +237,21 @@ class Observer:
         prefix = paths.kind_prefix(trainer, "reports")
         async for item in self._node.store.list(prefix, after=self._last_report.get(trainer, "")):
             try:
-                await self._read_report(item.path)
+                report = (await fetch_record(self._node, ValidatorReport, item.path)).record
+                for group in report.disagreements:
+                    judges = len(group.accepting) + len(group.rejecting)
+                    self._alarm(
+                        f"window {report.window}: {len(group.accepting)} of {judges} validators accept group "
+                        f"{group.index} of miner {group.miner.hex()[:8]}"
+                    )
+                for failure in report.canary_failures:
+                    verb = "accepted a false" if failure.accepted else "rejected a true"
+                    if failure.about == "logprobs":
+                        verb = "gave false log-probabilities, rewards or ends of a"
+                    self._alarm(f"window {report.window}: validator {failure.validator.hex()[:8]} {verb} canary")
             except FOREIGN as error:
                 self._alarm(str(error))
             self._last_report[trainer] = item.path
-
-    async def _read_report(self, path: str) -> None:
-        report = (await fetch_record(self._node, ValidatorReport, path)).record
-        for item in report.disagreements:
-            self._alarm(
-                f"window {report.window}: {len(item.accepting)} of {len(item.accepting) + len(item.rejecting)} "
-                f"validators accept group {item.index} of miner {item.miner.hex()[:8]}"
-            )
-        for failure in report.canary_failures:
-            verb = "accepted a false" if failure.accepted else "rejected a true"
-            if failure.about == "logprobs":
-                verb = "gave false log-probabilities, rewards or ends of a"
-            self._alarm(f"window {report.window}: validator {failure.validator.hex()[:8]} {verb} canary")
 
     def state(self, nodes: tuple[NodeRow, ...] = ()) -> NetworkState:
         """Return the state as of the last refresh."""

@@ -36,7 +36,12 @@ class ShardedWeights(PartialWeights):
         for name, shape in self._shapes.items():
             if not shape:
                 raise ValueError(f"{name} is a single number, and cannot be divided among ranks")
-        low = trained and dtype == torch.bfloat16 and precision == "bf16"
+        low = trained and dtype == torch.bfloat16 and precision == "bf16"  # rounded before they are gathered
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if low else None,
+            reduce_dtype=torch.float32 if low else None,
+            cast_forward_inputs=False,
+        )
         self._parts: dict[str, _Part] = {}
         for prefix in (*model.layers, ""):  # the root comes last, and contains the layers
             part = self._parts[prefix] = _Part()
@@ -47,7 +52,10 @@ class ShardedWeights(PartialWeights):
                 stored = torch.float32 if trained else torch.bfloat16
                 weight = torch.empty(self._shapes[name], dtype=stored, device=group.device)
                 part.register_parameter(_attribute(name), nn.Parameter(weight, requires_grad=trained))
-            _shard(part, group, low=low)
+            fully_shard(part, mesh=group.mesh, mp_policy=policy)
+            assert isinstance(part, FSDPModule)
+            part.set_gradient_divide_factor(1.0)  # gradients are added and not averaged: the loss is a sum
+            part.set_force_sum_reduction_for_comms(True)
         self._part_of = {name: self._parts[prefix] for name, prefix in part_of.items()}
         self._shards = {name: part.parameter(name) for name, part in self._part_of.items()}
 
@@ -99,18 +107,3 @@ class _Part(nn.Module):
 def _attribute(name: str) -> str:
     """Return the name of a weight's attribute, which may have no dots."""
     return "weight_" + name.replace(".", "/")
-
-
-def _shard(part: _Part, group: RankGroup, *, low: bool) -> None:
-    """Divide a part's weights among the ranks; if `low`, they are rounded to BF16 before they are gathered. Gradients
-    are added over ranks and not averaged: the loss is a sum.
-    """
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if low else None,
-        reduce_dtype=torch.float32 if low else None,
-        cast_forward_inputs=False,
-    )
-    fully_shard(part, mesh=group.mesh, mp_policy=policy)
-    assert isinstance(part, FSDPModule)
-    part.set_gradient_divide_factor(1.0)
-    part.set_force_sum_reduction_for_comms(True)

@@ -75,16 +75,6 @@ def _role_names(rules: Rules, miners: tuple[str, ...]) -> dict[str, tuple[str, .
     }
 
 
-def _start_commands(config: Path, names: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the commands that start the nodes; the first node of a role has the name that is the default."""
-    run = shlex.quote(str(config))
-    return tuple(
-        f"grailnode --role {role:<9} --run {run}" + (f" --name {name}" if number else "")
-        for role in ("trainer", "worker", "validator", "miner")
-        for number, name in enumerate(names[role])
-    )
-
-
 def create(
     directory: Path,
     recipe: Recipe,
@@ -119,8 +109,11 @@ def create(
     task = requirements.check(rules, loaded_policy)
     lora = start_lora(loaded_policy, rules.lora_rank, rules.lora_alpha, rules.lora_targets)
     check_model(loaded_policy, None if lora is None else lora.spec)
-    if rules.precision != "bf16":
-        _check_precision(loaded_policy, rules)
+    if rules.precision != "bf16" and not any(is_matrix(*item) for item in file_shapes(policy).items()):
+        raise UserError(
+            f"{policy}: this policy has no matrices in layers whose names docs/spec/quantized.md knows; drop "
+            f"--precision {rules.precision}"
+        )
     thresholds = _thresholds(rules, policy, proof)
     remote_validators = _validator_keys(rules.validator_keys)
     names = _role_names(rules, miners)
@@ -153,7 +146,11 @@ def create(
     )
     signers = [signing[name] for name in names["root"][: rules.root_threshold]]
     run = creation.sign_manifest(manifest, *signers)
-    start_commands = _start_commands(config, names)
+    start_commands = tuple(  # the first node of a role has the name that is the default
+        f"grailnode --role {role:<9} --run {shlex.quote(str(config))}" + (f" --name {name}" if number else "")
+        for role in ("trainer", "worker", "validator", "miner")
+        for number, name in enumerate(names[role])
+    )
     values = _values(run.digest, rules, policy, recipe, chain.period_ms * rules.rounds / 1000)
     text = run_toml.for_new_run(values, start_commands, bucket, public_chain)
     with NewFiles() as files:  # nothing is written before everything else has succeeded
@@ -199,32 +196,19 @@ def _in_rounds_of(rules: Rules, chain: ChainInfo) -> Rules:
         raise UserError(f"{error}; raise --window") from None
 
 
-def _check_precision(policy: Policy, rules: Rules) -> None:
-    """Refuse to quantize a policy that has nothing to quantize."""
-    if not any(is_matrix(name, shape) for name, shape in file_shapes(policy.directory).items()):
-        raise UserError(
-            f"{policy.directory}: this policy has no matrices in layers whose names docs/spec/quantized.md knows; drop "
-            f"--precision {rules.precision}"
-        )
-
-
 def _values(run_id: bytes, rules: Rules, policy: Path, recipe: Recipe, window_seconds: float) -> run_toml.Sections:
     """Return the values of run.toml that are no defaults: the recipe's, or those that follow from the rules."""
-    trainer: dict[str, run_toml.Value] = {}
-    default = TrainerSection()
-    if rules.lora_rank:
-        trainer["learning_rate"] = default.learning_rate * _LORA_RATE_FACTOR
-    if rules.sites:  # they share the groups of a window
-        trainer["learning_rate"] = default.learning_rate / _RATE_DIVISOR
-        trainer["groups_per_step"] = max(1, default.groups_per_step // rules.sites)
-        upload_seconds = round(_UPLOAD_SHARE * ROUND_WINDOWS * window_seconds, 3)
-        trainer["outer"] = {
-            "local_steps": _LOCAL_STEPS,
-            "round_windows": ROUND_WINDOWS,
-            "upload_seconds": upload_seconds,
-        }
     sections: run_toml.Sections = recipe.model_dump(mode="json", exclude={"rules"}, exclude_unset=True)
-    trainer = _merged(trainer, sections.get("trainer", {}))
+    trainer, default = dict(sections.get("trainer", {})), TrainerSection()
+    if rules.lora_rank:
+        trainer.setdefault("learning_rate", default.learning_rate * _LORA_RATE_FACTOR)
+    if rules.sites:  # they share the groups of a window
+        trainer.setdefault("learning_rate", default.learning_rate / _RATE_DIVISOR)
+        trainer.setdefault("groups_per_step", max(1, default.groups_per_step // rules.sites))
+        upload_seconds, outer = round(_UPLOAD_SHARE * ROUND_WINDOWS * window_seconds, 3), trainer.get("outer", {})
+        assert isinstance(outer, Mapping)
+        own = {"local_steps": _LOCAL_STEPS, "round_windows": ROUND_WINDOWS, "upload_seconds": upload_seconds}
+        trainer["outer"] = {**own, **outer}
     trainer["data"] = requirements.DATA if rules.data is not None else None
     names = registry.parse_mixture(rules.environment)
     trainer["wheels"] = None if all(map(registry.is_built_in, names)) else WHEELS
@@ -232,16 +216,6 @@ def _values(run_id: bytes, rules: Rules, policy: Path, recipe: Recipe, window_se
     if policy != PACKAGED_POLICY:
         trainer["policy"] = str(policy.absolute())
     return {**sections, "run": {"id": run_id.hex()}, "trainer": trainer}
-
-
-def _merged(values: Mapping[str, run_toml.Value], others: Mapping[str, run_toml.Value]) -> dict[str, run_toml.Value]:
-    """Return values by key, those of `others` first; the keys of a section in both are merged likewise."""
-    merged = {**values, **others}
-    for key, other in others.items():
-        value = values.get(key)
-        if isinstance(value, Mapping) and isinstance(other, Mapping):
-            merged[key] = {**value, **other}
-    return merged
 
 
 def _thresholds(rules: Rules, policy: Path, proof: Path | None) -> proof_file.ProofFile | None:

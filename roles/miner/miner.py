@@ -148,18 +148,14 @@ class Miner:
         """Pledge groups for the windows after this one. Those that open meanwhile are lost: validators ignore a pledge
         of which nothing was delivered until it is announced anew.
         """
-        await self._pledge(self._affordable_groups())
+        run, settings = self._node.run, self._settings
+        seconds = _CAUTION * settings.share * (run.deadline_time(0) - run.opening_time(0))
+        await self._pledge(self._times.affordable(seconds, settings.chunk, min(settings.groups, run.groups)))
         while (current := self._node.window()) > window:
             error = f"window {window} and the pledge after it took until window {current} had opened"
             self._node.telemetry.event("window-skipped", window=current, error=error)
             self._renewal_time, window = -math.inf, current
             await self._pledge(self._pledged_groups)
-
-    def _affordable_groups(self) -> int:
-        """Return how many groups a window surely has time for."""
-        run, settings = self._node.run, self._settings
-        seconds = (run.deadline_time(0) - run.opening_time(0)) * settings.share
-        return self._times.affordable(_CAUTION * seconds, settings.chunk, min(settings.groups, run.groups))
 
     async def _warm_up(self, weights: VerifiedWeights) -> None:
         """Generate a chunk twice and throw it away: the first is slow, the second measures the speed."""

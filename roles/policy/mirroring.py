@@ -148,22 +148,19 @@ class Mirror:
             if trio.current_time() < next_try:
                 raise failure.with_traceback(None)
         try:
-            await self._copy_missing_anchors(trainer, chain)
+            assert chain.head is not None
+            for version in chain.head.anchors:
+                shards = _shards(trainer, chain, version)
+                if not shards.keys() <= self._paths[trainer]:
+                    with suppress(*STORAGE_ERRORS):
+                        await self._compute_anchor(trainer, chain, version)
+                    fetched = await self._copy_missing(trainer, shards)
+                    self._node.telemetry.event("anchor-mirrored", version=version, shards=len(shards), fetched=fetched)
         except STORAGE_ERRORS as error:
             pause = _ANCHOR_PAUSE.after(pause)
             self._failures[trainer] = trio.current_time() + pause, pause, error
             raise
         self._failures.pop(trainer, None)
-
-    async def _copy_missing_anchors(self, trainer: bytes, chain: ChainVerifier) -> None:
-        assert chain.head is not None
-        for version in chain.head.anchors:
-            shards = _shards(trainer, chain, version)
-            if not shards.keys() <= self._paths[trainer]:
-                with suppress(*STORAGE_ERRORS):
-                    await self._compute_anchor(trainer, chain, version)
-                fetched = await self._copy_missing(trainer, shards)
-                self._node.telemetry.event("anchor-mirrored", version=version, shards=len(shards), fetched=fetched)
 
     async def _compute_anchor(self, trainer: bytes, chain: ChainVerifier, version: int) -> None:
         """Compute an anchor from the one before it, whose files say which tensors are in which shard, and from the

@@ -11,7 +11,7 @@ import trio
 
 from grailnode.engine.compute import Compute, open_engine
 from grailnode.engine.policy import Policy
-from grailnode.engine.vllm import engine_weights
+from grailnode.engine.vllm import vllm_engine
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
@@ -141,7 +141,7 @@ class TestPatches:
         self, model: CausalModel, new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A restarted engine need not apply all patches of a run."""
-        monkeypatch.setattr(engine_weights, "MAX_PATCHES", 1)
+        monkeypatch.setattr(vllm_engine, "MAX_PATCHES", 1)
         versions = [random_weights(model)]
         engine = await serving(new_engine, versions[0])
         assert isinstance(engine, VllmEngine)

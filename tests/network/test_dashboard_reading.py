@@ -12,7 +12,6 @@ import trio
 
 from grailnode.cli.actions.rollout_listing import rollout_json, rollout_text
 from grailnode.cli.actions.run_dashboard import RunReader
-from grailnode.node import tracking
 from grailnode.node.dashboard_server import View
 from grailnode.observe import window_history
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized, observe_newest
@@ -20,6 +19,7 @@ from grailnode.observe.rollout_reader import ReadingLimits, read_rollouts
 from grailnode.observe.state import STORAGE_ALARM
 from grailnode.observe.window_history import WindowHistory
 from grailnode.run.creation import model_files, publish_files
+from grailnode.track import tracker
 from protocol import paths
 from protocol.encoding import content_digest
 from protocol.identity.signing import sign
@@ -162,7 +162,7 @@ async def test_a_rollout_with_the_reward_of_a_continuation_is_shown_up_to_its_en
     assert "uncounted" not in rollout_text(whole)
     values = json.loads(rollout_json(cut))
     assert (values["end"], values["uncounted"], values["reward"]) == (1, cut.uncounted, 0.0)
-    assert tracking.samples([cut])[0].status == status
+    assert tracker.samples([cut])[0].status == status
 
 
 @pytest.mark.parametrize("liar", range(3))

@@ -157,13 +157,14 @@ def test_a_message_that_cannot_be_sent_stops_no_later_one(pager: Pager, monkeypa
     sender.close()
 
 
-async def test_a_process_that_a_bug_ends_has_sent_an_alarm(run_toml: Path, pager: Pager) -> None:
+async def test_a_process_that_a_bug_ends_has_sent_an_alarm(run_toml: Path, pager: Pager, tmp_path: Path) -> None:
     async def fail() -> None:
         raise ExceptionGroup("of a nursery", [StoreError("down"), KeyError("a key")])
 
     telemetry = NodeTelemetry("miner-1", alarm_url=pager.url)
     with pytest.raises(ExceptionGroup):
-        await processes._report_failure(Launch(load(run_toml), "miner", "miner-1"), "miner-1", telemetry, fail)
+        launch = Launch(load(run_toml), "miner", "miner-1")
+        await processes._report_failure(launch, tmp_path / "log", telemetry, fail)
     (message,) = pager.messages  # it has arrived before the traceback is printed
     assert message["fields"]["error"].startswith("KeyError")
 

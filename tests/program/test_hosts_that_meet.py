@@ -208,15 +208,16 @@ async def test_a_rank_whose_fault_repeats_without_a_new_checkpoint_ends_and_one_
     run_toml: Path,
 ) -> None:
     config = load(run_toml)
-    launch, title = Launch(config, "training", "trainer"), "trainer/training-1"
-    telemetry = NodeTelemetry(title, config.at(config.node.logs) / "trainer-training-1.jsonl")
+    launch = Launch(config, "training", "trainer")
+    log = config.at(config.node.logs) / "trainer-training-1.jsonl"
+    telemetry = NodeTelemetry("trainer/training-1", log)
 
     async def exit_code(error: Exception) -> int:
         async def fail() -> None:
             raise error
 
         try:
-            return await processes._report_failure(launch, title, telemetry, fail)
+            return await processes._report_failure(launch, log, telemetry, fail)
         except ValueError:
             return 1  # of a process that an exception ends
 

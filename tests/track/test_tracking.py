@@ -11,12 +11,11 @@ import trio
 
 from grailnode import UserError
 from grailnode.config import Config, load
-from grailnode.node import tracking
 from grailnode.node.process_launch import process_kinds
 from grailnode.observe.node_logs import LogFollower
 from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.run import workspace
-from grailnode.track.tracker import check_tracker, curves, open_tracker
+from grailnode.track.tracker import check_tracker, curves, open_tracker, samples, track
 from tests.support.builders.recipes import demo_recipe, demo_rules
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import running
@@ -83,7 +82,7 @@ async def track_until(config: Config, has_happened: Callable[[Network], Any]) ->
     """Feed a tracker from the logs of a trainer until something has happened."""
     network = Network(demo_rules())
     node = network.node("trainer")
-    async with running(tracking.track, node, config, network.policy.tokenizer):
+    async with running(track, node, config, network.policy.tokenizer):
         with trio.fail_after(300):
             while not has_happened(network):
                 await trio.sleep(0.05)
@@ -137,7 +136,7 @@ def test_a_table_has_the_best_and_the_worst_rollouts() -> None:
     rollouts = [
         PublishedRollout(b"k" * 32, 1, group, 0, 1, "1+1=", "x" * 5000, 3, group / 10, (), 1, 1) for group in range(20)
     ]
-    rows = tracking.samples(rollouts)
+    rows = samples(rollouts)
     assert [row.reward for row in rows] == pytest.approx([1.9, 1.8, 1.7, 1.6, 0.3, 0.2, 0.1, 0.0])
     assert all(len(row.completion) == 4000 for row in rows)
-    assert len(tracking.samples(rollouts[:5])) == 5
+    assert len(samples(rollouts[:5])) == 5

@@ -9,7 +9,6 @@ import click
 import platformdirs
 
 from grailnode.cli.options import check_name, report_line, usual_name
-from grailnode.config import Config
 from grailnode.node.doctor_checks import examine, machine_checks, node_checks
 from grailnode.node.process_launch import Role
 from grailnode.run import key_files
@@ -36,7 +35,10 @@ def doctor(
             places = {"state": cache, "cache": cache / "objects", "keys": cache / "doctor"}
             overrides = (*(f"node.{key}={path}" for key, path in places.items()), *overrides)
         config = open_config(run, overrides, trust=trust)
-        role = role or _role_of_keys(config)
+        # the first role whose usual name has a key on this machine; a newcomer is a miner
+        keys = {path.stem for path in key_files.list_key_files(config.at(config.node.keys))}
+        likely: Role = next((role for role in _ROLES if usual_name(role) in keys), "miner")
+        role = role or likely
         name = name or usual_name(role)
         check_name(name)
         checks = node_checks(config, role, name, report_line)
@@ -47,9 +49,3 @@ def doctor(
         failures += finding.outcome == "failed"
     if failures:
         raise SystemExit(1)
-
-
-def _role_of_keys(config: Config) -> Role:
-    """Return the first role whose usual name has a key on this machine; a newcomer is a miner."""
-    keys = config.at(config.node.keys)
-    return next((role for role in _ROLES if (keys / f"{usual_name(role)}{key_files.SUFFIX}").exists()), "miner")

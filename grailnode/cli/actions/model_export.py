@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Unpack
 
@@ -16,18 +15,14 @@ from grailnode import UserError
 from grailnode.cli.options import RunOptions
 from grailnode.engine import models
 from grailnode.engine.lora_model import adapter_files, merged_weights
-from grailnode.engine.policy import Policy
 from grailnode.node.node_makers import make_spectator
 from grailnode.observe.chain_check import fetch_first_head
 from grailnode.observe.observer import observe_newest
-from grailnode.observe.state import WindowRow
 from grailnode.run.base_files import fetch_base
 from grailnode.run.creation import fetch_model
 from grailnode.run.joining import open_config_to_read
 from protocol.digest import Weights
-from protocol.lora import LoraSpec
 from protocol.quantization import dequantize
-from protocol.run import RunManifest
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.policy.follower import Follower
@@ -84,7 +79,19 @@ async def export_version(
 async def _write_version(node: Node, directory: Path, weights: VerifiedWeights, merge: bool) -> None:
     policy = await fetch_model(node, directory)
     windows = (await observe_newest(node)).state().windows  # none where storage fails: the weights need none
-    card = _model_card(node.run_id, node.run, weights.version, weights.digest, windows, merged=merge)
+    environment = Environment(  # noqa: S701 - the text is no HTML; names go through `plain`
+        trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters["plain"] = _plain
+    card = environment.from_string(_CARD.read_text(encoding="utf-8")).render(
+        run_id=node.run_id,
+        run=node.run,
+        sampling=node.run.sampling,
+        version=weights.version,
+        digest=weights.digest,
+        windows=windows,
+        merged=merge,
+    )
     (directory / "README.md").write_text(card, encoding="utf-8")
     if not (directory / _TOKENIZER_CONFIG).exists():
         text = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2) + "\n"
@@ -93,7 +100,12 @@ async def _write_version(node: Node, directory: Path, weights: VerifiedWeights, 
         tensors = await node.run_sync(dequantize, weights.weights)
         await node.run_sync(_write_weights, directory / "model.safetensors", tensors)
     elif merge:
-        await _write_merged(node, node.run.lora, policy, weights.weights)
+        shapes, base_directory = models.build(policy, lora=node.run.lora).shapes, directory / "base"
+        base = await fetch_base(node, node.run.lora, node.authority.trainers, base_directory, shapes)
+        tensors = await node.run_sync(merged_weights, base, weights.weights, node.run.lora.scale)
+        await node.run_sync(_write_weights, directory / "model.safetensors", tensors)
+        del base
+        shutil.rmtree(base_directory)
     else:
         for name, data in adapter_files(node.run.lora, weights.weights).items():
             (directory / name).write_bytes(data)
@@ -101,33 +113,10 @@ async def _write_version(node: Node, directory: Path, weights: VerifiedWeights, 
             (directory / name).unlink(missing_ok=True)
 
 
-async def _write_merged(node: Node, lora: LoraSpec, policy: Policy, adapters: Weights) -> None:
-    shapes = models.build(policy, lora=lora).shapes
-    base_directory = policy.directory / "base"
-    base = await fetch_base(node, lora, node.authority.trainers, base_directory, shapes)
-    weights = await node.run_sync(merged_weights, base, adapters, lora.scale)
-    await node.run_sync(_write_weights, policy.directory / "model.safetensors", weights)
-    del base, weights
-    shutil.rmtree(base_directory)
-
-
 def _write_weights(path: Path, weights: Weights) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(0o644)  # safetensors creates a private file; the others are not private
-
-
-def _model_card(
-    run_id: bytes, run: RunManifest, version: int, digest: bytes, windows: Sequence[WindowRow], *, merged: bool = False
-) -> str:
-    """Return the text of the card in Markdown, with what validators measured, oldest first."""
-    environment = Environment(  # noqa: S701 - the text is no HTML; names go through `plain`
-        trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    environment.filters["plain"] = _plain
-    return environment.from_string(_CARD.read_text(encoding="utf-8")).render(
-        run_id=run_id, run=run, sampling=run.sampling, version=version, digest=digest, windows=windows, merged=merged
-    )
 
 
 def _plain(text: str) -> str:

@@ -69,7 +69,14 @@ async def _show_status(config: Config, node: Node, as_json: bool, watch: bool) -
 def verify(rollout: str | None, ledger: bool, **run_options: Unpack[RunOptions]) -> None:
     config = open_config_to_read(**run_options)
     if rollout is not None:
-        _verify_rollout(config, rollout)
+        try:
+            reference = GroupReference.parse(rollout)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        group = trio.run(_recheck, config, reference)
+        Console().print(recheck_table(reference, group))
+        if any(result.contradicts for result in group.validators):
+            raise click.ClickException("a validator came to another judgement")
     elif ledger:
         trio.run(_verify_ledgers, config)
     else:
@@ -90,19 +97,6 @@ async def _verify_ledgers(config: Config) -> None:
     for validator in node.authority.validators:
         if not await verify_ledger(node, validator, click.echo):
             click.echo(f"validator {validator.hex()[:16]}: no summaries")
-
-
-def _verify_rollout(config: Config, text: str) -> None:
-    """Judge one group again, and print it beside the judgements of the validators."""
-    try:
-        reference = GroupReference.parse(text)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-    group = trio.run(_recheck, config, reference)
-    Console().print(recheck_table(reference, group))
-    if any(result.contradicts for result in group.validators):
-        raise click.ClickException("a validator came to another judgement")
 
 
 async def _recheck(config: Config, reference: GroupReference) -> RecheckedGroup:

@@ -22,7 +22,6 @@ from grailnode.run.rules import Place, Rules
 from grailnode.run.run_toml import Recipe, read_recipe
 from grailnode.run.workspace import MINERS, Workspace
 from protocol import paths
-from protocol.environments.dataset import Dataset
 from protocol.identity.signing import SigningKey
 
 _COMMANDS: Final = Path("bucket") / "commands.sh"
@@ -78,7 +77,12 @@ def _join_run(directory: Path, place: Place, manifest: str, meeting: str) -> Non
     Print the public key, and what the node's bucket needs.
     """
     own = _own_bucket(place.bucket or "", place)
-    meeting_bucket, run_id = _meeting_bucket(place, manifest, meeting)
+    base, run_id = run_option.split_manifest_url(manifest)
+    if not base:
+        raise UserError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")
+    run_option.check_base(base, f"--join {manifest}")
+    region = _aws_region.search(base)  # the meeting point may be in another region than this node's bucket
+    meeting_bucket = replace(parse_bucket(meeting, region[1] if region else place.region, base), url=base)
     config = directory / "run.toml"
     if config.exists():
         raise UserError(f"{config}: there is a run already; choose another directory")
@@ -100,15 +104,6 @@ def _own_bucket(text: str, place: Place) -> Bucket:
     return bucket
 
 
-def _meeting_bucket(place: Place, manifest: str, meeting: str) -> tuple[Bucket, str]:
-    base, run_id = run_option.split_manifest_url(manifest)
-    if not base:
-        raise UserError(f"{manifest}: which run? a manifest's URL ends with /runs/ID, ID being 64 hexadecimal digits")
-    run_option.check_base(base, f"--join {manifest}")
-    region = _aws_region.search(base)  # the meeting point may be in another region than this node's bucket
-    return replace(parse_bucket(meeting, region[1] if region else place.region, base), url=base), run_id
-
-
 def _write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: BucketUse) -> int:
     """Write the documents that a bucket needs, and the commands that apply them; return how many documents."""
     texts = documents(bucket, use)
@@ -122,8 +117,13 @@ def _write_documents(files: NewFiles, directory: Path, bucket: Bucket, use: Buck
 def _print_run(run: Workspace) -> None:
     rules = run.rules
     click.echo(f"run {run.run_id.hex()[:16]} in {run.config}")
-    if run.problems is not None:
-        _print_problems(run.problems, completion_tokens(rules))
+    if (problems := run.problems) is not None:
+        lines = ", ".join(map(str, problems.held_out_lines[:_LISTED_LINES]))
+        more = ", ..." if problems.held_out_size > _LISTED_LINES else ""
+        click.echo(
+            f"problems: {len(problems.training_problems)} to train on, {problems.held_out_size} held out "
+            f"(of lines {lines}{more}); completions of up to {completion_tokens(rules)} tokens"
+        )
     if run.notice:
         click.echo(run.notice)
     if rules.roots > 1:
@@ -144,15 +144,6 @@ def _print_starts(run: Workspace) -> None:
     click.echo("start its nodes, each in a terminal of its own:")
     for command in run.start_commands:
         click.echo(f"  {command}")
-
-
-def _print_problems(problems: Dataset, max_tokens: int) -> None:
-    lines = ", ".join(map(str, problems.held_out_lines[:_LISTED_LINES]))
-    more = ", ..." if problems.held_out_size > _LISTED_LINES else ""
-    click.echo(
-        f"problems: {len(problems.training_problems)} to train on, {problems.held_out_size} held out "
-        f"(of lines {lines}{more}); completions of up to {max_tokens} tokens"
-    )
 
 
 def _print_bucket(directory: Path, count: int, credentials: Sequence[str]) -> None:

@@ -2,8 +2,8 @@
 
 Interface: `VllmEngine` (vllm_engine.py) is the engine of a node. It talks HTTP to a server of vLLM: a child process in
 an environment of its own (`ChildServer`), or one that somebody else runs (`ExternalServer`). The server's life is in
-server_supervisor.py, and its weights are in engine_weights.py. What runs inside of vLLM is in inside/: it draws the
-tokens, records the hidden states, and writes patches into the parameters.
+server_supervisor.py. What runs inside of vLLM is in inside/: it draws the tokens, records the hidden states, and writes
+patches into the parameters.
 
 Invariants:
 1. A token is drawn by the noise of docs/spec/sampling.md, with the same bits as by the torch engine.

@@ -87,7 +87,9 @@ class MirroredStore:
                     if is_missing:
                         break
                 elif not (is_missing and kind in ("head", "anchors")):  # a trainer that stands by has no head
-                    self._ban(url, path, error)
+                    pause = _BAN.after(self._bans.get(url, (0.0, 0.0))[1])
+                    self._bans[url] = trio.current_time() + pause, pause
+                    self.telemetry.event("mirror-refused", mirror=url, path=path, error=str(error), seconds=pause)
         raise failure
 
     def _mirrored_kind(self, path: str) -> str:
@@ -140,7 +142,10 @@ class MirroredStore:
             size = max_bytes if is_large else 0  # a mirror that still computes an anchor is not slow
             raise
         finally:
-            self._note_cost(url, is_large, (trio.current_time() - start) / max(size, _LARGE_BYTES))
+            cost = (trio.current_time() - start) / max(size, _LARGE_BYTES)
+            cost *= _SPARED if url == _ORIGIN else 1.0
+            before = self._costs.get((url, is_large), cost)
+            self._costs[url, is_large] = _KEPT * before + (1 - _KEPT) * cost
         if scope.cancelled_caught:
             raise StoreError(f"no answer within {_SMALL_SECONDS:g} s")
         if url != _ORIGIN:
@@ -149,11 +154,6 @@ class MirroredStore:
         elif kind == "head":
             self._note_head(path, data)
         return data
-
-    def _note_cost(self, url: str, is_large: bool, cost: float) -> None:
-        cost *= _SPARED if url == _ORIGIN else 1.0
-        before = self._costs.get((url, is_large), cost)
-        self._costs[url, is_large] = _KEPT * before + (1 - _KEPT) * cost
 
     async def _check(self, path: str, kind: str, data: bytes) -> None:
         """Refuse what a mirror shows unless it is the object, as its reader checks it."""
@@ -191,8 +191,3 @@ class MirroredStore:
         except ProtocolError:
             return  # the reader refuses it
         self._heads[path] = max(self._heads.get(path, (0, 0, 0)), (head.epoch, head.version, head.expires_ms))
-
-    def _ban(self, url: str, path: str, error: Exception) -> None:
-        pause = _BAN.after(self._bans.get(url, (0.0, 0.0))[1])
-        self._bans[url] = trio.current_time() + pause, pause
-        self.telemetry.event("mirror-refused", mirror=url, path=path, error=str(error), seconds=pause)

@@ -60,7 +60,12 @@ class Uploads:
         upload = await self._open(path, data, parts)
         part_count = len(upload.etags)
         try:
-            await self._send_remaining(path, data, parts, upload)
+            remaining_numbers = [number for number in parts if number not in upload.etags]
+
+            async def send_part(number: int) -> None:
+                upload.etags[number] = await self._send(path, data, number, parts[number], upload.upload_id)
+
+            await gather(send_part, remaining_numbers, CONCURRENT_PARTS, errors=(StoreError,), cancel_others=False)
         except StoreError:
             if len(upload.etags) == part_count:  # no progress: the service may have lost the upload
                 del self._unfinished[path]
@@ -85,7 +90,9 @@ class Uploads:
             return upload
         upload = await self._adopt(path, data, digest, parts)
         if upload is None:
-            upload = _Upload(await self._create(path), digest)
+            request = partial(self._client.create_multipart_upload, Bucket=self._bucket, Key=path)
+            upload_id = (await self._run(path, 0, request)).get("UploadId")
+            upload = _Upload(self._text(upload_id, path, "upload id"), digest)
         self._unfinished[path] = upload
         return upload
 
@@ -98,7 +105,8 @@ class Uploads:
         try:
             upload_ids = [upload_id for key, upload_id, _ in await self._list_uploads(path) if key == path]
             for upload_id in upload_ids:
-                etags = await self._list_parts(path, upload_id)
+                items = await self._items(path, "list_parts", "Parts", Key=path, UploadId=upload_id)
+                etags = {item["PartNumber"]: item["ETag"] for item in items if "PartNumber" in item and "ETag" in item}
                 same = await self._run(path, len(data), partial(_matching_etags, etags, data, parts))
                 if adopted_upload is None and same and len(same) == len(etags):
                     adopted_upload = _Upload(upload_id, digest, same)
@@ -107,14 +115,6 @@ class Uploads:
         except StoreError:
             return adopted_upload  # a service or a policy may refuse to list uploads; then none is resumed
         return adopted_upload
-
-    async def _send_remaining(self, path: str, data: bytes, parts: dict[int, tuple[int, int]], upload: _Upload) -> None:
-        remaining_numbers = [number for number in parts if number not in upload.etags]
-
-        async def send_part(number: int) -> None:
-            upload.etags[number] = await self._send(path, data, number, parts[number], upload.upload_id)
-
-        await gather(send_part, remaining_numbers, CONCURRENT_PARTS, errors=(StoreError,), cancel_others=False)
 
     async def _send(self, path: str, data: bytes, number: int, part: tuple[int, int], upload_id: str) -> str:
         start, size = part
@@ -126,10 +126,6 @@ class Uploads:
             ),
         )
         return self._text(response.get("ETag"), path, "ETag")
-
-    async def _create(self, path: str) -> str:
-        request = partial(self._client.create_multipart_upload, Bucket=self._bucket, Key=path)
-        return self._text((await self._run(path, 0, request)).get("UploadId"), path, "upload id")
 
     async def _complete(self, path: str, upload: _Upload) -> None:
         parts: Any = {"Parts": [{"ETag": etag, "PartNumber": n} for n, etag in sorted(upload.etags.items())]}
@@ -154,10 +150,6 @@ class Uploads:
             for item in items
             if "Key" in item and "UploadId" in item and "Initiated" in item
         ]
-
-    async def _list_parts(self, path: str, upload_id: str) -> dict[int, str]:
-        items = await self._items(path, "list_parts", "Parts", Key=path, UploadId=upload_id)
-        return {item["PartNumber"]: item["ETag"] for item in items if "PartNumber" in item and "ETag" in item}
 
     async def _items(self, path: str, operation: Any, key: str, **arguments: Any) -> list[Any]:
 

@@ -223,7 +223,9 @@ class StateStore(LocalStore):
             return sorted(path for path in missing if self._names.contains(path)) if missing else ()
 
     def _error(self, path: str, what: str) -> StateError:
-        return StateError(self._root / path, f"{what}; it holds {contents_of(path)}")
+        prefixes = [prefix for prefix in _CONTENTS if path.startswith(prefix)]
+        contents = _CONTENTS[max(prefixes, key=len)] if prefixes else "a part of this node's state"
+        return StateError(self._root / path, f"{what}; it holds {contents}")
 
     @contextmanager
     def _state_errors(self, path: str) -> Iterator[None]:
@@ -240,9 +242,3 @@ class StateStore(LocalStore):
             if error.errno in _UNREADABLE and error.errno != errno.EIO:
                 raise self._error(path, _UNREADABLE[error.errno]) from error
             raise StoreError(f"{self._root / path}: {advice(error)}") from error
-
-
-def contents_of(path: str) -> str:
-    """Return what an object of a node's state holds, as a noun phrase."""
-    prefixes = [prefix for prefix in _CONTENTS if path.startswith(prefix)]
-    return _CONTENTS[max(prefixes, key=len)] if prefixes else "a part of this node's state"

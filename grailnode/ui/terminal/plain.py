@@ -37,7 +37,11 @@ class PlainView:
         if self._state is None:
             self._print(_opening_line(self._title, state))
         self._state = state
-        self._print_alarms(state)
+        for alarm in state.alarms:
+            if alarm not in self._alarms and self._alarms_since_window < _MOST_ALARMS:
+                self._alarms.add(alarm)
+                self._alarms_since_window += 1
+                self._print(f"ALARM {clean(alarm, 200)}")
         self._print_windows(state, state.windows[:-1])
 
     def _print_windows(self, state: NetworkState, rows: Sequence[WindowRow]) -> None:
@@ -47,13 +51,6 @@ class PlainView:
                 self._print(_window_line(row, state))
                 self._last_window = row.window
                 self._alarms_since_window = 0
-
-    def _print_alarms(self, state: NetworkState) -> None:
-        for alarm in state.alarms:
-            if alarm not in self._alarms and self._alarms_since_window < _MOST_ALARMS:
-                self._alarms.add(alarm)
-                self._alarms_since_window += 1
-                self._print(f"ALARM {clean(alarm, 200)}")
 
     def _print(self, line: str) -> None:
         readable = line.encode("ascii", "backslashreplace").decode("ascii")

@@ -140,7 +140,13 @@ class Acceptance:
         storage_answered = bool(accepted_decisions)
         results: Sequence[VerifiedGroup | str]
         try:
-            results = await self._fetch_all(window, miner, accepted_decisions, final_attempt)
+            commitment = await self._commitment(window, miner) if accepted_decisions else None
+            results = [await self._fetch(commitment, decision) for decision in accepted_decisions]
+            retriable = {reason for reason in results if isinstance(reason, str)} & _RETRIABLE
+            if retriable and not final_attempt:
+                raise StoreError(
+                    f"window {window} of {miner.hex()[:8]}: {', '.join(sorted(retriable))}, as storage shows it now"
+                )
         except StoreError as error:
             if not await timed_out():
                 raise
@@ -193,19 +199,6 @@ class Acceptance:
             )
         if intent.batch is not None:
             await node.state.delete(_intent_path(intent))
-
-    async def _fetch_all(
-        self, window: int, miner: bytes, accepted_decisions: Sequence[Decision], final_attempt: bool
-    ) -> list[VerifiedGroup | str]:
-        """Return each accepted group of a miner, or the reason why it is not used."""
-        commitment = await self._commitment(window, miner) if accepted_decisions else None
-        results = [await self._fetch(commitment, decision) for decision in accepted_decisions]
-        retriable = {reason for reason in results if isinstance(reason, str)} & _RETRIABLE
-        if retriable and not final_attempt:
-            raise StoreError(
-                f"window {window} of {miner.hex()[:8]}: {', '.join(sorted(retriable))}, as storage shows it now"
-            )
-        return results
 
     async def _commitment(self, window: int, miner: bytes) -> Signed[Commitment] | None:
         """Return the miner's commitment as storage shows it now; None if it shows none."""

@@ -113,23 +113,20 @@ class Collector:
         oldest = max(0, oldest, now - _OUTCOME_WINDOWS)
         await self._outcome_log.advance(oldest)
         async with trio.open_nursery() as tasks:
-            await self._collect_all(oldest, tasks)
-
-    async def _collect_all(self, oldest: int, tasks: trio.Nursery) -> None:
-        while True:
-            windows = {window: await self._deadline_has_passed(window) for window in self._windows(oldest)}
-            for window in sorted(windows.keys() - self._readers.keys()):
-                tasks.start_soon(self._rosters.get, window)
-            await self._read_validators(windows, tasks)
-            complete_windows = {
-                window
-                for window, after_deadline in windows.items()
-                if await self._collect(window, after_deadline, tasks)
-            }
-            while oldest in complete_windows:
-                await self._close(oldest, tasks)
-                oldest += 1
-            await trio.sleep(self._pause)
+            while True:
+                windows = {window: await self._deadline_has_passed(window) for window in self._windows(oldest)}
+                for window in sorted(windows.keys() - self._readers.keys()):
+                    tasks.start_soon(self._rosters.get, window)
+                await self._read_validators(windows, tasks)
+                complete_windows = {
+                    window
+                    for window, after_deadline in windows.items()
+                    if await self._collect(window, after_deadline, tasks)
+                }
+                while oldest in complete_windows:
+                    await self._close(oldest, tasks)
+                    oldest += 1
+                await trio.sleep(self._pause)
 
     async def _read_validators(self, windows: Mapping[int, bool], tasks: trio.Nursery) -> None:
         """Read the validators of all windows; reads that take longer than a poll go on alone."""

@@ -95,7 +95,11 @@ class ValidatorMonitor:
     async def finish(self, window: int) -> None:
         """Compare a finished window with the trainer's own canary, and count differences to one side."""
         own, proof, accepted_groups = self._node.key.public, self._node.run.proof, self._accepted_groups.get(window, [])
-        notes = await self._notes(window)
+        noted_paths = [item.path async for item in self._node.state.list(f"{CANARIES}{window:010d}-")]
+        notes = dict[str, CanaryNote]()
+        for path in noted_paths:
+            with error_context(f"{path} {OTHER_VERSION}"):
+                notes[path] = CanaryNote.from_bytes(await self._node.state.get(path, CanaryNote.max_bytes))
         noted: dict[bytes, Opinion] = {}  # by validator, about the last group that the canary has computed
         noted_groups = []
         for opinions, sums in accepted_groups:
@@ -115,15 +119,6 @@ class ValidatorMonitor:
                 self._add_failures(window, [_failure(validator, miner, group, "logprobs")], opinion.verdict)
             else:
                 self._add(window, miner, (group.index, group.digest), "logprobs", [own], [validator])
-
-    async def _notes(self, window: int) -> dict[str, CanaryNote]:
-        """Return what the canary has noted on a window, by path."""
-        noted_paths = [item.path async for item in self._node.state.list(f"{CANARIES}{window:010d}-")]
-        notes = dict[str, CanaryNote]()
-        for path in noted_paths:
-            with error_context(f"{path} {OTHER_VERSION}"):
-                notes[path] = CanaryNote.from_bytes(await self._node.state.get(path, CanaryNote.max_bytes))
-        return notes
 
     async def forget(self, window: int) -> None:
         """Delete what the canary has noted on windows up to one, which has closed."""

@@ -83,7 +83,10 @@ class ChainRepair:
         # between, and to begin anew where a version was published would sign a second manifest for version 0.
         state = self._node.state
         self._local = await read_manifests(state)
-        known_version = await self._known_version()
+        # The names of lost objects count as well: a mark whose bytes are damaged still says of which version it was.
+        names = [path for path in self._lost_paths if path.startswith(PUBLISHED_WEIGHTS)]
+        names += [item.path async for item in self._node.state.list(PUBLISHED_WEIGHTS)]
+        known_version = max((int(name.removeprefix(PUBLISHED_WEIGHTS)) for name in names), default=-1)
         head = await self._read_head()
         if head is None:
             if known_version >= 0:
@@ -91,7 +94,9 @@ class ChainRepair:
                     f"{CHAIN}: storage shows no head, but this node has published version {known_version}; restore the "
                     "storage first"
                 )
-            await self._begin_anew()
+            for prefix in (CHAIN, OUTBOX, WEIGHTS):
+                await delete_below(self._node.state, prefix)
+            self._say(f"{CHAIN}: nothing was published; it begins with the genesis weights")
             return
         if head.version < known_version:
             raise RepairError(
@@ -109,13 +114,6 @@ class ChainRepair:
         await self._write(head, manifests, count)
         self._say(f"{CHAIN}: continues version {head.version}, the newest that storage shows")
 
-    async def _known_version(self) -> int:
-        """Return the newest version that this state is known to have published; -1 for none."""
-        # The names of lost objects count as well: a mark whose bytes are damaged still says of which version it was.
-        names = [path for path in self._lost_paths if path.startswith(PUBLISHED_WEIGHTS)]
-        names += [item.path async for item in self._node.state.list(PUBLISHED_WEIGHTS)]
-        return max((int(name.removeprefix(PUBLISHED_WEIGHTS)) for name in names), default=-1)
-
     async def _read_head(self) -> Head | None:
         signed = await read_own_head(self._node)
         if signed is None:
@@ -123,12 +121,6 @@ class ChainRepair:
         if signed.record.run != self._node.run_id:
             raise RepairError(f"{CHAIN}: storage shows the head of another run")
         return signed.record
-
-    async def _begin_anew(self) -> None:
-        """Drop everything that was made of a chain of which nothing was shown to anybody."""
-        for prefix in (CHAIN, OUTBOX, WEIGHTS):
-            await delete_below(self._node.state, prefix)
-        self._say(f"{CHAIN}: nothing was published; it begins with the genesis weights")
 
     async def _fetch_manifests(self, head: Head) -> dict[int, tuple[Manifest, bytes]]:
         """Return the manifests that the head lists, verified, and their signed bytes, by version."""

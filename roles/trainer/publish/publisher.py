@@ -191,7 +191,15 @@ class Publisher:
         await self._heads.write(manifest.version)
         # A crash before the mark: all of this is done again, and the version is logged twice, never not at all. A crash
         # after it: the snapshot is found to be published, and only deleted.
-        self._log_version(manifest)
+        self._node.telemetry.event(
+            "published",
+            version=manifest.version,
+            optimizer_step=manifest.optimizer_step,
+            first_window=manifest.first_window,
+            patch_bytes=manifest.patch.size if manifest.patch else 0,
+            changed=manifest.patch.changed if manifest.patch else 0,
+            elements=manifest.elements,
+        )
         await history.mark_published(manifest.version, files)
         await node.state.delete(name.path)
         # An anchor beside a patch is for nodes that join later, so it delays no version.
@@ -398,17 +406,6 @@ class Publisher:
         self._uploading.remove(manifest.version)
         await self._heads.write(self._history.published_version)
         await self._history.delete_needless_weights(self._uploading)
-
-    def _log_version(self, manifest: Manifest) -> None:
-        self._node.telemetry.event(
-            "published",
-            version=manifest.version,
-            optimizer_step=manifest.optimizer_step,
-            first_window=manifest.first_window,
-            patch_bytes=manifest.patch.size if manifest.patch else 0,
-            changed=manifest.patch.changed if manifest.patch else 0,
-            elements=manifest.elements,
-        )
 
     async def _delete_unnamed_objects(self) -> None:
         """Retire what the head names no more, and delete what no valid head can name. Failures are tried again."""

@@ -57,7 +57,12 @@ async def repair_rewind(node: Node, say: LineReporter) -> bool:
     await history.take_back(point.version)
     await history.record_rewind(number)
     await history.begin_epoch(max(history.epoch, head.record.epoch if head is not None else 0) + 1)
-    await _publish_head(node, history)
+    # The last valid version is the newest now, so that followers, this repair included, can go back to it.
+    expires_ms = int((node.clock.now() + node.run.head_ttl) * 1000)
+    # MAX_CHAIN: a repair retires nothing, the publisher will by its own settings.
+    keep, newest = (MAX_CHAIN, MAX_CHAIN), history.published_version
+    new_head = make_head(history, newest, *keep, node.run_id, node.revisions.number, expires_ms)
+    await node.store.put(paths.head(node.key.public), sign(new_head, node.key))
     for stored_version in await stored_versions(node.state):
         await delete_below(node.state, weights_folder(stored_version))
     count = await rebuild_weights(node, point.version)
@@ -105,12 +110,3 @@ async def _shorten_head(node: Node, history: History, number: int, point: ChainP
     await node.store.put(paths.head(node.key.public), sign(shortened, node.key))
     await _drop_later_work(node)
     return True
-
-
-async def _publish_head(node: Node, history: History) -> None:
-    """Show the last valid version as the newest, so that followers, this repair included, can go back to it."""
-    expires_ms = int((node.clock.now() + node.run.head_ttl) * 1000)
-    # MAX_CHAIN: a repair retires nothing, the publisher will by its own settings.
-    keep, newest = (MAX_CHAIN, MAX_CHAIN), history.published_version
-    head = make_head(history, newest, *keep, node.run_id, node.revisions.number, expires_ms)
-    await node.store.put(paths.head(node.key.public), sign(head, node.key))

@@ -29,7 +29,11 @@ def main() -> None:
     # Standard output carries the answers to the node, so vLLM's own output goes elsewhere.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM's output goes to the log
-    _import()
+    from vllm.platforms import current_platform  # noqa: PLC0415 - not before the death signal
+
+    worker = "vllm.v1.worker.cpu_worker" if current_platform.is_cpu() else "vllm.v1.worker.gpu_worker"
+    for name in (_SERVER, "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor", worker):
+        importlib.import_module(name)
     for line in sys.stdin:
         process = os.fork()
         if not process:
@@ -50,15 +54,6 @@ def _preload_threads() -> None:
     libraries = [str(path) for folder in folders for path in sorted(folder.glob("libgomp*.so*"))]
     os.environ["LD_PRELOAD"] = libraries[0] if libraries else ""
     os.execv(sys.executable, [sys.executable, "-m", "grailnode.engine.vllm.inside.launch"])  # noqa: S606
-
-
-def _import() -> None:
-    """Import what the server, its engine core and its workers need."""
-    from vllm.platforms import current_platform  # noqa: PLC0415 - not before the death signal
-
-    worker = "vllm.v1.worker.cpu_worker" if current_platform.is_cpu() else "vllm.v1.worker.gpu_worker"
-    for name in (_SERVER, "vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor", worker):
-        importlib.import_module(name)
 
 
 def _serve(flags: list[str]) -> None:
