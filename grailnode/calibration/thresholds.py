@@ -22,9 +22,9 @@ from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.rates import rate_bounds
 from grailnode.calibration.tail import MarginTail
-from protocol.judging.evidence import LUCK_BETS, largest_stops, whole_margins
+from protocol.judging.evidence import largest_stops, whole_margins
 from protocol.limits import MAX_STEPS
-from protocol.proof import DECADE, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
+from protocol.proof import DECADE, LUCK, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import LARGEST_NOISE, NOISE_UNIT
 
 Honest = Mapping[str, Sequence[GroupMeasurement]]
@@ -72,7 +72,7 @@ def choose_thresholds(
         "stop": _stop_table(_Measured.of(honest, copies, demands, stop_margins)),
         **_replay_table(honest, demands),
     }
-    alternatives = len(LUCK_BETS) + sum(len(item.alternatives) for item in tables.values())
+    alternatives = sum(len(item.alternatives) for item in (*tables.values(), LUCK))
     return Thresholds(
         miner=arithmetics[0],
         validator=arithmetics[1],

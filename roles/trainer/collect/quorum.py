@@ -206,8 +206,8 @@ def _smallest_evidence(decision: Decision, proof: ProofSpec) -> Evidence:
     """Return the smallest evidence of each alternative by the opinions that accept a group, each by its own row."""
     rows = [proof.row(item.verdict.miner_arithmetic, item.verdict.validator_arithmetic) for item in decision.accepting]
     weights = [weigh(item.judgement.counts, row) for item, row in zip(decision.accepting, rows, strict=True)]
-    # An alternative that not all rows have is left out. The smaller of two e-values is one.
-    return {name: tuple(map(min, zip(*(weight[name] for weight in weights), strict=False))) for name in STATISTICS}
+    # The smaller of two e-values is one.
+    return {name: tuple(map(min, zip(*(weight[name] for weight in weights), strict=True))) for name in STATISTICS}
 
 
 def _largest_evidence(groups: Sequence[Evidence]) -> int:
