@@ -98,10 +98,10 @@ class Accounts:
         for table in tables:
             table.miners, table.counted = numbers[table.miners], pair_numbers[table.counted]
         for amendment in summary.amendments:
-            table = self._windows.get(amendment.window)
-            if table is not None:
+            if amendment.window in self._windows:
+                amended = self._windows[amendment.window]
                 change = np.array([[1], [amendment.accepted], [amendment.rejected]])
-                table.amendments[:, table.miners == self._miners.get(amendment.miner, -1)] = change
+                amended.amendments[:, amended.miners == self._miners.get(amendment.miner, -1)] = change
         for window in {amendment.window for amendment in summary.amendments} & self._windows.keys():
             self._windows[window].value(self._scoring)
         rows, scale = summary.rows, summary.dealing.scale

@@ -141,13 +141,18 @@ def exceeded(evidence: Evidence, thresholds: Thresholds) -> StatisticName | None
     return next((name for name in names if max(evidence.get(name, (0,))) > thresholds.threshold), None)
 
 
+def highest_evidence(evidence: Evidence, groups: Iterable[Evidence]) -> int:
+    """Return the highest evidence of any alternative after any of some groups, by what each adds; 0 for none."""
+    highest = 0
+    for added in groups:
+        evidence = accumulate(evidence, added)
+        highest = max(highest, *map(max, evidence.values()))
+    return highest
+
+
 def is_improbable(evidence: Evidence, groups: Iterable[Counts], thresholds: Thresholds) -> bool:
     """Return whether honest work would not give some groups of one window, judged by one row, in their order."""
-    for counts in groups:
-        evidence = advance(evidence, counts, thresholds)
-        if exceeded(evidence, thresholds):
-            return True
-    return False
+    return highest_evidence(evidence, (weigh(counts, thresholds) for counts in groups)) > thresholds.threshold
 
 
 def repeated_positions(completions: Sequence[Sequence[int]]) -> np.ndarray:

@@ -211,16 +211,16 @@ class Judge:
         What follows from the first miss is all that a miner can have gained by any of its misses in a rollout. Nothing
         in a continuation depends on what the miner chose.
         """
-        run, params = self._task.run, self._task.run.sampling.params()
-        if self._draw is None or run.episode is not None:
+        if self._draw is None or self._task.run.episode is not None:
             return
+        params = self._task.run.sampling.params()
         places = list[tuple[GroupCheck, int, Request]]()
         behind = 0  # tokens from the first misses on
         for check in (check for check in checks if check.reason is None):
             group, own = check.group, check.assignment
             ends = np.cumsum([len(rollout.tokens) for rollout in group.rollouts])
-            place = self._task.run_id, self._window, self._draw, group.miner, group.index
-            selected = challenge.continued_rollouts(*place, size=len(ends), max_tokens=params.max_tokens)
+            parts = self._task.run_id, self._window, self._draw, group.miner, group.index
+            selected = challenge.continued_rollouts(*parts, size=len(ends), max_tokens=params.max_tokens)
             for index, misses in enumerate(np.split(check.margins > 0, ends[:-1])):
                 if index in selected and misses.any():
                     first = int(misses.argmax())
