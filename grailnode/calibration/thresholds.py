@@ -20,8 +20,7 @@ import numpy as np
 
 from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
-from grailnode.calibration.rates import rate_bounds
-from grailnode.calibration.tail import MarginTail
+from grailnode.calibration.tail import rate_bounds, tail_rates
 from protocol.judging.evidence import largest_stops, whole_margins
 from protocol.limits import MAX_STEPS
 from protocol.proof import DECADE, LUCK, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
@@ -266,7 +265,7 @@ def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
     grid = np.arange(_CIRCLE // 2)
     # Rounding adds less than one unit. What a tail gives for x is above the rate of values beyond x + 1.
     far = [
-        _tail_of(_joined(groups, "sketch_errors")[~_joined(groups, "repeats")], demands).rates(grid - 2.0)
+        _far_rates(_joined(groups, "sketch_errors")[~_joined(groups, "repeats")], grid - 2.0, demands)
         for groups in honest.values()
     ]
     rates = measured.rates(grid.tolist(), demands.headroom, far)
@@ -351,12 +350,13 @@ def _shift_rates(
     deviation = demands.headroom * max(_ULP, float(np.sqrt(np.square(_finite(shifts)).mean())))
     normal, units = NormalDist(), margins / deviation
     integrals = np.array([normal.pdf(unit) - unit * normal.cdf(-unit) for unit in units.tolist()]).clip(min=0.0)
-    return share * _tail_of(shifts[sampled], demands).rates(margins), 2.0 * share * deviation * integrals
+    return share * _far_rates(shifts[sampled], margins, demands), 2.0 * share * deviation * integrals
 
 
-def _tail_of(values: np.ndarray, demands: ThresholdDemands) -> MarginTail:
-    """Return the tail of differences of a pair."""
-    return MarginTail(np.maximum(_finite(values), _ULP), NormalDist().inv_cdf(demands.confidence) ** 2 / 2, _CIRCLE)
+def _far_rates(values: np.ndarray, beyond: np.ndarray, demands: ThresholdDemands) -> np.ndarray:
+    """Return bounds on the rates beyond each value, from the tail of differences of a pair: float64 [M]."""
+    drop = NormalDist().inv_cdf(demands.confidence) ** 2 / 2
+    return tail_rates(np.maximum(_finite(values), _ULP), beyond, drop, _CIRCLE)
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

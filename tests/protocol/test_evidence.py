@@ -141,12 +141,6 @@ def test_honest_histories_are_refused_at_most_as_often_as_the_level_says() -> No
         assert is_improbable(NO_EVIDENCE, history, FREQUENT) == refused[place]
 
 
-def test_clean_groups_do_not_offset_later_bad_ones() -> None:
-    clean, bad = counts(margin=(1000,)), counts(margin=(1000, 10))
-    for number in (1, 2, 5):
-        assert after([clean] * 100 + [bad] * number) == after([bad] * number)
-
-
 def test_evidence_below_zero_restarts_and_evidence_above_it_goes_on() -> None:
     few, many = counts(margin=(1000, 1)), counts(margin=(1000, 12))
     assert min(after([few])["margin"]) < 0

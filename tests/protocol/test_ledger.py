@@ -85,12 +85,6 @@ def test_pass_at_k_of_an_evaluation_is_over_the_problems_of_all_strata() -> None
     assert (evaluation.problems, evaluation.pass_at(1), evaluation.pass_at(2)) == (4, 0.375, 0.5)
 
 
-def test_the_row_of_a_verdict() -> None:
-    result = LedgerRow.of(verdict(judgement(0), judgement(1), rejected(2)))
-    assert (result.pledged, result.submitted, result.audited, result.accepted, result.rejected) == (16, 16, 3, 2, 1)
-    assert LedgerRow.undelivered(A.public, 4).submitted == 0
-
-
 def test_groups_that_were_not_reproduced_earn_nothing_and_stand_for_those_that_were_not_audited() -> None:
     accepted = LedgerRow.of(verdict(judgement(0), *(unreproduced(index, NO_COUNTS) for index in range(1, 4))))
     assert (accepted.dealt, accepted.audited, accepted.accepted, accepted.rejected) == (16, 4, 1, 0)
