@@ -100,6 +100,19 @@ class Table(Record):
         return self
 
 
+LUCK: Final = Table.model_construct(
+    beyond=(0, 0),
+    rates=(),
+    alternatives=tuple(
+        Alternative.model_construct(scores=(-score, score), growth=growth)
+        for score, growth in ((29, 1), (58, 4), (117, 16), (235, 64))
+    ),
+)
+"""The table of `luck` in every row, which is no record: its two steps are the sums of what a rollout's reward is lower
+and higher by, in thousandths, and its trials are thousandths of squares.
+"""
+
+
 class Thresholds(Record):
     """The row of thresholds for groups that miners generate in one arithmetic and validators check in another, as
     `grailnode calibrate` measures and protocol/judging/evidence.py applies it (fields: docs/spec/run.md).
@@ -126,7 +139,7 @@ class Thresholds(Record):
 
     def table(self, statistic: StatisticName) -> Table:
         """Return the table of a statistic."""
-        table: Table = getattr(self, statistic)
+        table: Table = LUCK if statistic == "luck" else getattr(self, statistic)
         return table
 
     @property
@@ -155,8 +168,8 @@ class ProofSpec(Record):
     def _complete(self) -> "ProofSpec":
         if [row.pair for row in self.table] != pairs_of(self.miners, self.validators):
             raise ValueError("not one row of thresholds for each pair of arithmetics, ascending")
-        if len({row.replay is None for row in self.table}) > 1:
-            raise ValueError("a table of replays in some rows, and none in others")
+        if len({tuple((name, len(row.table(name).alternatives)) for name in row.statistics) for row in self.table}) > 1:
+            raise ValueError("rows with different statistics, or different numbers of alternatives")
         if self.audit_floor_ppm > self.audit_ppm:
             raise ValueError("audit_floor_ppm exceeds audit_ppm")
         return self

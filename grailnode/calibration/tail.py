@@ -1,4 +1,4 @@
-"""Extrapolates how often honest noise causes margins beyond those that were measured.
+"""Bounds on how often honest noise reaches a step: by counting, and by extrapolation beyond what was measured.
 
 A margin beyond x needs two scores that the two sides shift against each other by some S > x, and that differ by less
 than S - x on the miner's side. With Gumbel noise the best score, of a token of probability p, is less than d above all
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
+import torch
 
 # The tail has n / _FRACTION of n values; if that is less than _ENOUGH, as many as _ENOUGH but not more than
 # n / _LARGEST_FRACTION; in any case at least _LEAST.
@@ -33,31 +34,23 @@ _Tail = Callable[[np.ndarray, float, float], tuple[np.ndarray, np.ndarray]]
 """Returns H(t) and ln H'(t) for t, w and L."""
 
 
-class MarginTail:
-    """Upper bounds on the probability of a margin, from the shifts of a pair: they hold for each plausible tail.
+def tail_rates(values: np.ndarray, beyond: np.ndarray, drop: float, most: float) -> np.ndarray:
+    """Return upper bounds on the probability of a margin beyond each of some, from the shifts of a pair, which hold for
+    each plausible tail: float64 [M], 1 where the shifts have no tail yet.
 
     The shifts are float64 [n], positive, in units of logits / temperature. Tails are plausible whose log-likelihood is
     below the largest one by no more than `drop` nats. `most` is the largest margin that is asked for.
     """
-
-    def __init__(self, shifts: np.ndarray, drop: float, most: float) -> None:
-        falling = np.sort(shifts)[::-1]
-        k = max(len(falling) // _FRACTION, min(_ENOUGH, len(falling) // _LARGEST_FRACTION), _LEAST)
-        k = min(k, len(falling) - 1)
-        border = float(falling[k])
-        self._grid = np.geomspace(border, max(most, border) + 1.0, _STEPS)
-        above = np.log(falling[:k] / border)
-        self._rates = np.zeros(_STEPS)
-        if above[0] > 0.0:
-            self._rates = _largest_rates(self._grid, above, k / len(falling), drop)
-
-    def rates(self, margins: np.ndarray) -> np.ndarray:
-        """Return an upper bound on the probability of a margin beyond each: float64 [M], 1 where the shifts have no
-        tail yet.
-        """
-        places = np.searchsorted(self._grid, margins, side="right") - 1
-        rates: np.ndarray = np.where(places < 0, 1.0, self._rates[places.clip(min=0)])
-        return rates
+    falling = np.sort(values)[::-1]
+    k = max(len(falling) // _FRACTION, min(_ENOUGH, len(falling) // _LARGEST_FRACTION), _LEAST)
+    k = min(k, len(falling) - 1)
+    border = float(falling[k])
+    grid = np.geomspace(border, max(most, border) + 1.0, _STEPS)
+    above = np.log(falling[:k] / border)
+    rates = _largest_rates(grid, above, k / len(falling), drop) if above[0] > 0.0 else np.zeros(_STEPS)
+    places = np.searchsorted(grid, beyond, side="right") - 1
+    result: np.ndarray = np.where(places < 0, 1.0, rates[places.clip(min=0)])
+    return result
 
 
 def _largest_rates(grid: np.ndarray, above: np.ndarray, share: float, drop: float) -> np.ndarray:
@@ -87,3 +80,20 @@ def _power(t: np.ndarray, weight: float, _: float) -> tuple[np.ndarray, np.ndarr
 def _weibull(t: np.ndarray, weight: float, logarithm: float) -> tuple[np.ndarray, np.ndarray]:
     exponent = np.minimum(t / weight, _MOST_EXPONENT)
     return logarithm * np.expm1(exponent), math.log(logarithm / weight) + exponent
+
+
+def rate_bounds(events: np.ndarray, trials: int, confidence: float) -> np.ndarray:
+    """Compute upper bounds on rates after so many events in `trials` independent trials: float64 [C] from integer [C].
+
+    Each true rate lies below its bound with at least the given confidence. The bound is that of a Poisson distribution
+    (Garwood 1936), which has more small counts than the binomial one of the same mean (Anderson and Samuels 1967).
+    """
+    if trials <= 0 or not 0.0 < confidence < 1.0:
+        raise ValueError("a bound needs trials and a confidence between 0 and 1")
+    counts = torch.from_numpy(np.asarray(events, dtype=np.float64))
+    low, high = torch.zeros_like(counts), torch.full_like(counts, float(trials))
+    for _ in range(100):
+        middle = (low + high) / 2
+        too_low = torch.special.gammaincc(counts + 1.0, middle) > 1.0 - confidence  # P(X <= events) at this mean
+        low, high = torch.where(too_low, middle, low), torch.where(too_low, high, middle)
+    return high.numpy() / trials

@@ -20,11 +20,10 @@ import numpy as np
 
 from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
-from grailnode.calibration.rates import rate_bounds
-from grailnode.calibration.tail import MarginTail
-from protocol.judging.evidence import LUCK_BETS, largest_stops, whole_margins
+from grailnode.calibration.tail import rate_bounds, tail_rates
+from protocol.judging.evidence import largest_stops, whole_margins
 from protocol.limits import MAX_STEPS
-from protocol.proof import DECADE, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
+from protocol.proof import DECADE, LUCK, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import LARGEST_NOISE, NOISE_UNIT
 
 Honest = Mapping[str, Sequence[GroupMeasurement]]
@@ -72,14 +71,15 @@ def choose_thresholds(
         "stop": _stop_table(_Measured.of(honest, copies, demands, stop_margins)),
         **_replay_table(honest, demands),
     }
-    alternatives = len(LUCK_BETS) + sum(len(item.alternatives) for item in tables.values())
+    tolerance, bias = _logprob_bounds(honest, demands)
+    alternatives = sum(len(item.alternatives) for item in (*tables.values(), LUCK))
     return Thresholds(
         miner=arithmetics[0],
         validator=arithmetics[1],
         **tables,
         threshold=math.ceil(DECADE * math.log10(alternatives / demands.level)),
-        logprob_tolerance=math.ceil(1e6 * logprob_tolerance(honest, demands)),
-        logprob_bias=math.ceil(1e6 * _logprob_bias(honest)),
+        logprob_tolerance=tolerance,
+        logprob_bias=bias,
         confidence_ppm=math.floor(1e6 * demands.confidence),
         positions=sum(len(group.fresh) for groups in honest.values() for group in groups),
     )
@@ -118,12 +118,9 @@ class _Measured:
         values: Callable[[GroupMeasurement], np.ndarray],
     ) -> "_Measured":
         pairs = [[values(group) for group in groups] for groups in honest.values()]
-        return cls(
-            pairs=[np.concatenate(groups) for groups in pairs],
-            trials=[np.array([len(group) for group in groups]) for groups in pairs],
-            copies=np.concatenate([values(group) for groups in copies for group in groups]),
-            demands=demands,
-        )
+        trials = [np.array([len(group) for group in groups]) for groups in pairs]
+        of_copies = np.concatenate([values(group) for groups in copies for group in groups])
+        return cls([np.concatenate(groups) for groups in pairs], trials, of_copies, demands)
 
     def rates(self, candidates: Sequence[int], headroom: float, extrapolated: Sequence[np.ndarray] = ()) -> np.ndarray:
         """Return bounds on the honest rates beyond each candidate: those of the worst pair with headroom, float64 [C].
@@ -133,14 +130,11 @@ class _Measured:
         """
         confidence = 1.0 - (1.0 - self.demands.confidence) / len(candidates)
         misses = [(values[:, None] > np.array(candidates)).sum(axis=0) for values in self.pairs]
-        sizes = list(map(len, self.pairs))
-        bounds = [
-            rate_bounds(np.ceil(headroom * count), size, confidence) for count, size in zip(misses, sizes, strict=True)
-        ]
-        rates: np.ndarray = np.max(bounds, axis=0)
+        counted = zip(misses, map(len, self.pairs), strict=True)
+        rates: np.ndarray = np.max([rate_bounds(np.ceil(headroom * m), n, confidence) for m, n in counted], axis=0)
         if extrapolated:
             far = np.max(extrapolated, axis=0)
-            expected = far * np.array(sizes)[:, None]
+            expected = far * np.array([list(map(len, self.pairs))]).T
             is_plausible = (np.array(misses) <= expected + 3.0 * np.sqrt(expected)).all(axis=0)
             rates = np.where(is_plausible, np.minimum(rates, headroom * far), rates)
         return rates
@@ -223,8 +217,7 @@ def largest_evidence(chosen: Table, counts: np.ndarray, trials: np.ndarray) -> i
 
 
 def _shares(values: np.ndarray, beyond: np.ndarray) -> np.ndarray:
-    ordered = np.sort(values)
-    shares: np.ndarray = 1.0 - np.searchsorted(ordered, beyond, side="right") / len(ordered)
+    shares: np.ndarray = 1.0 - np.searchsorted(np.sort(values), beyond, side="right") / len(values)
     return shares
 
 
@@ -272,22 +265,17 @@ def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
     grid = np.arange(_CIRCLE // 2)
     # Rounding adds less than one unit. What a tail gives for x is above the rate of values beyond x + 1.
     far = [
-        _tail_of(np.concatenate([group.sketch_errors[~group.repeats] for group in groups]), demands).rates(grid - 2.0)
+        _far_rates(_joined(groups, "sketch_errors")[~_joined(groups, "repeats")], grid - 2.0, demands)
         for groups in honest.values()
     ]
     rates = measured.rates(grid.tolist(), demands.headroom, far)
-
-    def forged(values: np.ndarray) -> np.ndarray:
-        """Each of four values is somewhere on the circle."""
-        tail: np.ndarray = 1.0 - ((2 * values + 1) / _CIRCLE).clip(max=1.0) ** 4
-        return tail
-
+    forged = 1.0 - ((2 * grid + 1) / _CIRCLE).clip(max=1.0) ** 4  # each of four values is somewhere on the circle
     shares, noise = measured.honest_tail(grid.tolist()), np.concatenate(measured.pairs).astype(np.float64)
     errors = np.random.default_rng(0).permutation(np.resize(measured.copies, len(noise)))
     tails = [_shares(np.hypot(noise, scale * errors), grid) for scale in (1.0, 0.5, 0.25, 0.125)]
     tails += [_shares(factor * noise, grid) for factor in (1.5, 2.0)]
     tails += [(1 - share) * shares + share * tails[0] for share in (0.1, 0.01)]
-    tails += [(1 - share) * shares + share * forged(grid) for share in (0.3, 0.03, 0.003)]
+    tails += [(1 - share) * shares + share * forged for share in (0.3, 0.03, 0.003)]
     return measured.table(grid.tolist(), rates, tails)
 
 
@@ -301,9 +289,8 @@ def _margin_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
     """
     grid = sorted({0, *(math.ceil(10.0 ** (power / 16) / NOISE_UNIT) for power in range(-88, 33))})
     margins = np.array(grid) * NOISE_UNIT
-    far = [_extrapolated_rates(groups, margins, demands) for groups in honest.values()]
-    noise = np.max([_noise_rates(groups, margins, demands.headroom) for groups in honest.values()], axis=0)
-    rates = measured.rates(grid, math.sqrt(demands.headroom), far) + noise
+    far, noise = zip(*(_shift_rates(groups, margins, demands) for groups in honest.values()), strict=True)
+    rates = measured.rates(grid, math.sqrt(demands.headroom), far) + np.max(noise, axis=0)
     shares = measured.honest_tail(grid)
     tails = [scale * _shares(measured.copies, np.array(grid) / scale) for scale in (1.0, 0.5, 0.25, 0.125)]
     tails += [(1 - share) * shares + share * tails[0] for share in (0.2, 0.04)]
@@ -344,33 +331,32 @@ def _replay_table(honest: Honest, demands: ThresholdDemands) -> dict[StatisticNa
     return {"replay": table((0,), (rate,), [likelihood_scores((rate,), tail) for tail in tails])}
 
 
-def _extrapolated_rates(
+def _joined(groups: Sequence[GroupMeasurement], name: str) -> np.ndarray:
+    """Return a measurement of all positions of some groups: [N]."""
+    return np.concatenate([getattr(group, name) for group in groups])
+
+
+def _shift_rates(
     groups: Sequence[GroupMeasurement], margins: np.ndarray, demands: ThresholdDemands
-) -> np.ndarray:
-    """Return bounds on the rates of a pair's margins beyond each, from the tail of its shifts: float64 [M]."""
-    shifts, rivals = (np.concatenate([getattr(group, name) for group in groups]) for name in ("shifts", "rivals"))
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds on the rates of a pair's margins beyond each, from the tail of its shifts; and those that normal
+    errors cause which are `headroom` times as large as the shifts (root mean square), wherever they are: float64 [M].
+    By grailnode/calibration/tail.py both are the mean of 1 - p times the integral of P(S > s) over s > x.
+    """
+    shifts, rivals = _joined(groups, "shifts"), _joined(groups, "rivals")
+    share = float(rivals.mean())
     # A shift counts for the probability of the token's rivals: it is in the sample as often (systematic sampling).
     sampled = np.diff(np.floor(np.cumsum(rivals, dtype=np.float64)), prepend=0.0) > 0
-    rates: np.ndarray = float(rivals.mean()) * _tail_of(shifts[sampled], demands).rates(margins)
-    return rates
-
-
-def _noise_rates(groups: Sequence[GroupMeasurement], margins: np.ndarray, headroom: float) -> np.ndarray:
-    """Return the rates of margins beyond each that normal errors cause which are `headroom` times as large as a pair's
-    shifts (root mean square), wherever they are: float64 [M]. By grailnode/calibration/tail.py these are the mean of
-    1 - p times the integral of P(S > s) over s > x.
-    """
-    shifts, rivals = (np.concatenate([getattr(group, name) for group in groups]) for name in ("shifts", "rivals"))
-    deviation = headroom * max(_ULP, float(np.sqrt(np.square(_finite(shifts)).mean())))
+    deviation = demands.headroom * max(_ULP, float(np.sqrt(np.square(_finite(shifts)).mean())))
     normal, units = NormalDist(), margins / deviation
     integrals = np.array([normal.pdf(unit) - unit * normal.cdf(-unit) for unit in units.tolist()]).clip(min=0.0)
-    rates: np.ndarray = 2.0 * float(rivals.mean()) * deviation * integrals
-    return rates
+    return share * _far_rates(shifts[sampled], margins, demands), 2.0 * share * deviation * integrals
 
 
-def _tail_of(values: np.ndarray, demands: ThresholdDemands) -> MarginTail:
-    """Return the tail of differences of a pair."""
-    return MarginTail(np.maximum(_finite(values), _ULP), NormalDist().inv_cdf(demands.confidence) ** 2 / 2, _CIRCLE)
+def _far_rates(values: np.ndarray, beyond: np.ndarray, demands: ThresholdDemands) -> np.ndarray:
+    """Return bounds on the rates beyond each value, from the tail of differences of a pair: float64 [M]."""
+    drop = NormalDist().inv_cdf(demands.confidence) ** 2 / 2
+    return tail_rates(np.maximum(_finite(values), _ULP), beyond, drop, _CIRCLE)
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
@@ -378,22 +364,20 @@ def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, WIDEST_MARGIN).astype(np.float64)
 
 
-def logprob_tolerance(honest: Honest, demands: ThresholdDemands) -> float:
-    """Return headroom times the largest mean absolute difference of a measured group's log-probabilities.
+def _logprob_bounds(honest: Honest, demands: ThresholdDemands) -> tuple[int, int]:
+    """Return, in millionths, headroom times the largest mean absolute difference of a measured group's
+    log-probabilities, and twice the largest mean difference of a pair's that its measurement allows.
 
     Groups of one rollout have few tokens and vary more than those of a run, so whole groups count if there are any.
     """
     groups = [group for pair in honest.values() for group in pair]
     whole = [group for group in groups if len(group.lengths) > 1] or groups
     means = [float(np.nan_to_num(np.abs(group.differences), nan=WIDEST_MARGIN).mean()) for group in whole]
-    return min(WIDEST_MARGIN, demands.headroom * max(_ULP, *means))
-
-
-def _logprob_bias(honest: Honest) -> float:
-    """Return twice the largest mean difference of a pair's log-probabilities that its measurement allows."""
-    bounds = []
-    for groups in honest.values():
-        sums = np.array([np.nan_to_num(group.differences, nan=0.0).sum(dtype=np.float64) for group in groups])
-        tokens = sum(len(group.differences) for group in groups)
-        bounds.append((abs(float(sums.sum())) + 3.0 * float(np.sqrt((sums**2).sum()))) / tokens)
-    return min(WIDEST_MARGIN, 2.0 * max(bounds))
+    biases = []
+    for pair in honest.values():
+        sums = np.array([np.nan_to_num(group.differences, nan=0.0).sum(dtype=np.float64) for group in pair])
+        largest = abs(float(sums.sum())) + 3.0 * float(np.sqrt((sums**2).sum()))
+        biases.append(largest / sum(len(group.differences) for group in pair))
+    bounds = demands.headroom * max(_ULP, *means), 2.0 * max(biases)
+    tolerance, bias = (math.ceil(1e6 * min(WIDEST_MARGIN, bound)) for bound in bounds)
+    return tolerance, bias

@@ -205,7 +205,7 @@ def _check_reasons(verdict: Verdict, accounts: Accounts, proof: ProofSpec, place
     miner = verdict.miner.hex()[:8]
     with error_context(place):
         row = proof.row(verdict.miner_arithmetic, verdict.validator_arithmetic)
-    tables = [2 if name == "luck" else len(row.table(name).beyond) for name in row.statistics]
+    tables = [len(row.table(name).beyond) for name in row.statistics]
     for judgement in verdict.judgements:
         group = f"group {judgement.index} of miner {miner}"
         if judgement.accepted and [len(judgement.counts.tally(name).steps) for name in row.statistics] != tables:

@@ -7,78 +7,43 @@ The rows of the windows that count are kept as columns of numbers, some 200 byte
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Final, Self
+from itertools import accumulate, compress, pairwise
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol import limits
-from protocol.judging.evidence import LUCK_BETS, NO_EVIDENCE, Evidence, weigh
-from protocol.judging.ledger import GROUP, SHARE, Amendment, Summary, excess_misses, shares
-from protocol.proof import MEASURED, STATISTICS, ProofSpec, StatisticName, Thresholds
+from protocol.judging.evidence import NO_EVIDENCE, Evidence, weigh
+from protocol.judging.ledger import GROUP, SHARE, Summary, excess_misses, shares
+from protocol.proof import MEASURED, ProofSpec
 from protocol.run import ScoringSpec
 
-_ABSENT: Final = -(1 << 61)
-"""In place of the evidence of an alternative that a row of thresholds does not have."""
-
-_SAFE: Final = 1 << 62
-"""Sums below this are computed in int64, larger ones with Python's integers."""
+_LARGEST: Final = 1 << 62
+"""The largest number that is kept in 64 bits: the sum of two fits."""
 
 _GROUPS: Final = ("pledged", "submitted", "dealt", "audited", "accepted", "rejected")
 
-
-class _Slots:
-    """Numbers for names, from 0 on; a number whose last use was released is given to another name."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[Any, int] = {}
-        self._names: list[Hashable] = []
-        self._uses: list[int] = []
-        self._free: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def use(self, names: Iterable[Hashable]) -> NDArray[np.intp]:
-        """Return the number of each name, and count one more use of it."""
-        result = []
-        for name in names:
-            number = self.numbers.get(name)
-            if number is None:
-                number = self._free.pop() if self._free else len(self._names)
-                if number == len(self._names):
-                    self._names.append(name)
-                    self._uses.append(0)
-                self._names[number], self.numbers[name] = name, number
-            self._uses[number] += 1
-            result.append(number)
-        return np.array(result, np.intp)
-
-    def release(self, numbers: NDArray[np.intp]) -> None:
-        """Count one use less of each of these numbers."""
-        for number in numbers.tolist():
-            self._uses[number] -= 1
-            if not self._uses[number]:
-                del self.numbers[self._names[number]]
-                self._free.append(number)
+_Name = TypeVar("_Name", bound=Hashable)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Window:
-    """The rows of one window, N of them: M with accepted groups, and C in which a statistic was computed."""
+    """The rows of one window, N of them, of which C have counts."""
 
     window: int
     scale: tuple[int, int]
     miners: NDArray[np.intp]  # [N], numbers of the miners
     groups: NDArray[np.int32]  # int32 [6, N], by _GROUPS
-    amendments: NDArray[np.int64]  # int64 [3, N]: how many, and the groups that they accept and reject
+    amendments: NDArray[
+        np.int32
+    ]  # int32 [3, N]: whether a row is amended, and the groups that this accepts and rejects
     clean: NDArray[np.bool_]  # bool [N], `LedgerRow.is_clean`
-    priced: NDArray[np.intp]  # [M] numbers of (miner, arithmetic)
-    excesses: NDArray[Any]  # [M, P] excess misses of `priced` in each statistic
-    computed: NDArray[np.intp]  # [C] numbers of (miner, arithmetic)
-    evidence: NDArray[np.int64]  # int64 [C, A], what `computed` add to each alternative
+    counted: NDArray[np.intp]  # [C] numbers of (miner, arithmetic)
+    excesses: NDArray[Any]  # [C, P] excess misses of `counted` in each measured statistic
+    evidence: NDArray[np.int64]  # int64 [C, A], what `counted` add to each alternative
     thresholds: NDArray[np.int64]  # int64 [C, 1], that this evidence is compared with
+    values: NDArray[Any]  # [N], what each row is worth, in millionths of a group
 
     @property
     def is_unaudited(self) -> NDArray[np.bool_]:
@@ -86,6 +51,17 @@ class _Window:
         _, _, dealt, audited, _, rejected = self.groups
         result: NDArray[np.bool_] = (rejected == 0) & (audited > 0) & (audited < dealt) & (self.amendments[0] == 0)
         return result
+
+    def value(self, scoring: ScoringSpec) -> None:
+        """Compute `values` (docs/spec/ledger.md)."""
+        pledged, submitted, dealt, audited, accepted, rejected = self.groups.astype(object)
+        amended, more_accepted, more_rejected = self.amendments.astype(object)
+        counting = dealt * (accepted + rejected) // np.maximum(1, audited) - rejected  # as `LedgerRow.counting`
+        trusts_all = (amended == 0) & (rejected == 0)
+        credit = np.where(trusts_all, counting, np.minimum(accepted + more_accepted, dealt))
+        earned = credit * GROUP - scoring.penalty * (rejected + more_rejected)
+        value = earned * self.scale[0] // self.scale[1] - scoring.shortfall * (pledged - submitted)
+        self.values = _whole(np.where((dealt > 0) & (audited == 0), 0, value))
 
 
 class Accounts:
@@ -97,13 +73,12 @@ class Accounts:
         self._scoring = scoring
         self._proof = proof
         self._windows: dict[int, _Window] = {}
-        self._miners, self._pairs = _Slots(), _Slots()  # the latter of (miner, its arithmetic)
-        self._thresholds: dict[int, Thresholds] = {}  # by pair, of its newest row in which a statistic was computed
+        self._miners: dict[bytes, int] = {}
+        self._pairs: dict[tuple[bytes, str], int] = {}  # of a miner and its arithmetic
         self._evidence: NDArray[np.int64] | None = None  # by pair, until the next window comes
-        most = {name: max(len(_alternatives(row, name)) for row in proof.table) for name in (*STATISTICS, "replay")}
-        ends = np.cumsum([0, *most.values()]).tolist()
-        self._columns = dict(zip(most, pairwise(ends), strict=True))  # of each statistic's evidence
-        self._width = ends[-1]
+        row = proof.table[0]
+        ends = accumulate((len(row.table(name).alternatives) for name in row.statistics), initial=0)
+        self._columns = dict(zip(row.statistics, pairwise(ends), strict=False))  # of each statistic's evidence
 
     @classmethod
     def of(cls, ledger: Iterable[Summary], scoring: ScoringSpec, proof: ProofSpec) -> Self:
@@ -115,57 +90,42 @@ class Accounts:
 
     def add(self, summary: Summary) -> None:
         """Add the newest summary; those that are too old to count beside it are dropped."""
-        for window in [window for window in self._windows if window <= summary.window - self._scoring.windows]:
-            old = self._windows.pop(window)
-            self._miners.release(old.miners)
-            self._pairs.release(np.concatenate((old.priced, old.computed)))
+        oldest = summary.window - self._scoring.windows + 1
+        self._windows = {window: table for window, table in self._windows.items() if window >= oldest}
+        tables = self._windows.values()
+        self._miners, numbers = _renumbered(self._miners, [table.miners for table in tables])
+        self._pairs, pair_numbers = _renumbered(self._pairs, [table.counted for table in tables])
+        for table in tables:
+            table.miners, table.counted = numbers[table.miners], pair_numbers[table.counted]
         for amendment in summary.amendments:
-            self._amend(amendment)
+            if amendment.window in self._windows:
+                amended = self._windows[amendment.window]
+                change = np.array([[1], [amendment.accepted], [amendment.rejected]])
+                amended.amendments[:, amended.miners == self._miners.get(amendment.miner, -1)] = change
+        for window in {amendment.window for amendment in summary.amendments} & self._windows.keys():
+            self._windows[window].value(self._scoring)
         rows, scale = summary.rows, summary.dealing.scale
-        priced = [row for row in rows if row.accepted]
-        excesses = [
-            [
-                excess_misses(row, self._proof.row(row.arithmetic, summary.arithmetic), name) * scale[0] // scale[1]
-                for name in MEASURED
-            ]
-            for row in priced
-        ]
-        computed = [row for row in rows if row.counts.computed]
-        pairs = self._pairs.use((row.miner, row.arithmetic) for row in computed)
-        evidence = np.full((len(computed), self._width), _ABSENT, np.int64)
-        for place, (row, pair) in enumerate(zip(computed, pairs.tolist(), strict=True)):
-            thresholds = self._thresholds[pair] = self._proof.row(row.arithmetic, summary.arithmetic)
-            for name, values in weigh(row.counts, thresholds).items():
-                begin = self._columns[name][0]
-                evidence[place, begin : begin + len(values)] = [
-                    min(max(value, _ABSENT + 1), -_ABSENT) for value in values
-                ]
-        self._windows[summary.window] = _Window(
+        counted = [row for row in rows if row.counts.computed]
+        thresholds = [self._proof.row(row.arithmetic, summary.arithmetic) for row in counted]
+        pairs = list(zip(counted, thresholds, strict=True))
+        excesses = [[excess_misses(*pair, name) * scale[0] // scale[1] for name in MEASURED] for pair in pairs]
+        evidence = [sum(weigh(row.counts, own).values(), ()) for row, own in pairs]
+        width = max(end for _, end in self._columns.values())
+        self._windows[summary.window] = table = _Window(
             window=summary.window,
             scale=scale,
-            miners=self._miners.use(row.miner for row in rows),
+            miners=_numbers(self._miners, (row.miner for row in rows)),
             groups=np.array([[getattr(row, name) for row in rows] for name in _GROUPS], np.int32),
-            amendments=np.zeros((3, len(rows)), np.int64),
+            amendments=np.zeros((3, len(rows)), np.int32),
             clean=np.array([row.is_clean for row in rows], np.bool_),
-            priced=self._pairs.use((row.miner, row.arithmetic) for row in priced),
-            excesses=self._array(excesses).reshape(len(priced), len(MEASURED)),
-            computed=pairs,
-            evidence=evidence,
-            thresholds=np.array([self._thresholds[pair].threshold for pair in pairs.tolist()], np.int64)[:, None],
+            counted=_numbers(self._pairs, ((row.miner, row.arithmetic) for row in counted)),
+            excesses=_whole(excesses).reshape(len(counted), len(MEASURED)),
+            evidence=np.array(evidence, object).reshape(len(counted), width).clip(-_LARGEST, _LARGEST).astype(np.int64),
+            thresholds=np.array([own.threshold for own in thresholds], np.int64)[:, None],
+            values=np.empty(0),
         )
+        table.value(self._scoring)
         self._evidence = None
-
-    def _amend(self, amendment: Amendment) -> None:
-        table, miner = self._windows.get(amendment.window), self._miners.numbers.get(amendment.miner)
-        if table is not None and miner is not None:
-            change = np.array([1, amendment.accepted, amendment.rejected])
-            table.amendments[:, table.miners == miner] += change[:, None]
-
-    def _array(self, values: Sequence[Any]) -> NDArray[Any]:
-        """Return integers as an array in which the sum over all windows is exact."""
-        array = np.array(values, object)
-        largest = max((abs(value) for value in array.flat), default=0)
-        return array if largest * self._scoring.windows >= _SAFE else array.astype(np.int64)
 
     def balances(self) -> dict[bytes, int]:
         """Return each miner's balance, in millionths of a group of the newest window; it is negative if penalties
@@ -179,39 +139,18 @@ class Accounts:
         is decided in each window by its pair of arithmetics, and windows in which a miner declared one arithmetic do
         not make up for misses in those of another.
         """
-        values = [(table, self._values(table)) for table in self._windows.values()]
-        exact = np.result_type(np.int64, *(value for _, value in values))
-        balances = np.zeros(len(self._miners), exact)
-        excesses = np.zeros(
-            (len(self._pairs), len(MEASURED)), np.result_type(np.int64, *(t.excesses for t in self._windows.values()))
-        )
+        balances = np.zeros(len(self._miners), object)
+        excesses = np.zeros((len(self._pairs), len(MEASURED)), object)
         decay, age, newest = SHARE, 0, max(self._windows, default=0)  # what remains of a value after so many windows
-        for table, value in reversed(values):
+        for table in reversed(self._windows.values()):
             while age < newest - table.window:
                 decay, age = decay * self._scoring.decay // SHARE, age + 1
-            balances[table.miners] += _decayed(value, decay)
-            excesses[table.priced] += _decayed(table.excesses, decay)
-        result = {miner: int(balances[number]) for miner, number in self._miners.numbers.items()}
-        for (miner, _), number in self._pairs.numbers.items():
-            for excess in excesses[number].tolist():
-                result[miner] -= self._scoring.miss_price * max(0, excess) // GROUP
-        return result
-
-    def _values(self, table: _Window) -> NDArray[Any]:
-        """Return what each row of a window is worth, in millionths of a group."""
-        scoring, (multiplier, divisor) = self._scoring, table.scale
-        largest_groups = max(GROUP, scoring.penalty, scoring.shortfall) * int(table.groups.sum(0).max(initial=0))
-        largest = (largest_groups + scoring.penalty * int(table.amendments.max(initial=0))) * multiplier
-        exact = object if largest * scoring.windows >= _SAFE else np.int64
-        pledged, submitted, dealt, audited, accepted, rejected = table.groups.astype(exact)
-        amended, more_accepted, more_rejected = table.amendments.astype(exact)
-        counting = dealt * (accepted + rejected) // np.maximum(1, audited) - rejected  # as `LedgerRow.counting`
-        trusts_all = (amended == 0) & (rejected == 0)
-        credit = np.where(trusts_all, counting, np.minimum(accepted + more_accepted, dealt))
-        earned = credit * GROUP - scoring.penalty * (rejected + more_rejected)
-        value = earned * multiplier // divisor - scoring.shortfall * (pledged - submitted)
-        lapsed = (dealt > 0) & (audited == 0)
-        result: NDArray[Any] = np.where(lapsed, 0, value)
+            balances[table.miners] += table.values.astype(object) * decay // SHARE
+            excesses[table.counted] += table.excesses.astype(object) * decay // SHARE
+        result = dict(zip(self._miners, balances.tolist(), strict=True))
+        prices = (self._scoring.miss_price * np.maximum(excesses, 0) // GROUP).sum(axis=1).tolist()
+        for (miner, _), price in zip(self._pairs, prices, strict=True):
+            result[miner] -= price
         return result
 
     def scores(self) -> tuple[tuple[bytes, int], ...]:
@@ -230,7 +169,7 @@ class Accounts:
         counts = np.zeros(len(self._miners), np.int64)
         for table in self._windows.values():
             counts[table.miners] = np.where(table.groups[-1] > 0, 0, counts[table.miners] + table.clean)
-        return {miner: int(counts[number]) for miner, number in self._miners.numbers.items()}
+        return dict(zip(self._miners, counts.tolist(), strict=True))
 
     def rejections(self, until: int | None = None) -> dict[bytes, int]:
         """Return, for each miner with rejected groups, the newest such window (of those up to `until`)."""
@@ -238,15 +177,14 @@ class Accounts:
         for window, table in self._windows.items():
             if until is None or window <= until:
                 newest[table.miners[table.groups[-1] > 0]] = window
-        return {miner: int(newest[number]) for miner, number in self._miners.numbers.items() if newest[number] >= 0}
+        return {miner: window for miner, window in zip(self._miners, newest.tolist(), strict=True) if window >= 0}
 
-    def unaudited(self, rejections: Mapping[bytes, int]) -> list[tuple[int, bytes]]:
+    def unaudited(self, until: int) -> list[tuple[int, bytes]]:
         """Return each (window, miner) whose row has unaudited groups that count although the miner was rejected in a
-        later window, ascending by window. The newest window of a rejection is given by miner.
+        later window (of those up to `until`), ascending by window.
         """
-        ends = np.full(len(self._miners), -1, np.int64)
-        names = {self._miners.numbers[miner]: miner for miner in rejections}
-        ends[list(names)] = list(rejections.values())
+        names, rejections = list(self._miners), self.rejections(until)
+        ends = np.array([rejections.get(miner, -1) for miner in names], np.int64)
         return [
             (window, names[number])
             for window, table in self._windows.items()
@@ -261,28 +199,34 @@ class Accounts:
         that clean windows under wide thresholds take nothing off the evidence under narrow ones.
         """
         if self._evidence is None:
-            self._evidence = np.full((len(self._pairs), self._width), _ABSENT, np.int64)
+            self._evidence = np.zeros((len(self._pairs), max(end for _, end in self._columns.values())), np.int64)
             for table in self._windows.values():  # the CUSUM of protocol/judging/evidence.py, of all miners at once
-                added = table.evidence
-                sums = np.maximum(self._evidence[table.computed], 0) + added
-                self._evidence[table.computed] = np.where(added == _ABSENT, _ABSENT, np.minimum(sums, table.thresholds))
-        number = self._pairs.numbers.get((miner, arithmetic), -1)
-        if number < 0 or (self._evidence[number] == _ABSENT).all():
+                sums = np.maximum(self._evidence[table.counted], 0) + table.evidence
+                self._evidence[table.counted] = np.minimum(sums, table.thresholds)
+        number = self._pairs.get((miner, arithmetic))
+        if number is None:
             return NO_EVIDENCE
-        values, thresholds = self._evidence[number].tolist(), self._thresholds[number]
-        return {
-            name: tuple(values[self._columns[name][0] :][: len(_alternatives(thresholds, name))])
-            for name in thresholds.statistics
-        }
+        values = self._evidence[number].tolist()
+        return {name: tuple(values[begin:end]) for name, (begin, end) in self._columns.items()}
 
 
-def _alternatives(thresholds: Thresholds, name: StatisticName) -> Sequence[object]:
-    if name == "luck":
-        return LUCK_BETS
-    return thresholds.table(name).alternatives if name in thresholds.statistics else ()
+def _numbers(known: dict[_Name, int], names: Iterable[_Name]) -> NDArray[np.intp]:
+    """Return the number of each name; those that are not known yet get the next ones."""
+    return np.array([known.setdefault(name, len(known)) for name in names], np.intp)
 
 
-def _decayed(values: NDArray[Any], decay: int) -> NDArray[Any]:
-    """Return values * decay // SHARE without a product that exceeds 64 bits."""
-    result: NDArray[Any] = values // SHARE * decay + values % SHARE * decay // SHARE
-    return result
+def _renumbered(
+    known: Mapping[_Name, int], uses: Sequence[NDArray[np.intp]]
+) -> tuple[dict[_Name, int], NDArray[np.intp]]:
+    """Return the numbers of the names that are used, without gaps and in their order, and the new number of each."""
+    used = np.zeros(len(known), np.bool_)
+    for numbers in uses:
+        used[numbers] = True
+    return {name: number for number, name in enumerate(compress(known, used))}, np.cumsum(used) - 1
+
+
+def _whole(values: Any) -> NDArray[Any]:
+    """Return integers as an array: int64 if all fit."""
+    array = np.array(values, object)
+    is_small = max((abs(value) for value in array.flat), default=0) <= _LARGEST
+    return array.astype(np.int64) if is_small else array

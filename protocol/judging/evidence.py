@@ -9,13 +9,15 @@ and no later one, adds
 and the evidence is a CUSUM, w(n) = max(0, w(n-1)) + e(n). The specification shows why it rarely exceeds a row's
 threshold. Everything is in micro-decades: a node only adds, multiplies and compares integers.
 
-`luck` needs no measured rates. Where a token of the miner is not the one that the validator draws, the validator goes
-on from there with its own engine (roles/validator/judge.py). Of two honest nodes each may have the higher reward with
-equal probability, and E[10^(s D - g D^2)] <= 1 for every difference D with that symmetry, if g >= s^2 ln(10) / 2.
+`luck` needs no measured rates, and has one table in every row. Where a token of the miner is not the one that the
+validator draws, the validator goes on from there with its own engine (roles/validator/judge.py). Of two honest nodes
+each may have the higher reward with equal probability, and E[10^(s D - g D^2)] <= 1 for every difference D with that
+symmetry, if g >= s^2 ln(10) / 2.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from operator import mul
 from typing import Annotated, ClassVar, Final
 
 import numpy as np
@@ -27,11 +29,6 @@ from protocol.proof import MEASURED, STATISTICS, StatisticName, Thresholds
 
 LUCK_UNIT: Final = 1000
 """Luck is counted in thousandths of a reward, and of the square of a reward."""
-
-LUCK_BETS: Final = ((29, 1), (58, 4), (117, 16), (235, 64))
-"""The alternatives of `luck`: what a thousandth of a reward adds, or takes off, and what a thousandth of a squared one
-takes off.
-"""
 
 _LARGEST: Final = (1 << 31) - 1
 
@@ -114,29 +111,23 @@ NO_EVIDENCE: Final[Evidence] = {}
 
 def weigh(counts: Counts, thresholds: Thresholds) -> Evidence:
     """Return the evidence that a group adds, of each alternative of each statistic."""
-    result: dict[StatisticName, tuple[int, ...]] = {}
-    less, more = counts.luck.steps or (0, 0)
-    for name in thresholds.statistics:
-        tally = counts.tally(name)
-        if name == "luck":
-            result[name] = tuple(score * (more - less) - tally.trials * growth for score, growth in LUCK_BETS)
-            continue
-        result[name] = tuple(
-            sum(count * score for count, score in zip(tally.steps, alternative.scores, strict=False))
-            - tally.trials * alternative.growth
+    return {
+        name: tuple(
+            sum(map(mul, tally.steps, alternative.scores)) - tally.trials * alternative.growth
             for alternative in thresholds.table(name).alternatives
         )
-    return result
+        for name, tally in ((name, counts.tally(name)) for name in thresholds.statistics)
+    }
 
 
 def accumulate(evidence: Evidence, added: Evidence) -> Evidence:
     """Return the evidence after a group that adds some. The evidence of each alternative restarts at zero by itself."""
-    result: dict[StatisticName, tuple[int, ...]] = {}
-    for name, values in added.items():
-        # Rows have different numbers of alternatives: those that a row does not have begin at zero.
-        before = [*evidence.get(name, ()), *(0 for _ in values)]
-        result[name] = tuple(max(0, begin) + value for begin, value in zip(before, values, strict=False))
-    return result
+    return {
+        name: tuple(
+            max(0, before) + value for before, value in zip(evidence.get(name, (0,) * len(values)), values, strict=True)
+        )
+        for name, values in added.items()
+    }
 
 
 def advance(evidence: Evidence, counts: Counts, thresholds: Thresholds) -> Evidence:
@@ -150,13 +141,18 @@ def exceeded(evidence: Evidence, thresholds: Thresholds) -> StatisticName | None
     return next((name for name in names if max(evidence.get(name, (0,))) > thresholds.threshold), None)
 
 
+def highest_evidence(evidence: Evidence, groups: Iterable[Evidence]) -> int:
+    """Return the highest evidence of any alternative after any of some groups, by what each adds; 0 for none."""
+    highest = 0
+    for added in groups:
+        evidence = accumulate(evidence, added)
+        highest = max(highest, *map(max, evidence.values()))
+    return highest
+
+
 def is_improbable(evidence: Evidence, groups: Iterable[Counts], thresholds: Thresholds) -> bool:
     """Return whether honest work would not give some groups of one window, judged by one row, in their order."""
-    for counts in groups:
-        evidence = advance(evidence, counts, thresholds)
-        if exceeded(evidence, thresholds):
-            return True
-    return False
+    return highest_evidence(evidence, (weigh(counts, thresholds) for counts in groups)) > thresholds.threshold
 
 
 def repeated_positions(completions: Sequence[Sequence[int]]) -> np.ndarray:

@@ -271,31 +271,25 @@ class Witness(PublishedRecord):
         return paths.witness(self.validator, self.window)
 
 
-_MOST_PRICED_RATES: Final[dict[StatisticName, int]] = {"sketch": 1000, "margin": 1000, "stop": 1}
-"""A miss is a trial that reaches the first step with a rate of at most one in so many. A rollout has many tokens, so
-that its stops may be missed more often.
-"""
-
-
 def priced_step(thresholds: Thresholds, statistic: StatisticName) -> int:
-    """Return the first step that honest work reaches rarely enough for a price; the last one if there is none."""
+    """Return the first step that honest work reaches at most once in 1000 trials; the last one if there is none, and
+    the first one of stops, since a rollout has many tokens.
+    """
     rates = thresholds.table(statistic).rates
-    return next(
-        (step for step, rate in enumerate(rates) if rate * _MOST_PRICED_RATES[statistic] <= RATE_UNIT), len(rates) - 1
-    )
+    rare = (step for step, rate in enumerate(rates) if statistic == "stop" or rate * 1000 <= RATE_UNIT)
+    return next(rare, len(rates) - 1)
 
 
 def excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticName) -> int:
-    """Return how many more misses a window with accepted groups has than are free, in millionths; fewer are negative.
-    A miss is a trial that reaches the priced step. Luck has no price, since it changes no reward that counts.
+    """Return how many more misses a window has than are free, in millionths: fewer are negative, and 0 without accepted
+    groups. A miss is a trial that reaches the priced step. Luck has no price, since it changes no reward that counts.
 
     The audited groups stand for all that were dealt and count.
     """
-    tally = row.counts.tally(statistic)
-    first = priced_step(thresholds, statistic)
+    tally, first = row.counts.tally(statistic), priced_step(thresholds, statistic)
     expected = tally.trials * thresholds.table(statistic).rates[first]
     excess = sum(tally.steps[first:]) * GROUP - expected // (RATE_UNIT // GROUP)
-    return row.counting * excess // row.accepted
+    return row.counting * excess // row.accepted if row.accepted else 0
 
 
 def shares(balances: Mapping[bytes, int], scoring: ScoringSpec) -> dict[bytes, int]:

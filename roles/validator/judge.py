@@ -8,8 +8,8 @@ stepped after these, too: with a forged reply a miner could make the true policy
 environment sees a turn before all replies ahead of it are its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,7 +35,7 @@ from protocol.rollout.sampling import NOISE_UNIT
 from protocol.rollout.sketch import SketchKey
 from roles.policy.assignment import Assignment, Task
 from roles.policy.episodes import OpenEpisode, replayed_reward
-from roles.policy.sequences import split
+from roles.policy.sequences import Tokens, split
 from roles.ports import CheckRequest, Engine, Request
 
 _TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
@@ -48,35 +48,50 @@ one by one for each million of the case, goes first.
 """
 
 
-@dataclass(frozen=True)
-class Continuation:
-    """A rollout as the validator generates it.
-
-    Attributes:
-        begin: index of the first miss.
-        tokens: of the whole rollout.
-    """
-
-    begin: int
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True)
+@dataclass
 class GroupCheck:
-    """The result for one group.
+    """What is found out about one group, check after check.
 
     Attributes:
-        reason: why the group is rejected; None if it is accepted.
-        rewards, ends, logprobs: of an accepted group, as in `Judgement`.
+        digest: of its frame.
+        reason: why the group is rejected; None as long as it is not.
+        rewards, ends, logprobs: as in `Judgement`.
+        assignment: unless the environment reached a limit.
         margins: int64 [N], `whole_margins` of its tokens.
+        continuations: by the index of a rollout with a miss, the tokens before the first one, and those that the
+            validator generates behind these.
     """
 
-    reason: Reason | None
+    group: Group
+    digest: bytes
+    reason: Reason | None = None
     counts: Counts = NO_COUNTS
     rewards: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     logprobs: bytes = b""
-    margins: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    assignment: Assignment = field(init=False)
+    margins: np.ndarray = field(init=False)
+    continuations: dict[int, tuple[Tokens, Tokens]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Completion tokens of the group."""
+        return sum(len(rollout.completion) // 4 for rollout in self.group.rollouts)
+
+    def judgement(self) -> Judgement:
+        """Return the judgement on the group."""
+        if self.reason is not None:
+            return reject_group(self.group.index, self.digest, self.reason, self.tokens, self.counts)
+        return Judgement(
+            index=self.group.index,
+            digest=self.digest,
+            reason="",
+            tokens=self.tokens,
+            counts=self.counts,
+            rewards=self.rewards,
+            ends=self.ends,
+            logprobs=self.logprobs,
+        )
 
 
 class Judge:
@@ -113,182 +128,147 @@ class Judge:
         order. `at_engine` is entered while the engine is used, once more for continuations, and `at_rewards` behind it
         while the environment computes.
         """
-        checks: list[tuple[Assignment | None, GroupCheck]] = []
-        part: list[Group] = []
-        tokens = 0
+        checks = [GroupCheck(*item) for item in groups]
+        begin = tokens = limits = 0
         async with at_engine(0):
-            for group, _ in groups:
-                part.append(group)
-                tokens += sum(len(rollout.sequence) for rollout in group.rollouts)
-                if tokens >= _TOKENS_AT_ONCE:
-                    checks += await self._check(part, thresholds)
-                    part, tokens = [], 0
-            checks += await self._check(part, thresholds)
-        continued = await self._continue([group for group, _ in groups], checks, at_engine)
-        judgements: list[Judgement] = []
-        limits = 0
+            for end, check in enumerate(checks, 1):
+                tokens += sum(len(rollout.sequence) for rollout in check.group.rollouts)
+                if tokens >= _TOKENS_AT_ONCE or end == len(checks):
+                    await self._check(checks[begin:end], thresholds)
+                    begin, tokens = end, 0
+        await self._continue(checks, at_engine)
         async with at_rewards(0):
-            for place, ((group, digest), (own, check)) in enumerate(zip(groups, checks, strict=True)):
-                result = check
-                if own is not None and check.reason is None:
-                    result = GroupCheck(Reason.UNREPRODUCED)
-                    try:
-                        if limits < _MOST_LIMITS:
-                            result = await self._check_rewards(group, own, check, thresholds, continued[place])
-                    except SandboxLimitError:
-                        limits += 1
-                judgements.append(_judgement(group.index, digest, _token_count(group), result))
-        return judgements
+            for check in (check for check in checks if check.reason is None):
+                try:
+                    if limits < _MOST_LIMITS:
+                        await self._check_rewards(check, thresholds)
+                        continue
+                except SandboxLimitError:
+                    limits += 1
+                check.reason, check.counts = Reason.UNREPRODUCED, NO_COUNTS
+        return [check.judgement() for check in checks]
 
-    async def _check(
-        self, groups: Sequence[Group], thresholds: Thresholds
-    ) -> list[tuple[Assignment | None, GroupCheck]]:
-        """Return the assignment of each group, None for one that there is no more to check of, and what was found up to
-        the turns. Long computations run off the event loop, which has deadlines to watch; cancelling this call takes
-        effect when the current one ends.
+    async def _check(self, checks: Sequence[GroupCheck], thresholds: Thresholds) -> None:
+        """Check groups up to the turns. Long computations run off the event loop, which has deadlines to watch;
+        cancelling this call takes effect when the current one ends.
         """
-        assignments, reasons = await self._task.run_sync(self._check_forms, groups)
-        sound = [index for index, reason in enumerate(reasons) if reason is None]
+        await self._task.run_sync(self._check_forms, checks)
+        sound = [check for check in checks if check.reason is None]
         requests = [
-            request
-            for index in sound
-            if (assignment := assignments[index]) is not None
-            for request in check_requests(groups[index], assignment, self.sketch)
+            request for check in sound for request in check_requests(check.group, check.assignment, self.sketch)
         ]
-        checks = [GroupCheck(reason) for reason in reasons]
         if sound:
             rules = CheckRules(self._task.run.sampling.params(), *filter_bounds(thresholds))
             results = await self._engine.check(requests, rules)
-            size = self._task.run.group_size
-            parts = [Check.join(results[start : start + size]) for start in range(0, len(results), size)]
+            await self._task.run_sync(self._check_positions, sound, results, thresholds)
 
-            def check_positions() -> list[GroupCheck]:
-                return [
-                    self._check_positions(groups[index], part, thresholds)
-                    for index, part in zip(sound, parts, strict=True)
-                ]
+    def _check_forms(self, checks: Sequence[GroupCheck]) -> None:
+        """Assign groups, and find the reasons to reject them that need no engine."""
+        for check in checks:
+            group = check.group
+            try:
+                shares = self._shares_of(group.version)
+                check.assignment = self._task.assign(self._window, self._randomness, group.miner, group.index, shares)
+            except SandboxLimitError:
+                check.reason = Reason.UNREPRODUCED
+                continue
+            if len(group.rollouts) != self._task.run.group_size:
+                check.reason = Reason.QUOTA
+            elif group.prompt_tokens != check.assignment.prompt:
+                check.reason = Reason.PROMPT
+            elif not all(map(self._is_sound, group.rollouts)):
+                check.reason = Reason.TOKENS
 
-            for index, check in zip(sound, await self._task.run_sync(check_positions), strict=True):
-                checks[index] = check
-        return list(zip(assignments, checks, strict=True))
-
-    def _check_forms(self, groups: Sequence[Group]) -> tuple[list[Assignment | None], list[Reason | None]]:
-        """Return the assignment of each group, and the reason to reject it that needs no engine, if there is one."""
-        assignments = [self._assign(group) for group in groups]
-        return assignments, [self._check_form(*pair) for pair in zip(groups, assignments, strict=True)]
-
-    def _assign(self, group: Group) -> Assignment | None:
-        """Return the assignment of a group; None if the environment reached a limit."""
-        with suppress(SandboxLimitError):
-            shares = self._shares_of(group.version)
-            return self._task.assign(self._window, self._randomness, group.miner, group.index, shares)
-        return None
-
-    def _check_form(self, group: Group, assignment: Assignment | None) -> Reason | None:
-        if assignment is None:
-            return Reason.UNREPRODUCED
-        if len(group.rollouts) != self._task.run.group_size:
-            return Reason.QUOTA
-        if group.prompt_tokens != assignment.prompt:
-            return Reason.PROMPT
-        for rollout in group.rollouts:
-            if max(rollout.sequence, default=0) >= self._task.vocabulary or not self._is_complete(rollout):
-                return Reason.TOKENS
-        return None
-
-    def _is_complete(self, rollout: Rollout) -> bool:
+    def _is_sound(self, rollout: Rollout) -> bool:
+        """Return whether the tokens of a rollout are in the vocabulary and end where the policy may end."""
+        if max(rollout.sequence, default=0) >= self._task.vocabulary:
+            return False
         rule = self._task.run.episode_rule
         if isinstance(rollout, EpisodeRollout):
             return rule is not None and rule.is_complete(rollout.tokens, rollout.decoded_turns)
         return rule is None and self._task.run.sampling.params().is_complete(rollout.tokens)
 
-    def _check_positions(self, group: Group, check: Check, thresholds: Thresholds) -> GroupCheck:
-        """Compare the statistics of the positions at which the policy drew with the thresholds."""
-        miner_sketches = b"".join(rollout.sketch for rollout in group.rollouts)
-        distances = sketch.distances(miner_sketches, sketch.rounded(check.sketch))
-        margins = whole_margins(check.margins.numpy(), NOISE_UNIT)
-        repeats = repeated_positions([rollout.sequence for rollout in group.rollouts])
-        if self._task.run.episode is not None:
-            repeats = repeats[np.concatenate([np.array(rollout.drawn, bool) for rollout in group.rollouts])]
-        lengths = [count for rollout in group.rollouts for count in _turn_lengths(rollout)]
-        counts = count_group(distances, margins, check.stops.numpy(), lengths, thresholds, repeats)
-        logprobs = check.logprobs.numpy().astype(np.dtype("<f4")).tobytes()
-        return GroupCheck(own_rejection(counts, thresholds), counts, logprobs=logprobs, margins=margins)
+    def _check_positions(self, checks: Sequence[GroupCheck], results: Sequence[Check], thresholds: Thresholds) -> None:
+        """Compare the statistics of the positions at which the policy drew with the thresholds. An engine's results are
+        of the rollouts of all these groups.
+        """
+        size = self._task.run.group_size
+        for place, check in enumerate(checks):
+            rollouts, result = check.group.rollouts, Check.join(results[place * size : (place + 1) * size])
+            distances = sketch.distances(b"".join(item.sketch for item in rollouts), sketch.rounded(result.sketch))
+            check.margins = whole_margins(result.margins.numpy(), NOISE_UNIT)
+            repeats = repeated_positions([rollout.sequence for rollout in rollouts])
+            if self._task.run.episode is not None:
+                repeats = repeats[np.concatenate([np.array(rollout.drawn, bool) for rollout in rollouts])]
+            lengths = [count for rollout in rollouts for count in _turn_lengths(rollout)]
+            check.counts = count_group(distances, check.margins, result.stops.numpy(), lengths, thresholds, repeats)
+            check.logprobs = result.logprobs.numpy().astype(np.dtype("<f4")).tobytes()
+            check.reason = own_rejection(check.counts, thresholds)
 
-    async def _continue(
-        self, groups: Sequence[Group], checks: Sequence[tuple[Assignment | None, GroupCheck]], at_engine: Reservation
-    ) -> list[dict[int, Continuation]]:
-        """Return, for each group, the continuations of the rollouts that R1 selects and that have a miss, by index.
-        Episodes and groups that do not hold are not continued.
+    async def _continue(self, checks: Sequence[GroupCheck], at_engine: Reservation) -> None:
+        """Continue the rollouts that R1 selects and that have a miss, but no episodes and no groups that do not hold.
 
         What follows from the first miss is all that a miner can have gained by any of its misses in a rollout. Nothing
         in a continuation depends on what the miner chose.
         """
-        run, requests, places = self._task.run, list[Request](), list[tuple[int, int]]()
-        result: list[dict[int, Continuation]] = [{} for _ in groups]
-        most = run.sampling.max_tokens
-        for number, (group, (own, check)) in enumerate(zip(groups, checks, strict=True)):
-            if self._draw is None or own is None or check.reason is not None or run.episode is not None:
-                continue
+        if self._draw is None or self._task.run.episode is not None:
+            return
+        params = self._task.run.sampling.params()
+        places = list[tuple[GroupCheck, int, Request]]()
+        behind = 0  # tokens from the first misses on
+        for check in (check for check in checks if check.reason is None):
+            group, own = check.group, check.assignment
             ends = np.cumsum([len(rollout.tokens) for rollout in group.rollouts])
-            selected = challenge.continued_rollouts(
-                self._task.run_id, self._window, self._draw, group.miner, group.index, size=len(ends), max_tokens=most
-            )
+            parts = self._task.run_id, self._window, self._draw, group.miner, group.index
+            selected = challenge.continued_rollouts(*parts, size=len(ends), max_tokens=params.max_tokens)
             for index, misses in enumerate(np.split(check.margins > 0, ends[:-1])):
                 if index in selected and misses.any():
                     first = int(misses.argmax())
                     right = own.prompt + group.rollouts[index].tokens[:first]
-                    requests.append(Request(right, own.seeds[index], self.sketch, first))
-                    places.append((number, index))
-        if not requests:
-            return result
-        rooms = [most - request.offset for request in requests]
-        behind = sum(len(groups[number].rollouts[index].tokens) for number, index in places)
-        behind -= sum(request.offset for request in requests)
-        async with at_engine(1_000_000 * behind // sum(map(_token_count, groups))):
+                    places.append((check, index, Request(right, own.seeds[index], self.sketch, first)))
+                    behind += len(misses) - first
+        if not places:
+            return
+        rooms = [params.max_tokens - request.offset for _, _, request in places]
+        async with at_engine(1_000_000 * behind // sum(check.tokens for check in checks)):
             for batch in split(rooms, _DECODED_AT_ONCE):
-                params = replace(run.sampling.params(), max_tokens=rooms[batch[-1]])
-                generations = await self._engine.generate([requests[place] for place in batch], params)
+                requests = [places[place][2] for place in batch]
+                generations = await self._engine.generate(requests, replace(params, max_tokens=rooms[batch[-1]]))
                 for place, generation in zip(batch, generations, strict=True):
+                    check, index, request = places[place]
+                    right = check.group.rollouts[index].tokens[: request.offset]
                     # What is too long is cut off: noise depends on the position alone.
-                    number, index = places[place]
-                    begin = requests[place].offset
-                    tokens = groups[number].rollouts[index].tokens[:begin] + generation.tokens
-                    result[number][index] = Continuation(begin, tokens[:most])
-        return result
+                    check.continuations[index] = right, generation.tokens[: rooms[place]]
 
-    async def _check_rewards(
-        self,
-        group: Group,
-        assignment: Assignment,
-        check: GroupCheck,
-        thresholds: Thresholds,
-        continued: Mapping[int, Continuation],
-    ) -> GroupCheck:
+    async def _check_rewards(self, check: GroupCheck, thresholds: Thresholds) -> None:
         """Compare turns and rewards of a group that holds so far with the environment's, and its rewards with those of
         continuations, which count where they differ. Raise SandboxLimitError if the environment reaches a limit.
         """
-        counts, is_exact = check.counts, self._task.environment.exact
+        rollouts, problem, is_exact = check.group.rollouts, check.assignment.problem, self._task.environment.exact
         if self._task.run.episode is None:
-            rewards = await self._task.rewards(assignment.problem, [rollout.tokens for rollout in group.rollouts])
+            rewards = await self._task.rewards(problem, [rollout.tokens for rollout in rollouts])
         else:
-            replayed = await self._task.run_sync(self._replay, group, assignment)
-            if None in replayed:
-                if is_exact:
-                    return GroupCheck(Reason.TURN, counts)
-                return GroupCheck(Reason.UNREPRODUCED, UNREPRODUCED if thresholds.replay else NO_COUNTS)
-            rewards = tuple(replayed)
-            counts += REPRODUCED if thresholds.replay else NO_COUNTS
-        if is_exact and rewards != tuple(rollout.reward for rollout in group.rollouts):
-            return GroupCheck(Reason.REWARD, counts)
-        own = [item.tokens for item in continued.values()]
-        others = dict(zip(continued, await self._task.rewards(assignment.problem, own), strict=True)) if own else {}
+            replayed = await self._task.run_sync(self._replay, check.group, check.assignment)
+            rewards = tuple(reward for reward in replayed if reward is not None)
+            if len(rewards) < len(replayed):
+                check.reason = Reason.TURN if is_exact else Reason.UNREPRODUCED
+                if not is_exact:
+                    check.counts = UNREPRODUCED if thresholds.replay else NO_COUNTS
+                return
+            check.counts += REPRODUCED if thresholds.replay else NO_COUNTS
+        if is_exact and rewards != tuple(rollout.reward for rollout in rollouts):
+            check.reason = Reason.REWARD
+            return
+        own = [right + behind for right, behind in check.continuations.values()]
+        others = dict(zip(check.continuations, await self._task.rewards(problem, own), strict=True)) if own else {}
         luck = count_luck((rewards[index], other) for index, other in others.items())
-        counts = counts.model_copy(update={"luck": luck})
-        cut = {index: continued[index].begin for index, other in others.items() if other != rewards[index]}
-        ends = tuple(cut.get(index, len(rollout.tokens)) for index, rollout in enumerate(group.rollouts)) if cut else ()
-        rewards = tuple(others.get(index, reward) for index, reward in enumerate(rewards))
-        return replace(check, counts=counts, rewards=rewards, ends=ends)
+        check.counts = check.counts.model_copy(update={"luck": luck})
+        check.rewards = tuple(others.get(index, reward) for index, reward in enumerate(rewards))
+        if check.rewards != rewards:
+            check.ends = tuple(
+                len(rollout.tokens) if reward == other else len(check.continuations[index][0])
+                for index, (rollout, reward, other) in enumerate(zip(rollouts, rewards, check.rewards, strict=True))
+            )
 
     def _replay(self, group: Group, assignment: Assignment) -> list[int | None]:
         """Return the reward of each episode; None for one whose replies or end are not the environment's."""
@@ -326,23 +306,8 @@ def filter_bounds(thresholds: Thresholds) -> tuple[float, float, float]:
     return beyond[0] * NOISE_UNIT, beyond[-1] * NOISE_UNIT, beyond[min(1, len(beyond) - 1)] * NOISE_UNIT
 
 
-def _token_count(group: Group) -> int:
-    return sum(len(rollout.completion) // 4 for rollout in group.rollouts)
-
-
-def reject_group(index: int, digest: bytes, reason: Reason) -> Judgement:
-    """Return the judgement on a group that is rejected without an engine."""
-    return _judgement(index, digest, 0, GroupCheck(reason))
-
-
-def _judgement(index: int, digest: bytes, tokens: int, check: GroupCheck) -> Judgement:
+def reject_group(index: int, digest: bytes, reason: Reason, tokens: int = 0, counts: Counts = NO_COUNTS) -> Judgement:
+    """Return the judgement on a group that is rejected, by default without an engine."""
     return Judgement(
-        index=index,
-        digest=digest,
-        reason=check.reason.value if check.reason else "",
-        tokens=tokens,
-        counts=check.counts,
-        rewards=() if check.reason else check.rewards,
-        ends=() if check.reason else check.ends,
-        logprobs=b"" if check.reason else check.logprobs,
+        index=index, digest=digest, reason=reason.value, tokens=tokens, counts=counts, rewards=(), logprobs=b""
     )

@@ -53,9 +53,8 @@ class Reaudit:
         """Amend every row with unaudited credit of miners that were rejected later, and publish the new verdicts. Rows
         are left for the next call as soon as something more urgent waits.
         """
-        accounts = self._ledger.accounts
         entry: Summary | None = None
-        for window, miner in accounts.unaudited(accounts.rejections(await self._newest_sealed_window())):
+        for window, miner in self._ledger.accounts.unaudited(await self._newest_sealed_window()):
             if (window, miner) in self._amendments:
                 continue
             if is_busy():

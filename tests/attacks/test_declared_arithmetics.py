@@ -29,7 +29,7 @@ from tests.support.simulation.network import inline
 
 NARROW = thresholds()
 WIDE = thresholds(
-    miner="torch-bfloat16", margin=table((10_000,), (2e-3,), (1.0,), (2.0,)), logprob_tolerance=500_000
+    miner="torch-bfloat16", margin=table((10_000,), (2e-3,), *[(1.0,), (2.0,)] * 2), logprob_tolerance=500_000
 )  # fmt: skip
 MIXED = proof_of(NARROW, WIDE)
 ROWS = {item.miner: item for item in (NARROW, WIDE)}

@@ -14,8 +14,7 @@ from numpy.random import Generator
 from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.procedure import REQUIRED_BITS, check_power, power
-from grailnode.calibration.rates import rate_bounds
-from grailnode.calibration.tail import MarginTail
+from grailnode.calibration.tail import rate_bounds, tail_rates
 from grailnode.calibration.thresholds import (
     Honest,
     ThresholdDemands,
@@ -324,14 +323,15 @@ Rate = Callable[[float], float]
 """Returns the probability of a margin beyond a value."""
 
 
-def draws(draw: Callable[[Generator], np.ndarray]) -> list[MarginTail]:
-    return [MarginTail(draw(np.random.default_rng(seed)), DROP, MOST) for seed in range(TRIES)]
+def draws(draw: Callable[[Generator], np.ndarray], beyond: np.ndarray) -> list[np.ndarray]:
+    """Return the bounds beyond some values of several draws."""
+    return [tail_rates(draw(np.random.default_rng(seed)), beyond, DROP, MOST) for seed in range(TRIES)]
 
 
 def limits(draw: Callable[[Generator], np.ndarray]) -> list[float]:
     """Return the smallest margins, of a fine grid, beyond which the bound is at most the level."""
     grid = np.geomspace(1e-3, MOST, 4000)
-    return [float(grid[np.argmax(np.append(tail.rates(grid)[:-1], 0.0) <= LEVEL)]) for tail in draws(draw)]
+    return [float(grid[np.argmax(np.append(rates[:-1], 0.0) <= LEVEL)]) for rates in draws(draw, grid)]
 
 
 def exponential(x: float) -> float:
@@ -375,9 +375,8 @@ def test_the_limit_covers_a_tail_closely() -> None:
 
 @pytest.mark.parametrize("exponent", [2.5, 3.0, 4.0])
 def test_rates_cover_a_power_law_at_every_far_margin(exponent: float) -> None:
-    tails = draws(lambda generator: 0.01 * (1.0 + generator.pareto(exponent, 100_000)))
     true_rates = np.array([power_law(exponent)(x) for x in FAR])
-    bounds = np.array([tail.rates(FAR) for tail in tails])
+    bounds = np.array(draws(lambda generator: 0.01 * (1.0 + generator.pareto(exponent, 100_000)), FAR))
     assert (bounds >= true_rates).all(axis=1).sum() >= TRIES - 2
     assert (bounds <= 40.0 * true_rates).all()  # a bound that is far above the truth lets edited tokens pass
     assert (np.diff(bounds, axis=1) <= 0.0).all()
@@ -394,13 +393,13 @@ def test_rates_cover_the_margins_of_gumbel_noise() -> None:
     margins = scores.max(axis=1) - np.take_along_axis(scores, shifted.argmax(axis=1)[:, None], axis=1)[:, 0]
     seen = [float((margins > x).mean()) for x in (0.1, 0.2, 0.4, 0.8)]
     assert seen[-1] > 0.0
-    bounds = MarginTail(shifts[:20_000], DROP, MOST).rates(np.array([0.1, 0.2, 0.4, 0.8]))
+    bounds = tail_rates(shifts[:20_000], np.array([0.1, 0.2, 0.4, 0.8]), DROP, MOST)
     assert all(bound >= rate for bound, rate in zip(bounds, seen, strict=True))
 
 
 def test_rates_are_not_claimed_where_the_tail_has_not_begun() -> None:
-    (tail, *_) = draws(lambda generator: generator.exponential(0.1, 10_000))
-    assert tail.rates(np.array([0.0, 0.1])).tolist() == [1.0, 1.0]
+    (rates, *_) = draws(lambda generator: generator.exponential(0.1, 10_000), np.array([0.0, 0.1]))
+    assert rates.tolist() == [1.0, 1.0]
 
 
 def test_rare_outliers_are_not_ignored() -> None:
@@ -422,8 +421,7 @@ def test_fewer_values_give_a_larger_limit() -> None:
 
 
 def test_equal_values_are_not_extrapolated() -> None:
-    tail = MarginTail(np.full(1000, 0.25), DROP, MOST)
-    assert tail.rates(np.array([0.25, 1.0])).tolist() == [0.0, 0.0]
+    assert tail_rates(np.full(1000, 0.25), np.array([0.25, 1.0]), DROP, MOST).tolist() == [0.0, 0.0]
 
 
 # Confidence bounds on rates, compared with exact sums of binomial terms

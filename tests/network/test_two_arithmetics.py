@@ -1,6 +1,7 @@
 """A run whose miners and validators compute in float32 and in bfloat16: the thresholds of its pair judge each."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +13,12 @@ from grailnode.observe.recheck import GroupReference, recheck
 from protocol import paths
 from protocol.errors import PairError
 from protocol.identity.participant import Announcement
-from protocol.proof import CALIBRATED
+from protocol.proof import CALIBRATED, MEASURED
 from roles.records import fetch_record
 from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of
 from tests.support.simulation.network import Network, key
 from tests.support.simulation.network_runs import RULES, run_nodes, summaries, verdicts
 
-WIDE = LENIENT | {"logprob_tolerance": 1_000_000}
 ADMITTED = ("torch-bfloat16", "torch-float32")
 
 
@@ -26,9 +26,13 @@ def mixed_network() -> Network:
     """Return a network whose run admits both, with two validators of which both must accept."""
     network = Network(RULES, validators=2, quorum=2)
     narrow = packaged_thresholds()
+    wide: dict[str, Any] = {"logprob_tolerance": 1_000_000}
+    for name in MEASURED:  # all rows have as many alternatives
+        alternatives = LENIENT[name].alternatives * len(narrow.table(name).alternatives)
+        wide[name] = LENIENT[name].model_copy(update={"alternatives": alternatives})
     rows = [
         narrow.model_copy(
-            update={"miner": one, "validator": other} | (WIDE if "torch-bfloat16" in (one, other) else {})
+            update={"miner": one, "validator": other} | (wide if "torch-bfloat16" in (one, other) else {})
         )
         for one in ADMITTED
         for other in ADMITTED

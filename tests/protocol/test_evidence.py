@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from protocol.encoding import REWARD_UNIT
 from protocol.judging.evidence import (
-    LUCK_BETS,
     LUCK_UNIT,
     NO_COUNTS,
     NO_EVIDENCE,
@@ -28,7 +27,7 @@ from protocol.judging.evidence import (
     weigh,
     whole_margins,
 )
-from protocol.proof import DECADE, EXACT_PROOF, MEASURED, RATE_UNIT, StatisticName, Table, Thresholds
+from protocol.proof import DECADE, EXACT_PROOF, LUCK, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from tests.support.builders.proofs import packaged_thresholds
 from tests.support.builders.samples import counts, replay_thresholds, table, thresholds
@@ -97,7 +96,7 @@ FREQUENT = thresholds(
     sketch=table((32, 64), (0.05, 0.01), (0.3, 0.6), (0.0, 1.0)),
     margin=table((10, 20, 30), (0.1, 0.02, 1e-3), (0.5, 0.5, 0.5), (0.2, 0.6, 2.0), (0.0, 0.0, 2.0)),
     stop=table((10,), (0.1,), (0.7,)),
-    threshold=math.ceil(math.log10((6 + len(LUCK_BETS)) / 0.01) * DECADE),
+    threshold=math.ceil(math.log10((6 + len(LUCK.alternatives)) / 0.01) * DECADE),
 )
 """A row of so few trials, and with so low a threshold, that honest work is refused now and then; the level is 1e-2."""
 
@@ -122,9 +121,7 @@ def test_honest_histories_are_refused_at_most_as_often_as_the_level_says() -> No
     groups, histories = 10, 100_000
     drawn = draw_groups(trials, groups, histories)
     trials["luck"] *= LUCK_UNIT
-    bets = {name: [(item.scores, item.growth) for item in FREQUENT.table(name).alternatives] for name in MEASURED} | {
-        "luck": [((-score, score), growth) for score, growth in LUCK_BETS]
-    }
+    bets = {name: [(item.scores, item.growth) for item in FREQUENT.table(name).alternatives] for name in trials}
     refused = np.zeros(histories, dtype=bool)
     evidence = {name: np.zeros((histories, len(bets[name])), np.int64) for name in trials}
     for group in range(groups):
@@ -142,12 +139,6 @@ def test_honest_histories_are_refused_at_most_as_often_as_the_level_says() -> No
         ]
         assert after(history, FREQUENT) == {name: tuple(evidence[name][place].tolist()) for name in trials}
         assert is_improbable(NO_EVIDENCE, history, FREQUENT) == refused[place]
-
-
-def test_clean_groups_do_not_offset_later_bad_ones() -> None:
-    clean, bad = counts(margin=(1000,)), counts(margin=(1000, 10))
-    for number in (1, 2, 5):
-        assert after([clean] * 100 + [bad] * number) == after([bad] * number)
 
 
 def test_evidence_below_zero_restarts_and_evidence_above_it_goes_on() -> None:
@@ -170,19 +161,6 @@ def test_too_many_groups_that_are_not_reproduced_are_evidence_where_replies_are_
     # what was not tried leaves it as it is, and runs of exact replies have no such evidence
     assert after([UNREPRODUCED, counts()], row)["replay"] == after([UNREPRODUCED], row)["replay"]
     assert "replay" not in after([UNREPRODUCED] * 99)
-
-
-def test_evidence_of_one_row_is_continued_by_another() -> None:
-    """Alternatives that the earlier row did not have begin at zero."""
-    narrow = thresholds(sketch=table((32,), (1e-3,), (0.5,)))
-    begin = after([counts(narrow, sketch=(100, 9))], narrow)
-    both = advance(begin, counts(sketch=(100, 9)), ROW)["sketch"]
-    alone = advance(NO_EVIDENCE, counts(sketch=(100, 9)), ROW)["sketch"]
-    assert both == (alone[0] + begin["sketch"][0], *alone[1:])
-    assert (
-        advance(after([counts(sketch=(9, 9))]), NO_COUNTS, narrow)["sketch"]
-        == after([counts(sketch=(9, 9))])["sketch"][:1]
-    )
 
 
 def test_only_evidence_beyond_the_threshold_refuses_and_the_first_statistic_is_named() -> None:

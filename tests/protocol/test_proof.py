@@ -100,6 +100,11 @@ def test_a_table_that_is_none(changes: dict[str, Any], message: str) -> None:
         ({"miners": ("torch-float16",)}, "miners"),
         ({"miners": ("vllm-float32",)}, "not one row of thresholds for each pair"),
         ({"table": ()}, "at least 1 item"),
+        (
+            {"table": (thresholds(miner="torch-bfloat16", stop=samples.table((10,), (0.1,), (0.5,))), NARROW)},
+            "different numbers of alternatives",
+        ),
+        ({"table": (WIDE, samples.replay_thresholds())}, "rows with different statistics"),
         ({"audit_floor_ppm": 500_000, "audit_ppm": 400_000}, "audit_floor_ppm exceeds audit_ppm"),
     ],
 )

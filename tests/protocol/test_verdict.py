@@ -59,7 +59,7 @@ def test_groups_add_up_with_each_other_and_with_the_windows_before() -> None:
     assert own_rejection(group, ROW) is None
     assert joint_rejection(judgements, NO_EVIDENCE, ROW) == Reason.WINDOW
     assert joint_rejection(judgements[:1], NO_EVIDENCE, ROW) is None
-    assert joint_rejection(judgements[:1], {"sketch": (0, 8_000_000)}, ROW) == Reason.WINDOW
+    assert joint_rejection(judgements[:1], {"sketch": (0, 8_000_000, 0, 0)}, ROW) == Reason.WINDOW
     unchecked = [rejected(index, "bad-tokens", tokens=10**6, counts=NO_COUNTS) for index in range(4, 8)]
     assert joint_rejection([*unchecked, *judgements], NO_EVIDENCE, ROW) == Reason.WINDOW  # and dilute nothing
 

@@ -216,7 +216,7 @@ def test_a_judge_that_denies_misses_hides_its_own_groups_only() -> None:
 
 def test_each_judgement_is_weighed_by_the_row_of_its_validator() -> None:
     """Where one validator's arithmetic explains the misses, the other one's does not refuse for them."""
-    rough = samples.table((10_000, 50_000, 250_000), (1e-2, 1e-6, 1e-15), (0.5, 0.5, 0.5), (0.0, 0.0, 12.0))
+    rough = samples.table((10_000, 50_000, 250_000), (1e-2, 1e-6, 1e-15), *[(0.5,) * 3, (0.0, 0.0, 12.0)] * 2)
     rows = [
         thresholds(miner=one, validator=other, **({"margin": rough} if "torch-bfloat16" in (one, other) else {}))
         for one in ("torch-bfloat16", "torch-float32")

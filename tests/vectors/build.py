@@ -336,7 +336,7 @@ def ledger() -> list[Case]:
         ],
     )
     amendment = Amendment(window=7, miner=miners[0].public, verdict=b"", accepted=9, rejected=1)
-    wide = samples.thresholds(miner="torch-bfloat16", margin=samples.table((20_000,), (0.02,), (0.5,)))
+    wide = samples.thresholds(miner="torch-bfloat16", margin=samples.table((20_000,), (0.02,), *[(0.5,)] * 4))
     proof = samples.run_manifest().proof.model_copy(
         update={"miners": ("torch-bfloat16", "torch-float32"), "table": (wide, samples.thresholds())}
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.judging.evidence import NO_EVIDENCE, Evidence, accumulate, weigh
+from protocol.judging.evidence import NO_EVIDENCE, Evidence, highest_evidence, weigh
 from protocol.judging.verdict import Judgement, Reason, Verdict
 from protocol.proof import STATISTICS, ProofSpec
 from roles.trainer.verified_batch import GroupOutcome, whole_logprobs
@@ -192,11 +192,11 @@ def refuse_improbable_window(decisions: Sequence[Decision], proof: ProofSpec) ->
     accepted = [decision for decision in decisions if not decision.reason and not decision.pending]
     added = [(decision.validators, _smallest_evidence(decision, proof)) for decision in accepted]
     sole_judges = {validators for validators, _ in added if len(validators) == 1}
-    largest = min(
-        _largest_evidence([evidence for validators, evidence in added if validators != left_out])
+    highest = min(
+        highest_evidence(NO_EVIDENCE, [evidence for validators, evidence in added if validators != left_out])
         for left_out in sole_judges or [()]
     )
-    if largest <= max(row.threshold for row in proof.table):
+    if highest <= max(row.threshold for row in proof.table):
         return list(decisions)
     reason = Reason.WINDOW.value
     return [replace(decision, reason=decision.reason or reason, pending=False) for decision in decisions]
@@ -206,14 +206,5 @@ def _smallest_evidence(decision: Decision, proof: ProofSpec) -> Evidence:
     """Return the smallest evidence of each alternative by the opinions that accept a group, each by its own row."""
     rows = [proof.row(item.verdict.miner_arithmetic, item.verdict.validator_arithmetic) for item in decision.accepting]
     weights = [weigh(item.judgement.counts, row) for item, row in zip(decision.accepting, rows, strict=True)]
-    # An alternative that not all rows have is left out. The smaller of two e-values is one.
-    return {name: tuple(map(min, zip(*(weight[name] for weight in weights), strict=False))) for name in STATISTICS}
-
-
-def _largest_evidence(groups: Sequence[Evidence]) -> int:
-    """Return the largest evidence of any alternative after any of these groups."""
-    evidence, largest = NO_EVIDENCE, 0
-    for added in groups:
-        evidence = accumulate(evidence, added)
-        largest = max(largest, *map(max, evidence.values()))
-    return largest
+    # The smaller of two e-values is one.
+    return {name: tuple(map(min, zip(*(weight[name] for weight in weights), strict=True))) for name in STATISTICS}

@@ -194,7 +194,7 @@ def counts(row: Thresholds | None = None, /, **tallies: tuple[int, ...]) -> Coun
     fields = {}
     for name in STATISTICS:
         trials, *steps = tallies.get(name, (0,))
-        zeros = [0] * ((2 if name == "luck" else len(row.table(name).beyond)) - len(steps))
+        zeros = [0] * (len(row.table(name).beyond) - len(steps))
         fields[name] = Tally(trials=trials, steps=(*steps, *zeros))
     return Counts(**fields)
 
