@@ -240,9 +240,9 @@ class OuterTestbed:
         """Give every site some new groups of the newest version."""
         self._batches += 1
         version = max([0, *(event["version"] for event in self.coordinator_log.named("round-closed"))])
-        batch = groups(self._batches, count, version, self._seed)
+        data = groups(self._batches, count, version, self._seed).to_bytes()
         for handle in self.handles.values():
-            await handle.state.put(f"{INBOX}{self._batches:010d}-{'0' * 64}", batch.to_bytes())
+            await handle.state.put(f"{INBOX}{self._batches:010d}-{'0' * 64}", data)
 
     @asynccontextmanager
     async def running(
