@@ -108,10 +108,8 @@ class Head:
     @property
     def file_sizes(self) -> tuple[int, ...]:
         """Bytes of each file."""
-        sizes = [len(write_head(self))] + [0] * len(self.digests)
-        for number, size in zip(file_numbers(self.sizes, self.file_bytes), self.sizes, strict=True):
-            sizes[number] += size
-        return tuple(sizes)
+        ends = {0: len(write_head(self))} | {number: end for number, _, end in self.frames}
+        return tuple(ends.values())
 
 
 def file_numbers(sizes: Sequence[int], file_bytes: int) -> list[int]:

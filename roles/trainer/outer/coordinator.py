@@ -326,11 +326,11 @@ class Coordinator:
             try:
                 checked[worker] = await fetch_payload(self._node, attendance, worker, self._shared, self._checks)
             except StoreError as error:
-                attendance.report(self._node, "payload-unread", worker, error)
+                attendance.event("payload-unread", self._node, worker, error)
                 await trio.sleep(self._settings.poll_seconds)
                 continue
             except ProtocolError as error:
-                attendance.report(self._node, "contribution-refused", worker, error)
+                attendance.event("contribution-refused", self._node, worker, error)
                 attendance.refusals.setdefault(worker, RefusalReason.MALFORMED)
             return
 

@@ -66,12 +66,12 @@ class Attendance:
         except NotFoundError:
             return
         except StoreError as error:
-            self.report(node, "contribution-unread", worker, error)
+            self.event("contribution-unread", node, worker, error)
             if isinstance(error, TooLargeError):
                 self.refusals.setdefault(worker, RefusalReason.MALFORMED)
             return
         except ProtocolError as error:
-            self.report(node, "contribution-refused", worker, error)
+            self.event("contribution-refused", node, worker, error)
             if worker not in self.contributions:
                 self.refusals.setdefault(worker, RefusalReason.MALFORMED)
             return
@@ -84,7 +84,7 @@ class Attendance:
             self.refusals[worker] = RefusalReason.CONTRADICTORY
             node.alarm(f"worker {worker.hex()[:16]} signed two contributions to round {self.number}")
 
-    def report(self, node: Node, event: str, worker: bytes, error: Exception) -> None:
+    def event(self, event: str, node: Node, worker: bytes, error: Exception) -> None:
         """Log what is wrong with a worker's contribution; the same words once, however often it is looked at."""
         if (line := (event, worker, str(error))) not in self._lines:
             self._lines.add(line)
