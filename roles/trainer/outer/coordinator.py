@@ -264,8 +264,7 @@ class Coordinator:
         shards = {paths.state_shard(key, ref.digest) for ref in (*self._pointer.shards, *self._previous_shards)}
         self._previous_shards = self._pointer.shards
         try:
-            for kind, first in (("payloads", oldest + 1), ("plans", number + 1), ("rounds", oldest)):
-                await delete_rounds(node, kind, first)
+            await delete_rounds(node, {"payloads": oldest + 1, "plans": number + 1, "rounds": oldest})
             await delete_below(node.store, paths.kind_prefix(key, "states"), shards)
         except StoreError as error:
             node.telemetry.event("deletion-failed", error=str(error))

@@ -2,7 +2,7 @@
 deletes from its own space when a round is over.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -168,12 +168,13 @@ async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps:
 KEPT_ROUNDS: Final = 8
 
 
-async def delete_rounds(node: Node, kind: str, first: int) -> None:
-    """Delete the objects of one kind in this node's space that are not of the first round to keep or a later one."""
-    prefix = paths.kind_prefix(node.key.public, kind)
+async def delete_rounds(node: Node, kept: Mapping[str, int]) -> None:
+    """Delete objects of some kinds in this node's space, but for those of the first round to keep, or of later ones."""
+    prefix = paths.writer_prefix(node.key.public)
     for path in [item.path async for item in node.store.list(prefix)]:
-        number = path.removeprefix(prefix).partition("-")[0]
-        if not number.isdigit() or int(number) < first:
+        kind, _, name = path.removeprefix(prefix).partition("/")
+        number = name.partition("-")[0]
+        if kind in kept and not (number.isdigit() and int(number) >= kept[kind]):
             await node.store.delete(path)
 
 
@@ -186,7 +187,6 @@ async def delete_old_contributions(node: Node, newest: int) -> None:
     """
     oldest = newest + 1 - KEPT_ROUNDS
     try:
-        for kind, first in (("contributions", oldest), ("payloads", oldest), ("products", newest + 1)):
-            await delete_rounds(node, kind, first)
+        await delete_rounds(node, {"contributions": oldest, "payloads": oldest, "products": newest + 1})
     except StoreError as error:
         node.telemetry.event("deletion-failed", error=str(error))
