@@ -96,7 +96,7 @@ def _count(totals: SiteTotals, coding: Coding, base: dict[str, torch.Tensor], lo
     entries, elements = sum(contribution.head.entries), sum(tensor.numel() for tensor in base.values())
     totals.entries += entries
     totals.elements += elements
-    totals.bits += 8 * len(contribution.payload)
+    totals.bits += 8 * sum(map(len, contribution.payload))
     totals.by_round.append(entries / elements)
     if coding.kind == Kind.EXACT:
         decoded: Floats = {}
@@ -120,8 +120,10 @@ def rates(arguments: argparse.Namespace) -> None:
             inputs = Inputs(base, local, feedback, 0.95 if coding.kind == Kind.CHUNKED else 1.0)
             encoder = ContributionEncoder(coding, bytes(32), bytes(32))
             encode = partial(encoder.add, part, inputs)
-            frame, _ = encode()
-            entries = sum(encoder.head().entries)
+            encode()
+            head, (file,) = encoder.finish()
+            ((_, begin, end),), (entries,) = head.frames, head.entries
+            frame = file[begin:end]
             decode = partial(decode_part, memoryview(frame), coding, part, base, entries)
             seconds = best_of(encode, arguments.repeats), best_of(decode, arguments.repeats)
             speeds = [f"{4 * size / own / 1e9:.2f}" for own in seconds]

@@ -25,7 +25,6 @@ from grailnode.store.decorators.limiting import MeteredStore
 from protocol import paths
 from protocol.encoding import content_digest
 from protocol.identity.signing import sign
-from protocol.objects import ObjectRef
 from protocol.outer.local_work import encode_work, with_masters
 from protocol.outer.round_checks import sender_digest
 from protocol.outer.round_records import RoundContribution
@@ -144,12 +143,12 @@ async def _contribute(testbed: OuterTestbed, names: Sequence[str]) -> None:
             own, target = key(name), target_weights()
             local = {n: w + 0.1 * (target[n] - w + 0.1 * torch.randn(w.shape)) for n, w in shared.weights.items()}
             work = encode_work(shared, with_masters({}, local), None, rules, sender_digest(opening.digest, own.public))
-            ref = ObjectRef(digest=content_digest(work.payload), size=len(work.payload))
             record = RoundContribution(
                 run=testbed.run_id, worker=own.public, number=number, opening=opening.digest, state=shared.digests,
-                payload=ref, groups=(), local_steps=1, norm=work.norm, feedback=b"", beacon_round=1,
+                payload=work.reference(), groups=(), local_steps=1, norm=work.norm, feedback=b"", beacon_round=1,
             )  # fmt: skip
-            await testbed.store.put(paths.payload(own.public, ref.digest), work.payload)
+            for file in work.payload:
+                await testbed.store.put(paths.payload(own.public, number, content_digest(file[:])), bytes(file[:]))
             await testbed.store.put(record.path, sign(record, own))
         while site._opening is opening:
             await trio.sleep(0.1)

@@ -85,7 +85,6 @@ file: Final = _by_digest("files")  # a file of the model (config, tokenizer) or 
 patch: Final = _by_digest("patches")  # a part of a patch
 anchor: Final = _by_digest("anchors")  # a shard of an anchor
 state_shard: Final = _by_digest("states")  # a shard of an outer state
-payload: Final = _by_digest("payloads")  # a contribution's payload, which a worker or a trainer stores
 
 # Signed objects: the path of (writer, window), or of (writer, number).
 revision_copy: Final = _by_number("revisions")  # a revision of the authority, in the space of a trainer or validator
@@ -98,7 +97,8 @@ witness: Final = _by_number("witnesses")  # the others' seals that a validator s
 summary: Final = _by_number("summaries")  # a validator's, of a window: scores, evaluation, alarms
 report: Final = _by_number("reports")  # a trainer's, on the validators of a window; none if it has nothing to report
 
-# The path of (writer, window or version, digest or key).
+# The path of (writer, number, digest or key).
+payload: Final = _by_number_and_name("payloads")  # a file of a contribution's payload to a round, by its SHA-256: plain
 manifest: Final = _by_number_and_name("manifests")  # a signed manifest of a version, by the SHA-256 of its body
 batch: Final = _by_number_and_name("batches")  # a miner's groups of a window, their frames in order, by the SHA-256
 verdict: Final = _by_number_and_name("verdicts")  # a validator's signed verdict on a miner's window
@@ -114,7 +114,7 @@ def content_digest_in(path: str) -> bytes | None:
     if len(parts) != 3 or parts[1] not in _CONTENT_ADDRESSED:
         return None
     digits = parts[2][-_KEY_DIGITS:]
-    name_length = _WINDOW_DIGITS + 1 + _KEY_DIGITS if parts[1] == "batches" else _KEY_DIGITS
+    name_length = _WINDOW_DIGITS + 1 + _KEY_DIGITS if parts[1] in ("batches", "payloads") else _KEY_DIGITS
     if len(parts[2]) != name_length:
         return None
     try:

@@ -72,7 +72,7 @@ def measure(run: Run, repeats: int) -> Stages:
         decay = rules.feedback_decay or 1.0
         return pseudogradient.encode(last.shared.weights, last.local, last.feedback, rules.coding, digest, decay=decay)
 
-    payload = sum(map(len, last.payloads)) / len(last.payloads) * scale
+    payload = sum(len(file) for own in last.payloads for file in own) / len(last.payloads) * scale
     step = best_of(lambda: last.shared.after(last.payloads, [1.0] * SITES, rules), repeats)
     return Stages(
         payload=payload,
@@ -85,7 +85,7 @@ def measure(run: Run, repeats: int) -> Stages:
     )
 
 
-def _check(shared: SharedState, payloads: Sequence[bytes], rules: RoundRules) -> None:
+def _check(shared: SharedState, payloads: Sequence[pseudogradient.Payload], rules: RoundRules) -> None:
     for payload in payloads:
         project(shared, rules, bytes(32), payload)
 
@@ -112,7 +112,7 @@ def by_sites(numbers: Sequence[int], shape: tuple[int, int] = (1024, 1024), repe
         ]
         check, alone, one_part, apply = (best_of(work, repeats) for work in works)
         share = 2 * one_part / sites
-        payload, products = len(payloads[0]) * scale, 8 * parts * sites
+        payload, products = sum(map(len, payloads[0])) * scale, 8 * parts * sites
         rows.append([
             str(sites), *(f"{seconds * scale:.0f}" for seconds in (check, alone, share, share / REPEATED, apply)),
             f"{sites * payload / 1e9:.0f}", f"{products * (1 + 1 / REPEATED) / 1e6:.2f}",

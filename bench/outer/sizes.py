@@ -78,7 +78,7 @@ class Last:
     shared: SharedState
     local: dict[str, Tensor]
     feedback: dict[str, Tensor] | None
-    payloads: list[bytes]
+    payloads: list[pseudogradient.Payload]
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Run:
     def advance(self, drifts: list[dict[str, Tensor]], rounds: int, local_steps: int) -> None:
         """Let all sites contribute, and apply it."""
         rules = VARIANTS[self.variant].rules(local_steps, rounds)
-        shared, payloads, entries = self.shared, list[bytes](), 0
+        shared, payloads, entries = self.shared, list[pseudogradient.Payload](), 0
         uses_feedback = rules.uses_feedback(shared.step)
         for site, drift in enumerate(drifts):
             local = {name: shared.weights[name] - self.rate * drift[name] for name in drift}
@@ -117,7 +117,7 @@ class Run:
             self.feedback[site] = contribution.residual if uses_feedback else None
             payloads.append(contribution.payload)
             entries += sum(contribution.head.entries)
-        self.bits += 8 * sum(map(len, payloads))
+        self.bits += 8 * sum(len(file) for payload in payloads for file in payload)
         self.entries += entries
         self.sent.append(entries / len(drifts) / elements(shared.weights))
         self.shared = shared.after(payloads, [1.0] * len(payloads), rules)

@@ -116,7 +116,7 @@ class _Site:
 class _Sent:
     """A contribution, and the site's own states after the round."""
 
-    payload: bytes
+    payload: pseudogradient.Payload
     size: float
     entries: int
     residual: dict[str, Tensor]
@@ -152,7 +152,7 @@ def _run_ddp(trial: Trial) -> Outcome:
     return outcome
 
 
-def _payload_of(gradient: Weights) -> bytes:
+def _payload_of(gradient: Weights) -> pseudogradient.Payload:
     """Return the payload of a gradient."""
     zeros = {name: torch.zeros_like(tensor) for name, tensor in gradient.items()}
     return pseudogradient.encode(gradient, zeros, None, DENSE, bytes(32)).payload
@@ -178,7 +178,7 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
             _contribute(site, groups[begin * size : end * size], task, shared, rules, variant)
             for site, (begin, end) in zip(sites, pairwise([0, *ends]), strict=True)
         ]
-        payloads: list[bytes] = [item.payload for item in sent]
+        payloads = [item.payload for item in sent]
         factors: tuple[float, ...] = (1.0,) * SITES
         if trial.weighed:
             comparison = compare(shared, payloads, rules, bytes(32))
@@ -221,9 +221,9 @@ def _contribute(
     feedback = {**feedback, **contribution.residual}
     entries = sum(contribution.head.entries)
     if variant.value_bits is None:
-        return _Sent(contribution.payload, len(contribution.payload), entries, feedback, inner, ahead)
+        return _Sent(contribution.payload, sum(map(len, contribution.payload)), entries, feedback, inner, ahead)
     values, residual = requantized(shared.weights, contribution, digest, variant.value_bits)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in values.items()}
     payload = pseudogradient.encode(values, zeros, None, DENSE, digest).payload
-    size = len(contribution.payload) + entries * (variant.value_bits - 2) / 8
+    size = sum(map(len, contribution.payload)) + entries * (variant.value_bits - 2) / 8
     return _Sent(payload, size, entries, residual, inner, ahead)

@@ -125,7 +125,7 @@ def read_key(config: Config, name: str) -> SigningKey:
     return key_files.read_or_create(config.at(config.node.keys) / f"{name}{key_files.SUFFIX}")
 
 
-def _open_state(directory: Path, run_id: bytes, *, repairing: bool) -> ObjectStore:
+def _open_state(directory: Path, run_id: bytes, *, repairing: bool) -> StateStore | StateDraft:
     state = StateStore(directory, run_id, repairing=repairing)
     return StateDraft(state) if repairing else state
 
@@ -140,7 +140,7 @@ def _node(
     config: Config,
     name: str,
     key: SigningKey,
-    open_state: Callable[[bytes], ObjectStore],
+    open_state: Callable[[bytes], StateStore | StateDraft | MemoryStore],
     storage: Storage,
     telemetry: NodeTelemetry,
     invitation_name: str = "",
@@ -165,6 +165,7 @@ def _node(
         beacon=RelayBeacon(relays, chain, clock) if relays else StoreBeacon(store, chain, clock),
         telemetry=telemetry,
         run_sync=trio.to_thread.run_sync,
+        scratch=state.scratch,
         space=config.store.url if config.store.meeting is not None else "",
         credential=admission_credential.make_credential_source(invitation),
         shared_revisions=revisions,

@@ -108,6 +108,7 @@ def site_settings(config: Config, run: RunManifest) -> SiteSettings:
         max_staleness=trainer.max_staleness,
         dynamic_filtering=trainer.filters_groups,
         upload_seconds=section.upload_seconds,
+        file_bytes=trainer.file_bytes,
         threads=config.engine.threads,
         poll_seconds=_poll_seconds(config, section, run),
     )

@@ -69,7 +69,7 @@ class RoundHistory:
             return
         for item in manifest.counted:
             work = self._work.setdefault(item.worker, Counter())
-            work.update(rounds=1, steps=steps[item.worker], groups=len(item.groups), payload_bytes=item.payload.size)
+            work.update(rounds=1, steps=steps[item.worker], groups=len(item.groups), payload_bytes=item.payload.total)
         for refusal in manifest.refused:
             self._work.setdefault(refusal.worker, Counter())
             self._refused[refusal.worker][refusal.reason] += 1
@@ -82,7 +82,7 @@ class RoundHistory:
                 sites=len(manifest.counted) + len(manifest.refused),
                 local_steps=sum(steps.values()),
                 groups=sum(len(item.groups) for item in manifest.counted),
-                payload_bytes=sum(item.payload.size for item in manifest.counted),
+                payload_bytes=sum(item.payload.total for item in manifest.counted),
             )
         )
 

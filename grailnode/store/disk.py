@@ -4,10 +4,13 @@ import errno
 import fcntl
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from threading import Lock
+from typing import IO, Final
 
 from roles.ports import StoreError
 
@@ -67,6 +70,51 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+class ScratchFile:
+    """Bytes of this process in one file of a folder. It has no name, and is gone when nobody refers to it any more."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: IO[bytes] | None = None  # from the first bytes on
+        self._size, self._lock = 0, Lock()
+
+    def keep(self, data: bytes) -> "bytes | ScratchBytes":
+        """Write bytes behind the others. They stay in memory if the disk refuses. Threads may call this together."""
+        try:
+            with self._lock:
+                self._file = self._file or tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                begin, self._size = self._size, self._size + len(data)
+            remaining = memoryview(data)
+            while remaining:
+                written = len(data) - len(remaining)
+                remaining = remaining[os.pwrite(self._file.fileno(), remaining, begin + written) :]
+        except OSError:
+            return data
+        return ScratchBytes(str(self._folder), self._file, begin, len(data))
+
+
+@dataclass(frozen=True)
+class ScratchBytes:
+    """Some bytes of a scratch file, which are read when they are taken; StoreError if they cannot be."""
+
+    where: str
+    file: IO[bytes]
+    begin: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, place: slice) -> bytes:
+        begin, end, _ = place.indices(self.size)
+        pieces = []
+        with disk_errors(self.where):
+            while begin < end and (piece := os.pread(self.file.fileno(), end - begin, self.begin + begin)):
+                pieces.append(piece)
+                begin += len(piece)
+        return b"".join(pieces)
 
 
 def write_through(descriptor: int, *parts: bytes) -> None:

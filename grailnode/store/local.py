@@ -18,7 +18,16 @@ from typing import Final, TypeVar
 import trio
 
 from grailnode.store.checks import check_path, check_prefix, check_range, is_path
-from grailnode.store.disk import disk_errors, locked_file, make_folder, sweep, sync_folder, write_through
+from grailnode.store.disk import (
+    ScratchBytes,
+    ScratchFile,
+    disk_errors,
+    locked_file,
+    make_folder,
+    sweep,
+    sync_folder,
+    write_through,
+)
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 
 PAGE: Final = 1000
@@ -45,6 +54,10 @@ class LocalStore:
         with disk_errors(str(self._root)):
             make_folder(self._temporary)
             sweep(self._temporary)
+
+    def scratch(self) -> Callable[[bytes], bytes | ScratchBytes]:
+        """Return what keeps bytes in a file without a name on the disk of this store."""
+        return ScratchFile(self._temporary).keep
 
     async def put(self, path: str, data: bytes) -> None:
         """Implements ObjectStore.put; the object is on the disk when this returns."""

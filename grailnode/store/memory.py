@@ -1,7 +1,7 @@
 """Stores objects in this process's memory: for simulations, and as the state of nodes that keep none."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import takewhile
 
 import trio
@@ -19,6 +19,10 @@ class MemoryStore:
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
         self._paths: list[str] = []  # sorted; code point order is UTF-8 order, as in S3
+
+    def scratch(self) -> Callable[[bytes], bytes]:
+        """Return what keeps bytes in memory."""
+        return lambda data: data
 
     async def put(self, path: str, data: bytes) -> None:
         check_path(path)

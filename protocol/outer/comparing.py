@@ -29,7 +29,7 @@ from protocol.kernels.inner_products import Matrix, add_scaled, add_signed, dot,
 from protocol.outer.round_checks import RefusedContributionError, sender_digest
 from protocol.outer.round_records import RoundContribution, RoundRules
 from protocol.outer.shared_state import SharedState, ordered_map
-from protocol.pseudogradient import read_head
+from protocol.pseudogradient import Payload, read_head
 from protocol.pseudogradient.arithmetic import Floats
 
 Item = TypeVar("Item")
@@ -180,7 +180,7 @@ class SiteSums:
         return scale * (dot(self.total, self.total) - self.square_lengths), 2 * scale * scale * variance
 
 
-def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes) -> Matrix:
+def project(state: SharedState, rules: RoundRules, secret: bytes, payload: Payload) -> Matrix:
     """Decode a payload, and so check it (MalformedError, LimitError, ContributionError), and return the projection of
     its values: float64 [PROJECTED]. One part is in memory at a time. The signs follow from at least 16 secret bytes of
     the coordinator.
@@ -196,14 +196,16 @@ def project(state: SharedState, rules: RoundRules, secret: bytes, payload: bytes
 
 
 def check_payload(
-    state: SharedState, rules: RoundRules, secret: bytes, contribution: RoundContribution, payload: bytes
+    state: SharedState, rules: RoundRules, secret: bytes, contribution: RoundContribution, payload: Payload
 ) -> Matrix:
     """Check a payload against its contribution (ProtocolError), and return the projection of its values (`project`)."""
-    head = read_head(payload, state.stream_parts(rules))
+    head = read_head(payload[0], state.stream_parts(rules))
     if head.sender != sender_digest(contribution.opening, contribution.worker):
         raise RefusedContributionError("a payload that another site made, or that was made for another round")
     if head.coding != rules.coding:
         raise RefusedContributionError("values of another kind than the round's rules say")
+    if sum(head.file_sizes) != contribution.payload.total:
+        raise RefusedContributionError("another size than the contribution states")
     if head.squared_norm**0.5 != contribution.norm:
         raise RefusedContributionError("another norm than the contribution states")
     return project(state, rules, secret, payload)
@@ -211,7 +213,7 @@ def check_payload(
 
 def part_products(
     state: SharedState,
-    payloads: Sequence[bytes],
+    payloads: Sequence[Payload],
     rules: RoundRules,
     threads: int = 1,
     places: Collection[int] | None = None,
@@ -263,13 +265,13 @@ def _chunk_products(total: Matrix, rows: Sequence[Floats], chunk: tuple[int, int
     return products
 
 
-def _lengths(state: SharedState, payloads: Sequence[bytes], rules: RoundRules) -> list[float]:
+def _lengths(state: SharedState, payloads: Sequence[Payload], rules: RoundRules) -> list[float]:
     parts = state.stream_parts(rules)
-    return [math.sqrt(read_head(payload, parts).squared_norm) for payload in payloads]
+    return [math.sqrt(read_head(payload[0], parts).squared_norm) for payload in payloads]
 
 
 def comparison_of(
-    state: SharedState, payloads: Sequence[bytes], rules: RoundRules, projections: Sequence[Matrix], products: Matrix
+    state: SharedState, payloads: Sequence[Payload], rules: RoundRules, projections: Sequence[Matrix], products: Matrix
 ) -> Comparison:
     """Return the comparison of contributions by their projections and by the products of all their parts."""
     lengths = _lengths(state, payloads, rules)
@@ -287,7 +289,7 @@ def comparison_of(
 
 
 def compare(
-    state: SharedState, payloads: Sequence[bytes], rules: RoundRules, secret: bytes, threads: int = 1
+    state: SharedState, payloads: Sequence[Payload], rules: RoundRules, secret: bytes, threads: int = 1
 ) -> Comparison:
     """Compare the contributions of a round, as a coordinator does that is alone (`project`, `part_products`)."""
     with ordered_map(threads) as each:

@@ -12,10 +12,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from protocol import pseudogradient
+from protocol import limits, pseudogradient
 from protocol.digest import Weights
-from protocol.outer.round_records import RoundRules
+from protocol.encoding import content_digest
+from protocol.outer.round_records import PayloadRef, RoundRules
 from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import Keep, Payload, in_memory
 
 MASTER: Final = "master/"
 """The prefix of the FP32 masters' names in a learner's state."""
@@ -61,17 +63,29 @@ def without_masters(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class LocalWork:
     """The payload and norm of a round's contribution, and the site's own states if it counts."""
 
-    payload: bytes
+    payload: Payload
     norm: float
     feedback: dict[str, Tensor]
     inner: Mapping[str, Tensor]
 
+    def reference(self) -> PayloadRef:
+        """Return what the contribution says of the payload."""
+        first = self.payload[0]
+        return PayloadRef(digest=content_digest(bytes(first[:])), size=len(first), total=sum(map(len, self.payload)))
+
 
 def encode_work(
-    shared: SharedState, state: Mapping[str, Tensor], feedback: Weights | None, rules: RoundRules, sender: bytes
+    shared: SharedState,
+    state: Mapping[str, Tensor],
+    feedback: Weights | None,
+    rules: RoundRules,
+    sender: bytes,
+    file_bytes: int = limits.MAX_PAYLOAD_FILE_BYTES,
+    keep: Keep = in_memory,
 ) -> LocalWork:
     """Encode what the local steps have changed, from the learner's state and the error feedback before; None for zeros.
-    `sender` names the site and the round (`round_checks.sender_digest`).
+    `sender` names the site and the round (`round_checks.sender_digest`); `keep` stores each file of the payload, which
+    has at most `file_bytes` of frames, or a single one.
     """
     uses_feedback, stream = rules.uses_feedback(shared.step), shared.stream(rules)
     if feedback is None and len(stream) < len(shared.weights):
@@ -84,6 +98,8 @@ def encode_work(
         shared.digests.weights,
         decay=rules.feedback_decay if uses_feedback else 1.0,
         sender=sender,
+        file_bytes=file_bytes,
+        keep=keep,
     )
     return LocalWork(
         payload=contribution.payload,

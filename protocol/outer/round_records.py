@@ -106,6 +106,13 @@ class RoundRules(Record):
         return self.feedback_decay > 0 and step >= self.frozen_steps
 
 
+class PayloadRef(ObjectRef):
+    """A reference to a payload: to its first file, which names the others."""
+
+    kind: ClassVar[str] = "payload"
+    total: Annotated[int, Field(ge=0, lt=1 << 53)]  # bytes of all files
+
+
 class RoundContribution(PublishedRecord):
     """What a site publishes in a round (fields: docs/spec/outer-round.md)."""
 
@@ -115,7 +122,7 @@ class RoundContribution(PublishedRecord):
     number: Annotated[int, Field(ge=1, lt=1 << 33)]
     opening: Digest
     state: OuterState
-    payload: ObjectRef
+    payload: PayloadRef
     groups: GroupDigests
     local_steps: LocalSteps
     norm: Annotated[float, Field(ge=0.0)]
@@ -133,7 +140,7 @@ class CountedContribution(Record):
     kind: ClassVar[str] = "counted"
     worker: Key
     contribution: Digest
-    payload: ObjectRef
+    payload: PayloadRef
     groups: GroupDigests
     factor: Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -151,7 +158,7 @@ class PlannedContribution(Record):
 
     kind: ClassVar[str] = "planned"
     worker: Key
-    payload: ObjectRef
+    payload: PayloadRef
 
 
 class RoundPlan(PublishedRecord):

@@ -18,7 +18,7 @@ import torch
 from protocol.digest import Weights, tensor_digest, weights_digest
 from protocol.errors import ContributionError, MalformedError
 from protocol.outer.round_records import OuterState, RoundRules
-from protocol.pseudogradient import ContributionDecoder, Method, Part, parts_of, streams_of
+from protocol.pseudogradient import ContributionDecoder, Method, Part, Payload, parts_of, streams_of
 from protocol.pseudogradient.arithmetic import Floats, add_contribution, divide
 
 OrderedMap = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
@@ -90,7 +90,7 @@ class SharedState:
 
     def values_of(
         self,
-        payloads: Sequence[bytes],
+        payloads: Sequence[Payload],
         rules: RoundRules,
         each: OrderedMap = map,
         at_once: int = 1,
@@ -115,7 +115,7 @@ class SharedState:
             yield parts[place], partial(rows, place)
 
     def after(
-        self, payloads: Sequence[bytes], factors: Sequence[float], rules: RoundRules, threads: int = 1
+        self, payloads: Sequence[Payload], factors: Sequence[float], rules: RoundRules, threads: int = 1
     ) -> "SharedState":
         """Return the state after a round of these payloads, in the manifest's order, each with a factor; none changes
         nothing. Each thread has one contribution's part in memory. Their number changes no bit of the result.

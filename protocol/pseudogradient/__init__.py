@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.pseudogradient.arithmetic import Floats, SquaredNorm, nesterov_step, plain_step
-from protocol.pseudogradient.contribution import Contribution, ContributionDecoder, decode, encode
+from protocol.pseudogradient.contribution import Contribution, ContributionDecoder, Keep, decode, encode, in_memory
 from protocol.pseudogradient.parts import Part, parts_of, streams_of
-from protocol.pseudogradient.payload import Coding, Head, Kind, read_head, write_head
+from protocol.pseudogradient.payload import Coding, File, Head, Kind, Payload, read_head, write_head
 from protocol.pseudogradient.sparse_encoding import Inputs
 
 __all__ = [
@@ -21,14 +21,18 @@ __all__ = [
     "Coding",
     "Contribution",
     "ContributionDecoder",
+    "File",
     "Head",
     "Inputs",
+    "Keep",
     "Kind",
     "Method",
     "Part",
+    "Payload",
     "SquaredNorm",
     "decode",
     "encode",
+    "in_memory",
     "parts_of",
     "read_head",
     "streams_of",

@@ -1,35 +1,54 @@
 """Make and read contributions, part by part (docs/spec/pseudogradient.md, sections 1 to 3)."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 import torch
 
+from protocol import limits
 from protocol.digest import Weights
 from protocol.errors import ContributionError, MalformedError
 from protocol.pseudogradient.arithmetic import LANES, Floats, SquaredNorm, check_finite, pseudo_gradient
 from protocol.pseudogradient.chunk_frames import decode_chunks, encode_chunks, entries_of
 from protocol.pseudogradient.chunks import blocks_of
 from protocol.pseudogradient.parts import Part, parts_of
-from protocol.pseudogradient.payload import Coding, Head, Kind, read_head, write_head
+from protocol.pseudogradient.payload import Coding, File, Head, Kind, Payload, read_head, write_head
 from protocol.pseudogradient.sparse_decoding import decode_sparse
 from protocol.pseudogradient.sparse_encoding import Inputs, SparseCoding, SparseEncoder
 
+Keep = Callable[[bytes], File]
+"""Keeps the bytes of a file of a payload, in memory or elsewhere."""
+
+
+def in_memory(data: bytes) -> File:
+    """Keep a file in memory."""
+    return data
+
 
 class ContributionEncoder:
-    """The encoder of one contribution. It holds one part at a time; the caller stores the frames. `base` is the digest
-    of the FP32 weights that it starts from, `sender` names the site and the round: 32 bytes each.
+    """The encoder of one contribution. It holds one part at a time, and the frames of one file, which `keep` stores.
+    `base` is the digest of the FP32 weights that it starts from, `sender` names the site and the round: 32 bytes each.
     """
 
-    def __init__(self, coding: Coding, base: bytes, sender: bytes) -> None:
+    def __init__(
+        self,
+        coding: Coding,
+        base: bytes,
+        sender: bytes,
+        file_bytes: int = limits.MAX_PAYLOAD_FILE_BYTES,
+        keep: Keep = in_memory,
+    ) -> None:
         self._coding, self._base, self._sender = coding, base, sender
         self._norm, self._entries, self._sizes = SquaredNorm(), list[int](), list[int]()
         self._sparse = SparseEncoder(_sparse(coding)) if coding.kind in (Kind.EXACT, Kind.GRID) else None
+        self._file_bytes, self._keep = file_bytes, keep
+        self._file, self._files, self._digests = bytearray(), list[File](), list[bytes]()
 
-    def add(self, part: Part, inputs: Inputs) -> tuple[bytes, Floats]:
-        """Encode the next part; return the frame, and the error feedback after sending: float32 [n]."""
+    def add(self, part: Part, inputs: Inputs) -> Floats:
+        """Encode the next part; return the error feedback after sending: float32 [n]."""
         # Exact and grid values: one kernel computes update, values, remainder and norm while a block is in the cache.
         squares, residual = np.zeros(LANES), np.empty_like(inputs.base)
         if self._sparse is not None:
@@ -39,7 +58,16 @@ class ContributionEncoder:
             entries, frame, residual = self._whole(part, inputs)
         self._entries.append(entries)
         self._sizes.append(len(frame))
-        return frame, residual
+        if self._file and len(self._file) + len(frame) > self._file_bytes:
+            self._end_file()
+        self._file += frame
+        return residual
+
+    def _end_file(self) -> None:
+        data = bytes(self._file)
+        self._files.append(self._keep(data))
+        self._digests.append(sha256(data).digest())
+        self._file = bytearray()
 
     def _whole(self, part: Part, inputs: Inputs) -> tuple[int, bytes, Floats]:
         """Encode the next part of dense or chunked values; return the entries, the frame and the error feedback."""
@@ -53,9 +81,14 @@ class ContributionEncoder:
         self._norm.add(values)
         return values.size, values.astype("<f4").tobytes(), np.zeros_like(values)
 
-    def head(self) -> Head:
-        """Return the head, after the last part."""
-        return Head(self._coding, self._base, self._sender, self._norm.value, tuple(self._entries), tuple(self._sizes))
+    def finish(self) -> tuple[Head, Payload]:
+        """Return the head and the files, after the last part."""
+        self._end_file()
+        entries, sizes = tuple(self._entries), tuple(self._sizes)
+        limit, digests = self._file_bytes, tuple(self._digests[1:])
+        head = Head(self._coding, self._base, self._sender, self._norm.value, entries, sizes, limit, digests)
+        # The head names the other files and the norm, so the first file comes last.
+        return head, (self._keep(write_head(head) + self._files[0][:]), *self._files[1:])
 
 
 def _sparse(coding: Coding) -> SparseCoding:
@@ -103,9 +136,9 @@ def decode_part(
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """An encoded contribution in memory; `residual` is the error feedback once the manifest counts it, by name."""
+    """An encoded contribution; `residual` is the error feedback once the manifest counts it, by name."""
 
-    payload: bytes
+    payload: Payload
     residual: dict[str, torch.Tensor]
     head: Head
 
@@ -119,6 +152,8 @@ def encode(
     *,
     decay: float = 1.0,
     sender: bytes = bytes(32),
+    file_bytes: int = limits.MAX_PAYLOAD_FILE_BYTES,
+    keep: Keep = in_memory,
 ) -> Contribution:
     """Encode a contribution of weights that fit in memory. Large ones go part by part: `ContributionEncoder`.
 
@@ -129,43 +164,45 @@ def encode(
         digest: of `base` (`protocol.digest.digest_weights`).
         decay: factor of the feedback: 1 for PULSELoCo, 0.95 for SparseLoCo.
         sender: 32 bytes that name the site and the round, which a coordinator checks; zeros where nobody does.
+        file_bytes: most bytes of the frames in a file of the payload, unless it has a single one.
+        keep: stores each file.
     """
-    encoder, frames, residual = ContributionEncoder(coding, digest, sender), [], dict[str, torch.Tensor]()
+    encoder, residual = ContributionEncoder(coding, digest, sender, file_bytes, keep), dict[str, torch.Tensor]()
     for part in parts_of({name: tensor.shape for name, tensor in base.items()}):
         shared = part.gather(base)
         before = np.zeros_like(shared) if feedback is None else part.gather(feedback)
-        frame, after = encoder.add(part, Inputs(shared, part.gather(local), before, decay))
-        frames.append(frame)
-        residual |= part.scatter(after)
-    head = encoder.head()
-    return Contribution(write_head(head) + b"".join(frames), residual, head)
+        residual |= part.scatter(encoder.add(part, Inputs(shared, part.gather(local), before, decay)))
+    head, payload = encoder.finish()
+    return Contribution(payload, residual, head)
 
 
 class ContributionDecoder:
-    """The decoder of a payload, hostile bytes, part by part. `base` are the receiver's FP32 weights, with their digest;
-    `max_norm` the largest L2 norm of the values that the receiver accepts. A ProtocolError says that the payload breaks
-    docs/spec/pseudogradient.md or starts from other weights.
+    """The decoder of a payload, hostile bytes, part by part, of which it holds one frame at a time. `base` are the
+    receiver's FP32 weights, with their digest; `max_norm` the largest L2 norm of the values that the receiver accepts.
+    A ProtocolError says that the payload breaks docs/spec/pseudogradient.md or starts from other weights. Who fetches a
+    file compares its digest with the head's.
     """
 
-    def __init__(
-        self, payload: bytes | memoryview, base: Weights, digest: bytes, *, max_norm: float = math.inf
-    ) -> None:
-        # Head, size and base first: then the place of each frame is known, and none reaches beyond the payload.
+    def __init__(self, payload: Payload, base: Weights, digest: bytes, *, max_norm: float = math.inf) -> None:
+        # Head, sizes and base first: then the place of each frame is known, and none reaches beyond its file.
         self.parts = parts_of({name: tensor.shape for name, tensor in base.items()})
-        self.head = head = read_head(payload, self.parts, max_norm=max_norm)
+        self.head = head = read_head(payload[0], self.parts, max_norm=max_norm)
         if head.base != digest:
             raise ContributionError("it starts from other weights", "contribution")
-        if len(payload) != head.payload_bytes:
-            raise MalformedError(f"{len(payload)} bytes instead of {head.payload_bytes}", "contribution")
-        self._base, self._payload, self._frames = base, memoryview(payload), head.frames
+        if len(payload) != len(head.file_sizes):
+            raise MalformedError(f"{len(payload)} files instead of {len(head.file_sizes)}", "contribution")
+        for number, (file, size) in enumerate(zip(payload, head.file_sizes, strict=True)):
+            if len(file) != size:
+                raise MalformedError(f"{len(file)} bytes instead of {size}", f"file {number} of the contribution")
+        self._base, self._payload, self._frames = base, payload, head.frames
         self._norm, self._checked = SquaredNorm(), 0
 
     def values(self, place: int, out: Floats | None = None) -> Floats:
         """Return the values of a part: float32 [n], in `out` if given. In order, even if some are read twice, the last
         one checks the norm.
         """
-        (begin, end), part = self._frames[place], self.parts[place]
-        frame, base = self._payload[begin:end], part.gather(self._base)
+        (number, begin, end), part = self._frames[place], self.parts[place]
+        frame, base = memoryview(self._payload[number][begin:end]), part.gather(self._base)
         is_next = place == self._checked
         norm = self._norm if is_next else None
         values = decode_part(frame, self.head.coding, part, base, self.head.entries[place], norm, out)
@@ -177,7 +214,7 @@ class ContributionDecoder:
 
 
 def decode(
-    payload: bytes | memoryview, base: Mapping[str, torch.Tensor], digest: bytes, *, max_norm: float = math.inf
+    payload: Payload, base: Mapping[str, torch.Tensor], digest: bytes, *, max_norm: float = math.inf
 ) -> Iterator[tuple[Part, Floats]]:
     """Yield the parts of a contribution with their values; arguments and errors are those of `ContributionDecoder`. No
     value may be used before the last part was yielded: only then has the norm been checked.

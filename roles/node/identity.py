@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -16,6 +16,9 @@ from roles.node.participant_memory import Alarms, AnnouncementCache, Backoff, Si
 from roles.node.retries import WaitReporter
 from roles.node.timekeeping import Timekeeper
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
+
+if TYPE_CHECKING:  # it imports torch, which takes a second
+    from protocol.pseudogradient import Keep
 
 _ANNOUNCEMENT_CHECKS = 8  # whether storage still shows an announcement, before the next replaces it
 _EXPIRY_SHIFTS = 97  # by milliseconds of the clock at a process's first announcement
@@ -44,6 +47,8 @@ class Node:
     beacon: Beacon
     telemetry: Telemetry
     run_sync: Callable[..., Awaitable[Any]]  # runs what computes for long off the event loop (inline in a simulation)
+    # makes what keeps bytes as long as somebody refers to them: not in memory, but in a simulation
+    scratch: Callable[[], "Keep"] = lambda: lambda data: data
     space: str = ""  # the URL where others read what this node writes; empty where they read the same store
     credential: Callable[["Node"], Awaitable[bytes]] | None = None  # makes the one that the admission policy requires
     shared_revisions: InitVar[Revisions | None] = None  # of another `Node` of this process; else a new history begins

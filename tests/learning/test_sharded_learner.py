@@ -22,6 +22,7 @@ from protocol.chain import safetensors
 from protocol.digest import digest_weights
 from protocol.outer.local_work import encode_work, masters, with_masters, without_masters
 from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import Payload
 from protocol.quantization import Precision
 from roles.ports import StateError
 from roles.trainer.learn.checkpoint_files import CheckpointNote, checkpoint_folder, newest_checkpoint, put_checkpoint
@@ -273,13 +274,13 @@ async def test_the_supervisor_starts_all_ranks_again_when_one_ends(tmp_path: Pat
     assert line.startswith("ranks ended (killed by SIGKILL")
 
 
-def contributions(local: LocalLearner) -> list[bytes]:
+def contributions(local: LocalLearner) -> list[Payload]:
     """Return the payloads of two rounds of two local steps, with their error feedback."""
     state = local.state()
     shared, rules = SharedState.begin(masters(state), has_momentum=True), round_rules()
     inner: Tensors = without_masters(state)
     feedback: Tensors | None = None
-    payloads: list[bytes] = []
+    payloads: list[Payload] = []
     for number in range(2):
         local.restore(with_masters(inner, shared.weights))
         for step in range(2):

@@ -242,8 +242,8 @@ async def test_a_copied_payload_is_refused_and_its_maker_counts_whoever_is_seen_
             if path.startswith(paths.kind_prefix(victim, "contributions")):
                 first = open_signed(data, RoundContribution, [victim]).record
                 ref = first.payload
-                payload = await testbed.store.get(paths.payload(victim, ref.digest), ref.size)
-                await testbed.store.put(paths.payload(copier.public, ref.digest), payload)
+                payload = await testbed.store.get(paths.payload(victim, first.number, ref.digest), ref.size)
+                await testbed.store.put(paths.payload(copier.public, first.number, ref.digest), payload)
                 copy = first.model_copy(update={"worker": copier.public, "groups": ()})
                 await testbed.store.put(copy.path, sign(copy, copier))
                 await trio.sleep(ROUND_SECONDS / 4)  # the coordinator looks meanwhile
@@ -273,12 +273,12 @@ async def test_false_contributions_are_refused_with_their_reason(attack: str, re
     async with testbed.running(testbed.names[:2]):
         first = (await second_contribution(testbed)).record
         attacker = key("site-2")
-        payload = await testbed.store.get(paths.payload(key("site-1").public, first.payload.digest), 1 << 20)
+        payload = await testbed.store.get(paths.payload(key("site-1").public, 2, first.payload.digest), 1 << 20)
         altered = payload[:-1] + bytes([payload[-1] ^ 1])
         ref = first.payload.model_copy(update={"digest": digest("altered")})
         record = first.model_copy(update={"worker": attacker.public, "groups": (), "payload": ref})
         if attack != "no payload":
-            await testbed.store.put(paths.payload(attacker.public, ref.digest), altered)
+            await testbed.store.put(paths.payload(attacker.public, 2, ref.digest), altered)
         changes: dict[str, dict[str, Any]] = {
             "another norm": {"norm": 2 * first.norm},
             "another state": {"state": first.state.model_copy(update={"weights": digest("other")})},

@@ -64,7 +64,7 @@ def weights(seed: int, scale: float = 0.02) -> dict[str, torch.Tensor]:
     }
 
 
-def payloads(state: SharedState, rules: RoundRules, count: int = 3) -> list[bytes]:
+def payloads(state: SharedState, rules: RoundRules, count: int = 3) -> list[pseudogradient.Payload]:
     """Return contributions of some sites that moved in different directions."""
     result = []
     for seed in range(count):
@@ -121,7 +121,7 @@ def test_no_contribution_or_a_broken_one_leaves_the_state_as_it_is() -> None:
     state = begin(rules)
     assert state.after([], (), rules) is state
     contributions = payloads(state, rules)
-    contributions[2] = contributions[2][:-1]
+    contributions[2] = [bytes(contributions[2][0][:])[:-1]]
     with pytest.raises(ProtocolError):
         state.after(contributions, FACTORS, rules)
     assert digest_weights(state.weights) == state.digests.weights

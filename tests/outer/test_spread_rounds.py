@@ -54,7 +54,7 @@ async def equal_to_the_coordinator_alone(testbed: OuterTestbed) -> list[RoundMan
     manifests = await testbed.manifests()
     shared, sent, compared = first_state(first_weights(), RULES), SentRounds(), 0
     for manifest in manifests[1:]:
-        payloads = [await testbed.payload(item) for item in manifest.counted]
+        payloads = await testbed.payloads(manifest, shared, RULES)
         if payloads:
             comparison = compare(shared, payloads, RULES, TRAINER.derive(PROJECTIONS))
             workers = [item.worker for item in manifest.counted]

@@ -69,10 +69,10 @@ async def test_a_site_goes_on_from_its_own_weights_where_it_sent_none() -> None:
     learner, steps = testbed.handles["site-0"].learner, 0
     for opening, manifest in pairwise(manifests):
         steps += (await testbed.contribution("site-0", manifest.number)).record.local_steps
-        payload = [await testbed.payload(item) for item in manifest.counted]
+        payloads = await testbed.payloads(manifest, shared, opening.rules)
         sent = set(shared.stream(opening.rules))
         moved = {name: tensor - learner.ends[steps][name] for name, tensor in shared.weights.items()}
-        shared = shared.after(payload, [item.factor for item in manifest.counted], opening.rules)
+        shared = shared.after(payloads, [item.factor for item in manifest.counted], opening.rules)
         assert all(moved[name].abs().max() > 0 for name in moved)
         if manifest.number < 4:
             begins = learner.begins[steps]

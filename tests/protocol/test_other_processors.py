@@ -23,7 +23,7 @@ from protocol.outer.comparing import PROJECTED, SentRounds, compare
 from protocol.outer.drift import settled_contributions
 from protocol.outer.robust import RobustSettings, weigh_round
 from protocol.outer.shared_state import SharedState
-from protocol.pseudogradient import DILOCO, encode
+from protocol.pseudogradient import DILOCO, Payload, encode
 from tests.support.builders import samples
 from tests.support.builders.samples import counts, round_rules, row, summary
 from tests.support.processes.dispatches import DISPATCHES, environment, failures, observe_in
@@ -88,7 +88,7 @@ def _state_after_a_round() -> str:
     base, rules = tensor(0.1), round_rules()
     state = SharedState.begin({"a": base}, has_momentum=True)
 
-    def payload() -> bytes:
+    def payload() -> Payload:
         local, feedback = {"a": base - tensor(1e-3)}, {"a": tensor(1e-5)}
         return encode({"a": base}, local, feedback, DILOCO.coding, state.digests.weights).payload
 

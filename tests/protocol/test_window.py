@@ -109,7 +109,7 @@ ALL = [
     paths.newest_round(KEY),
     paths.state_shard(KEY, digest("shard")),
     paths.contribution(KEY, 3),
-    paths.payload(KEY, digest("payload")),
+    paths.payload(KEY, 3, digest("payload")),
 ]
 
 

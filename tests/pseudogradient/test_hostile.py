@@ -23,11 +23,12 @@ CODINGS = [Coding(Kind.DENSE), Coding(Kind.EXACT), Coding(Kind.GRID, fraction=3)
 
 
 def payload(coding: Coding) -> bytes:
-    return pseudogradient.encode(BASE, updated(BASE, 3e-5), None, coding, DIGEST).payload
+    (file,) = pseudogradient.encode(BASE, updated(BASE, 3e-5), None, coding, DIGEST).payload
+    return bytes(file[:])
 
 
 def decoded(data: bytes, max_norm: float = math.inf) -> np.ndarray:
-    return np.concatenate([v for _, v in pseudogradient.decode(data, BASE, DIGEST, max_norm=max_norm)])
+    return np.concatenate([v for _, v in pseudogradient.decode((data,), BASE, DIGEST, max_norm=max_norm)])
 
 
 def with_head(data: bytes, alter: Callable[[Head], Head]) -> bytes:
@@ -124,10 +125,11 @@ def test_values_without_a_rank_that_are_none(value: float, message: str) -> None
     base = {"w": torch.full((64, 64), 0.01)}
     feedback = {"w": torch.zeros(64, 64)}
     feedback["w"][3, 4] = 1e-3 / 3
-    data = pseudogradient.encode(base, base, feedback, Coding(Kind.EXACT), digest_weights(base)).payload
-    tensor_values = next(iter(pseudogradient.decode(data, base, digest_weights(base))))[1]
+    (file,) = pseudogradient.encode(base, base, feedback, Coding(Kind.EXACT), digest_weights(base)).payload
+    data = bytes(file[:])
+    tensor_values = next(iter(pseudogradient.decode((data,), base, digest_weights(base))))[1]
     assert np.array_equal(tensor_values, feedback["w"].numpy().ravel())
     assert data[-4:] == np.float32(1e-3 / 3).tobytes()
     altered = data[:-4] + np.float32(value).tobytes()
     with pytest.raises(ContributionError, match=message):
-        list(pseudogradient.decode(altered, base, digest_weights(base)))
+        list(pseudogradient.decode((altered,), base, digest_weights(base)))

@@ -32,7 +32,7 @@ DIGEST = digest_weights(BASE)
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["name"])
 def test_golden(case: dict[str, Any]) -> None:
-    payload = bytes.fromhex(case["payload"])
+    payload = (bytes.fromhex(case["payload"]),)
     ((part, values),) = pseudogradient.decode(payload, BASE, DIGEST)
     assert digest_weights(part.scatter(values)) == digest_weights(parsed(case["values"]))
     coding = Coding(Kind[case["kind"]], case["fraction"], case["chosen"])
@@ -54,5 +54,5 @@ def test_the_outer_step() -> None:
 @pytest.mark.parametrize("case", HOSTILE, ids=lambda case: case["name"])
 def test_hostile(case: dict[str, str]) -> None:
     with pytest.raises(errors.ProtocolError) as raises:
-        list(pseudogradient.decode(bytes.fromhex(case["payload"]), BASE, DIGEST))
+        list(pseudogradient.decode((bytes.fromhex(case["payload"]),), BASE, DIGEST))
     assert type(raises.value).__name__ == case["error"]

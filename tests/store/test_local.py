@@ -380,3 +380,20 @@ def test_stores_in_memory_and_on_a_disk_answer_like_a_dictionary(history: list[S
     with tempfile.TemporaryDirectory() as root:
         for store in (MemoryStore(), LocalStore(Path(root), inline=True)):
             trio.run(replay, store, history)
+
+
+def test_scratch_bytes_are_on_the_disk_without_a_name_and_in_memory_if_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    keep, data = LocalStore(tmp_path).scratch(), os.urandom(100_000)
+    kept = [keep(data[:60_000]), keep(data[60_000:]), keep(b"")]
+    assert not any(isinstance(item, bytes) for item in kept) and [*map(len, kept)] == [60_000, 40_000, 0]
+    assert b"".join(item[:] for item in kept) == data and kept[1][10:30] == data[60_010:60_030]
+    assert kept[0][59_990:70_000] == data[59_990:60_000] and kept[1][50_000:] == b""
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    assert keep(data) == data

@@ -13,7 +13,7 @@ class StateDraft:
     """Implements ObjectStore over a state without the objects that it has lost. Changes stay in memory."""
 
     def __init__(self, state: StateStore) -> None:
-        self._state = state
+        self._state, self.scratch = state, state.scratch
         self._intact_paths: set[str] = set()
         self._lost_paths: frozenset[str] = frozenset()
         self._changes: dict[str, bytes | None] = {}  # None: deleted

@@ -20,8 +20,8 @@ class TrainingSettings(OptimizerSettings):
     checkpoint_seconds: float = Field(default=0.0, ge=0)
     """Seconds after which the next version has a checkpoint anyhow; 0 for never."""
     file_bytes: int = Field(default=1 << 25, ge=1 << 12, le=1 << 30)
-    """Most bytes of weights in one file of a full checkpoint in storage, or of one larger tensor; parts of a patch have
-    about an eighth. Several hosts divide the files among them.
+    """Most bytes of weights in one file of a full checkpoint, or of a site's payload, in storage, or of one larger
+    tensor; parts of a patch have about an eighth. Several hosts divide the files among them.
     """
 
 

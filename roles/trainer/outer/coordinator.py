@@ -40,7 +40,7 @@ from protocol.outer.round_records import (
 )
 from protocol.outer.round_shares import plan_round
 from protocol.outer.shared_state import SharedState
-from protocol.pseudogradient import parts_of
+from protocol.pseudogradient import Payload, parts_of
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
@@ -48,14 +48,15 @@ from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import Attendance, fetch_payload
+from roles.trainer.outer.round_reader import delete_rounds
 from roles.trainer.outer.round_repair import fetch_own_pointer
 from roles.trainer.outer.round_sharing import collect_products
 from roles.trainer.spool import SnapshotName, next_version, put_snapshot
-from roles.trainer.tensor_shards import TensorSource
+from roles.trainer.tensor_shards import TensorSource, delete_below
 
 _CHECKS_AT_ONCE = 4  # of payloads
 
-Checked = dict[bytes, tuple[bytes, Matrix]]
+Checked = dict[bytes, tuple[Payload, Matrix]]
 """The payloads that were checked, by worker, and their projections."""
 
 
@@ -93,7 +94,6 @@ class Coordinator:
         self._newest: Signed[RoundManifest] | None = None
         self._shared: SharedState  # after the round of the newest manifest; set by `_open`
         self._used: dict[int, frozenset[bytes]] = {}  # groups that the manifest of a number names
-        self._payloads_of: dict[int, frozenset[bytes]] = {}  # likewise, digests of payloads
         self._pointer: RoundPointer | None = None
         self._previous_shards: tuple[ObjectRef, ...] = ()
         self._sent = SentRounds()  # up to the newest manifest
@@ -200,9 +200,7 @@ class Coordinator:
     def _remember(self, manifest: RoundManifest) -> None:
         """Remember what a manifest names, as long as it matters."""
         self._used[manifest.number] = frozenset(group for item in manifest.counted for group in item.groups)
-        self._payloads_of[manifest.number] = frozenset(item.payload.digest for item in manifest.counted)
-        for by_number in (self._used, self._payloads_of):
-            by_number.pop(manifest.number - self._settings.remembered_rounds, None)
+        self._used.pop(manifest.number - self._settings.remembered_rounds, None)
 
     async def _publish(self) -> None:
         """Publish the newest manifest, the policy version of its state, and the pointer."""
@@ -263,16 +261,11 @@ class Coordinator:
         if self._pointer.state_number != number:
             return
         oldest = number - 2 * self._settings.state_interval  # the state before may still be in use
-        payloads = {digest for other, digests in self._payloads_of.items() if other > oldest for digest in digests}
-        named_paths = {paths.payload(key, digest) for digest in payloads}
-        named_paths |= {paths.round_manifest(key, other) for other in range(max(0, oldest), number + 1)}
-        named_paths |= {paths.state_shard(key, ref.digest) for ref in (*self._pointer.shards, *self._previous_shards)}
+        shards = {paths.state_shard(key, ref.digest) for ref in (*self._pointer.shards, *self._previous_shards)}
         self._previous_shards = self._pointer.shards
         try:
-            for kind in ("payloads", "plans", "rounds", "states"):
-                items = node.store.list(paths.kind_prefix(key, kind))
-                for path in [item.path async for item in items if item.path not in named_paths]:
-                    await node.store.delete(path)
+            await delete_rounds(node, {"payloads": oldest + 1, "plans": number + 1, "rounds": oldest})
+            await delete_below(node.store, paths.kind_prefix(key, "states"), shards)
         except StoreError as error:
             node.telemetry.event("deletion-failed", error=str(error))
 
@@ -282,7 +275,7 @@ class Coordinator:
         """Wait for the end of the present round, and decide it."""
         assert self._newest is not None
         node, opening = self._node, self._newest
-        attendance = Attendance(opening)
+        attendance = Attendance(opening, node.scratch())
         await attendance.recall(node)
         checked: Checked = {}
         async with trio.open_nursery() as nursery:
@@ -328,16 +321,15 @@ class Coordinator:
 
     async def _check_payload(self, attendance: Attendance, checked: Checked, worker: bytes) -> None:
         """Check the payload of a contribution, as soon as storage has it, and refuse it if it fails."""
-        node, record, rules = self._node, attendance.contributions[worker].record, attendance.opening.record.rules
         while True:
             try:
-                checked[worker] = await fetch_payload(node, record, self._shared, rules, self._checks)
+                checked[worker] = await fetch_payload(self._node, attendance, worker, self._shared, self._checks)
             except StoreError as error:
-                node.telemetry.event("payload-unread", worker=worker.hex()[:16], error=str(error))
+                attendance.event("payload-unread", self._node, worker, error)
                 await trio.sleep(self._settings.poll_seconds)
                 continue
             except ProtocolError as error:
-                node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
+                attendance.event("contribution-refused", self._node, worker, error)
                 attendance.refusals.setdefault(worker, RefusalReason.MALFORMED)
             return
 
@@ -375,8 +367,10 @@ class Coordinator:
         node, rules, workers = self._node, attendance.opening.record.rules, attendance.sound()
 
         async def copy(worker: bytes) -> None:
-            payload = attendance.contributions[worker].record.payload
-            await node.publish(paths.payload(node.key.public, payload.digest), checked[worker][0])
+            for file in checked[worker][0]:
+                data = await node.run_sync(file.__getitem__, slice(None))
+                digest = await node.run_sync(content_digest, data)
+                await node.publish(paths.payload(node.key.public, attendance.number, digest), data)
 
         await gather(copy, workers, _CHECKS_AT_ONCE)
         comparison, aggregated = await self._compare(attendance, checked)

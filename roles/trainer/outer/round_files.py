@@ -6,7 +6,7 @@
     outer/feedback/{number}/            a site's error feedback, if the manifest of this number counts its contribution
     outer/inner/{number}/               the learner's state after the local steps of a round, likewise
     outer/prepared/{number}             a site's signed contribution; payload and both states are there before it
-    outer/payload/{number}              its payload
+    outer/payload/{number}/{place}      the files of its payload
     outer/download/{digest}             shards of a state that a site is fetching
     outer/seen/{number}-{worker}        the contribution that a coordinator saw first
     outer/sent/{number}                 projections of the contributions to a round, which a coordinator compares

@@ -8,19 +8,22 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, error_context
 from protocol.identity.signing import Signed
 from protocol.kernels.inner_products import Matrix
+from protocol.objects import ObjectRef
 from protocol.outer.comparing import check_payload
 from protocol.outer.round_checks import RefusedContributionError, check_contribution
-from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest, RoundRules
+from protocol.outer.round_records import RefusalReason, RoundContribution, RoundManifest
 from protocol.outer.shared_state import SharedState
-from protocol.pseudogradient.payload import FRAME_SLACK, largest_frame
+from protocol.pseudogradient import File, Keep, Payload, in_memory
+from protocol.pseudogradient.payload import largest_first_file
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_object, fetch_record, open_record
 from roles.trainer.outer.round_files import SEEN, numbered
+from roles.trainer.outer.round_reader import fetch_files
 
 PROJECTIONS: Final = "projections of contributions"
 """What the secret of a coordinator's projections is derived for."""
@@ -31,8 +34,10 @@ class Attendance:
     """What the coordinator has seen of a round's workers: the first contributions, in order, and who is refused."""
 
     opening: Signed[RoundManifest]
+    keep: Keep = in_memory  # stores the files of payloads
     contributions: dict[bytes, Signed[RoundContribution]] = field(default_factory=dict)
     refusals: dict[bytes, RefusalReason] = field(default_factory=dict)
+    _lines: set[tuple[str, bytes, str]] = field(default_factory=set)
 
     @property
     def number(self) -> int:
@@ -61,12 +66,12 @@ class Attendance:
         except NotFoundError:
             return
         except StoreError as error:
-            node.telemetry.event("contribution-unread", worker=worker.hex()[:16], error=str(error))
+            self.event("contribution-unread", node, worker, error)
             if isinstance(error, TooLargeError):
                 self.refusals.setdefault(worker, RefusalReason.MALFORMED)
             return
         except ProtocolError as error:
-            node.telemetry.event("contribution-refused", worker=worker.hex()[:16], error=str(error))
+            self.event("contribution-refused", node, worker, error)
             if worker not in self.contributions:
                 self.refusals.setdefault(worker, RefusalReason.MALFORMED)
             return
@@ -78,6 +83,12 @@ class Attendance:
         elif first.digest != signed.digest and worker not in self.refusals:
             self.refusals[worker] = RefusalReason.CONTRADICTORY
             node.alarm(f"worker {worker.hex()[:16]} signed two contributions to round {self.number}")
+
+    def event(self, event: str, node: Node, worker: bytes, error: Exception) -> None:
+        """Log what is wrong with a worker's contribution; the same words once, however often it is looked at."""
+        if (line := (event, worker, str(error))) not in self._lines:
+            self._lines.add(line)
+            node.telemetry.event(event, worker=worker.hex()[:16], error=str(error))
 
     def check(self, used_groups: Collection[bytes]) -> None:
         """Refuse the contributions whose records break the rules."""
@@ -95,15 +106,27 @@ class Attendance:
 
 
 async def fetch_payload(
-    node: Node, contribution: RoundContribution, shared: SharedState, rules: RoundRules, checks: trio.Semaphore
-) -> tuple[bytes, Matrix]:
-    """Fetch a contribution's payload from its worker's space, and check it; `checks` limits how many at a time."""
-    ref = contribution.payload
-    largest = sum(largest_frame(part) + FRAME_SLACK for part in shared.stream_parts(rules))  # the head has less
-    if ref.size > largest:
-        raise RefusedContributionError(f"a payload of {ref.size} bytes for weights that need at most {largest}")
-    payload = await fetch_object(node, paths.payload(contribution.worker, ref.digest), ref)
-    async with checks:
-        secret = node.key.derive(PROJECTIONS)
-        projection: Matrix = await node.run_sync(check_payload, shared, rules, secret, contribution, payload)
+    node: Node, attendance: Attendance, worker: bytes, shared: SharedState, checks: trio.Semaphore
+) -> tuple[Payload, Matrix]:
+    """Fetch the files of a contribution's payload from its worker's space, and check them; `checks` limits how many
+    payloads at a time.
+    """
+    contribution, rules = attendance.contributions[worker].record, attendance.opening.record.rules
+    ref, parts = contribution.payload, shared.stream_parts(rules)
+
+    def path(digest: bytes) -> str:
+        return paths.payload(worker, contribution.number, digest)
+
+    async def fetch(file: ObjectRef) -> File:
+        data = await fetch_object(node, path(file.digest), file)
+        kept: File = await node.run_sync(attendance.keep, data)
+        return kept
+
+    with error_context(path(ref.digest)):
+        if ref.size > (largest := largest_first_file(parts)):
+            raise RefusedContributionError(f"a file of {ref.size} bytes for weights that need at most {largest}")
+        payload = await fetch_files(node, ref, parts, fetch)
+        async with checks:
+            secret = node.key.derive(PROJECTIONS)
+            projection: Matrix = await node.run_sync(check_payload, shared, rules, secret, contribution, payload)
     return payload, projection

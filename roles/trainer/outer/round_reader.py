@@ -2,8 +2,10 @@
 deletes from its own space when a round is over.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import trio
@@ -14,13 +16,13 @@ from protocol.identity.signing import Signed
 from protocol.objects import ObjectRef
 from protocol.outer.round_records import (
     CountedContribution,
+    PayloadRef,
     PlannedContribution,
-    RoundContribution,
     RoundManifest,
     RoundPointer,
 )
 from protocol.outer.shared_state import SharedState
-from protocol.pseudogradient import Part
+from protocol.pseudogradient import File, Keep, Part, Payload, read_head
 from roles.first_failure import first_failure
 from roles.gather import STORAGE_ERRORS, first_success, gather
 from roles.node.identity import Node
@@ -32,7 +34,15 @@ _AT_ONCE = 4  # downloads
 
 HEAD_START: Final = 5.0
 HEAD_START_BYTES: Final = 10_000_000
-"""Seconds, and bytes a second, that a worker's space has before the trainer's copy of a payload is fetched as well."""
+"""Seconds, and bytes a second, that a worker's space has before the trainer's copy of a file is fetched as well."""
+
+
+@dataclass(frozen=True)
+class FetchedFiles:
+    """The files of a round's payloads that were fetched, by digest."""
+
+    keep: Keep  # stores each, in memory or elsewhere
+    files: dict[bytes, File] = field(default_factory=dict)
 
 
 async def fetch_manifest(node: Node, number: int) -> Signed[RoundManifest]:
@@ -49,42 +59,63 @@ async def fetch_pointer(node: Node) -> RoundPointer:
     return (await first_success(lambda key: fetch_record(node, RoundPointer, paths.newest_round(key)), trainers)).record
 
 
+async def fetch_files(
+    node: Node, ref: PayloadRef, parts: Sequence[Part], fetch: Callable[[ObjectRef], Awaitable[File]]
+) -> Payload:
+    """Return the files of a payload for weights with these parts: first the one with the head, which names the others.
+    `fetch` returns a file that has the digest and the size. A ProtocolError says that there is no such head.
+    """
+
+    def named() -> list[ObjectRef]:
+        head = read_head(first, parts)
+        others = zip(head.digests, head.file_sizes[1:], strict=True)
+        return [ObjectRef(digest=digest, size=size) for digest, size in others]
+
+    first = await fetch(ref)
+    return [first, *await gather(fetch, await node.run_sync(named), _AT_ONCE)]
+
+
 async def fetch_payloads(
     node: Node,
     trainer: bytes,
+    number: int,
     contributions: Sequence[CountedContribution | PlannedContribution],
-    fetched: dict[bytes, bytes],
-) -> list[bytes]:
-    """Fetch the payloads of some contributions, in order, but for those that were fetched before, by digest.
+    parts: Sequence[Part],
+    fetched: FetchedFiles,
+) -> list[Payload]:
+    """Fetch the payloads of some contributions to a round, in order, but for the files that were fetched before.
 
     The worker's space may have another load than the trainer's, so it is tried first; the trainer has a copy of each.
     So a failure of the worker's space says nothing, and if it takes long, the copy is fetched beside it: a worker that
-    serves the coordinator alone costs the others HEAD_START, and a second for each HEAD_START_BYTES of its payload.
+    serves the coordinator alone costs the others HEAD_START, and a second for each HEAD_START_BYTES of a file.
     """
 
-    async def fetch(item: CountedContribution | PlannedContribution) -> bytes:
+    async def fetch_file(worker: bytes, ref: ObjectRef) -> File:
         worker_failed = trio.Event()
 
         async def from_space(writer: bytes) -> None:
-            path = paths.payload(writer, item.payload.digest)
-            fetched[item.payload.digest] = await fetch_object(node, path, item.payload)
+            data = await fetch_object(node, paths.payload(writer, number, ref.digest), ref)
+            fetched.files[ref.digest] = await node.run_sync(fetched.keep, data)
             tasks.cancel_scope.cancel()
 
         async def from_worker() -> None:
             with suppress(*STORAGE_ERRORS):
-                await from_space(item.worker)
+                await from_space(worker)
             worker_failed.set()
 
         async def from_trainer() -> None:
-            with trio.move_on_after(HEAD_START + item.payload.size / HEAD_START_BYTES):
+            with trio.move_on_after(HEAD_START + ref.size / HEAD_START_BYTES):
                 await worker_failed.wait()
             await from_space(trainer)
 
-        if item.payload.digest not in fetched:
+        if ref.digest not in fetched.files:
             async with first_failure(*STORAGE_ERRORS) as tasks:
                 tasks.start_soon(from_worker)
                 tasks.start_soon(from_trainer)
-        return fetched[item.payload.digest]
+        return fetched.files[ref.digest]
+
+    async def fetch(item: CountedContribution | PlannedContribution) -> Payload:
+        return await fetch_files(node, item.payload, parts, partial(fetch_file, item.worker))
 
     return await gather(fetch, contributions, _AT_ONCE)
 
@@ -137,6 +168,16 @@ async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps:
 KEPT_ROUNDS: Final = 8
 
 
+async def delete_rounds(node: Node, kept: Mapping[str, int]) -> None:
+    """Delete objects of some kinds in this node's space, but for those of the first round to keep, or of later ones."""
+    prefix = paths.writer_prefix(node.key.public)
+    for path in [item.path async for item in node.store.list(prefix)]:
+        kind, _, name = path.removeprefix(prefix).partition("/")
+        number = name.partition("-")[0]
+        if kind in kept and not (number.isdigit() and int(number) >= kept[kind]):
+            await node.store.delete(path)
+
+
 async def delete_old_contributions(node: Node, newest: int) -> None:
     """Delete the records and payloads of this site's contributions, but for those to the newest KEPT_ROUNDS rounds, and
     its products of closed rounds.
@@ -144,24 +185,8 @@ async def delete_old_contributions(node: Node, newest: int) -> None:
     The trainer has a copy of each payload that counts for as long as a site may need it. A store that refuses causes an
     event and no failure: what is left costs only space, and is deleted later.
     """
-    key = node.key.public
+    oldest = newest + 1 - KEPT_ROUNDS
     try:
-        prefix = paths.kind_prefix(key, "contributions")
-        for path in [item.path async for item in node.store.list(prefix)]:
-            number = path.removeprefix(prefix)
-            if not number.isdigit() or int(number) > newest - KEPT_ROUNDS:
-                continue
-            try:
-                record = (await fetch_record(node, RoundContribution, path)).record
-            except FOREIGN:
-                pass  # somebody changed it; its payload is found by nobody
-            else:
-                await node.store.delete(paths.payload(key, record.payload.digest))
-            await node.store.delete(path)
-        prefix = paths.kind_prefix(key, "products")
-        for path in [item.path async for item in node.store.list(prefix)]:
-            number = path.removeprefix(prefix).partition("-")[0]
-            if number.isdigit() and int(number) <= newest:
-                await node.store.delete(path)
+        await delete_rounds(node, {"contributions": oldest, "payloads": oldest, "products": newest + 1})
     except StoreError as error:
         node.telemetry.event("deletion-failed", error=str(error))

@@ -21,7 +21,7 @@ from roles.ports import LineReporter, RepairError
 from roles.records import FOREIGN, fetch_object, fetch_record
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import PROJECTIONS
-from roles.trainer.outer.round_reader import fetch_past_manifests, fetch_payloads
+from roles.trainer.outer.round_reader import FetchedFiles, fetch_past_manifests, fetch_payloads
 from roles.trainer.spool import SnapshotName, newest_weights, next_version, put_snapshot, weights_folder
 from roles.trainer.tensor_shards import TensorSource, delete_below, read_tensors
 
@@ -108,7 +108,8 @@ async def _after(
     node: Node, shared: SharedState, opening: RoundManifest, closing: RoundManifest
 ) -> tuple[SharedState, SentRound]:
     """Return the state after a round, and what the sites sent whose contributions count."""
-    payloads = await fetch_payloads(node, closing.trainer, closing.counted, {})
+    parts, fetched = shared.stream_parts(opening.rules), FetchedFiles(node.scratch())
+    payloads = await fetch_payloads(node, closing.trainer, closing.number, closing.counted, parts, fetched)
     factors = [item.factor for item in closing.counted]
     comparison = await node.run_sync(compare, shared, payloads, opening.rules, node.key.derive(PROJECTIONS))
     weighting = weigh_round([item.worker for item in closing.counted], comparison, SentRounds(), PLAIN_MEAN)

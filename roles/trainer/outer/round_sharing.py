@@ -28,7 +28,7 @@ from protocol.pseudogradient import Part
 from roles.gather import STORAGE_ERRORS, gather
 from roles.node.identity import Node
 from roles.records import fetch_record, open_record
-from roles.trainer.outer.round_reader import fetch_payloads
+from roles.trainer.outer.round_reader import FetchedFiles, fetch_payloads
 
 DRAWN: Final = "parts that are computed again"
 """What the secret of a node's draws is derived for."""
@@ -59,12 +59,12 @@ async def compute_share(
     node: Node,
     opening: Signed[RoundManifest],
     shared: SharedState,
-    fetched: dict[bytes, bytes],
+    fetched: FetchedFiles,
     threads: int,
     poll_seconds: float,
 ) -> None:
     """Do a site's part of the comparison of a round that began with `shared`: its share, and then some parts of its
-    neighbor's. `fetched` gets the payloads by digest, since those that count are applied later.
+    neighbor's. `fetched` gets the payloads' files, since those that count are applied later.
     """
     key, number, rules = node.key.public, opening.record.number + 1, opening.record.rules
     path = paths.round_plan(opening.record.trainer, number)
@@ -72,9 +72,9 @@ async def compute_share(
     plan = signed.record
     if plan.opening != opening.digest or key not in plan.aggregators:
         return
-    read = partial(fetch_payloads, node, plan.trainer, plan.contributions, fetched)
-    payloads = await _until_read(read, poll_seconds)
     parts, own = shared.stream_parts(rules), plan.aggregators.index(key)
+    read = partial(fetch_payloads, node, plan.trainer, number, plan.contributions, parts, fetched)
+    payloads = await _until_read(read, poll_seconds)
     shares = shares_of(parts, len(plan.aggregators))
 
     async def publish(subject: bytes, places: Sequence[int]) -> None:

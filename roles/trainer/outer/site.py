@@ -9,17 +9,16 @@ from typing import Final
 
 import trio
 
-from protocol import paths
+from protocol import limits, paths
 from protocol.digest import Weights, digest_weights
 from protocol.encoding import content_digest
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed, sign
-from protocol.objects import ObjectRef
 from protocol.outer.local_work import LocalWork, State, encode_work, masters, without_masters
 from protocol.outer.round_checks import check_next_manifest, sender_digest, turn_of
 from protocol.outer.round_records import Refusal, RefusalReason, RoundContribution, RoundManifest
 from protocol.outer.shared_state import SharedState
-from protocol.pseudogradient import Part, parts_of
+from protocol.pseudogradient import Part, Payload, parts_of
 from roles.first_failure import first_failure
 from roles.gather import STORAGE_ERRORS
 from roles.node.identity import Node
@@ -30,6 +29,7 @@ from roles.trainer.outer import round_files
 from roles.trainer.outer.local_steps import GroupPool, LocalLearner, LocalSteps, SiteSettings
 from roles.trainer.outer.round_files import SiteRecord, UsedGroup, numbered
 from roles.trainer.outer.round_reader import (
+    FetchedFiles,
     delete_old_contributions,
     fetch_manifest,
     fetch_past_manifests,
@@ -39,7 +39,7 @@ from roles.trainer.outer.round_reader import (
 )
 from roles.trainer.outer.round_sharing import compute_share
 from roles.trainer.spool import Inbox
-from roles.trainer.tensor_shards import delete_below
+from roles.trainer.tensor_shards import delete_below, shard_path
 
 _NO_FILE: Final = -1
 
@@ -60,7 +60,7 @@ class Site:
         self._record: SiteRecord | None = None
         self._opening: Signed[RoundManifest]  # opens the present round; set by `_open`
         self.shared: SharedState | None = None  # with which it begins; None before the first
-        self._fetched: dict[bytes, bytes] = {}  # payloads of the present round, by digest
+        self._fetched = FetchedFiles(node.scratch())  # of the present round
         self._may_have_signed = True  # for the present round, with a state that was lost or set back since
 
     async def run(self) -> None:
@@ -80,7 +80,7 @@ class Site:
                 shared = None if closing is None else await self._applied(closing.record)
                 tasks.cancel_scope.cancel()
             await self._settle(closing, shared)
-            self._fetched = {}
+            self._fetched = FetchedFiles(self._node.scratch())
             await delete_old_contributions(self._node, self._opening.record.number)
 
     async def _open(self) -> None:
@@ -174,15 +174,19 @@ class Site:
     async def _publish(self, prepared: Signed[RoundContribution]) -> None:
         """Publish this site's contribution to the present round."""
         node, record = self._node, prepared.record
-        payload = await node.state.get(numbered(round_files.PAYLOAD, record.number), record.payload.size)
-        await node.publish(paths.payload(node.key.public, record.payload.digest), payload)
+        folder = f"{numbered(round_files.PAYLOAD, record.number)}/"
+        files = [item.path async for item in node.state.list(folder)]
+        for path in sorted(files, reverse=True):  # the first file, which names the others, is there after them
+            data = await node.state.get(path, limits.MAX_SHARD_BYTES)
+            digest = await node.run_sync(content_digest, data)
+            await node.publish(paths.payload(node.key.public, record.number, digest), data)
         await node.publish(record.path, prepared.data)
         node.telemetry.event(
             "contributed",
             number=record.number,
             local_steps=record.local_steps,
             groups=len(record.groups),
-            payload_bytes=record.payload.size,
+            payload_bytes=record.payload.total,
             norm=record.norm,
         )
 
@@ -228,9 +232,11 @@ class Site:
         feedback = None
         if record.feedback >= 0 and opening.rules.uses_feedback(shared.step):
             feedback = await round_files.get_tensors(node, numbered(round_files.FEEDBACK, record.feedback))
-        sender = sender_digest(self._opening.digest, node.key.public)
-        work: LocalWork = await node.run_sync(encode_work, shared, state, feedback, opening.rules, sender)
-        await node.state.put(numbered(round_files.PAYLOAD, number), work.payload)
+        sender, file_bytes = sender_digest(self._opening.digest, node.key.public), self._settings.file_bytes
+        work: LocalWork = await node.run_sync(
+            encode_work, shared, state, feedback, opening.rules, sender, file_bytes, node.scratch()
+        )
+        await self._put_payload(number, work.payload)
         await round_files.put_tensors(node, numbered(round_files.FEEDBACK, number), work.feedback)
         await round_files.put_tensors(node, numbered(round_files.INNER, number), work.inner)
         contribution = RoundContribution(
@@ -239,7 +245,7 @@ class Site:
             number=number,
             opening=self._opening.digest,
             state=shared.digests,
-            payload=ObjectRef(digest=await node.run_sync(content_digest, work.payload), size=len(work.payload)),
+            payload=await node.run_sync(work.reference),
             groups=tuple(sorted(steps.groups)),
             local_steps=steps.count,
             norm=work.norm,
@@ -255,6 +261,13 @@ class Site:
         del state, work, feedback, inner
         await node.run_sync(tensors.clear)  # to give memory back takes long on an event loop
         return open_record(node, RoundContribution, contribution.path, data)
+
+    async def _put_payload(self, number: int, payload: Payload) -> None:
+        """Store the files of a payload in this site's state."""
+        node, folder = self._node, f"{numbered(round_files.PAYLOAD, number)}/"
+        await delete_below(node.state, folder)  # of a process that was killed
+        for place, file in enumerate(payload):
+            await node.state.put(shard_path(folder, place), await node.run_sync(file.__getitem__, slice(None)))
 
     # The end of a round
 
@@ -342,7 +355,10 @@ class Site:
         node, rules = self._node, self._opening.record.rules
         while True:
             try:
-                payloads = await fetch_payloads(node, manifest.trainer, manifest.counted, self._fetched)
+                parts = self.shared.stream_parts(rules)
+                payloads = await fetch_payloads(
+                    node, manifest.trainer, manifest.number, manifest.counted, parts, self._fetched
+                )
                 factors = [item.factor for item in manifest.counted]
                 shared: SharedState = await node.run_sync(
                     self.shared.after, payloads, factors, rules, self._settings.threads

@@ -21,8 +21,7 @@ from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interru
 from grailnode.run.joining import open_config
 from protocol import paths
 from protocol.identity.signing import Signed, SigningKey, open_signed, sign
-from protocol.objects import ObjectRef
-from protocol.outer.round_records import RoundContribution, RoundManifest, RoundProducts
+from protocol.outer.round_records import PayloadRef, RoundContribution, RoundManifest, RoundProducts
 from protocol.pseudogradient import parts_of, read_head
 from roles.authority_updates import under_authority
 from roles.gather import STORAGE_ERRORS
@@ -84,13 +83,13 @@ async def copy(node: Node, launch: Launch, victim: bytes, *, waits: bool) -> Non
     opening: Signed[RoundManifest] | None = None
     copied = -1
 
-    async def payload_of(number: int) -> ObjectRef | None:
+    async def payload_of(number: int) -> PayloadRef | None:
         if waits:
             return (await fetch_record(node, RoundContribution, paths.contribution(victim, number))).record.payload
         async for item in node.store.list(prefix):
             if item.path not in seen and (digest := paths.content_digest_in(item.path)):
                 seen.add(item.path)
-                return ObjectRef(digest=digest, size=item.size)
+                return PayloadRef(digest=digest, size=item.size, total=item.size)
         return None
 
     async with under_authority(node), trio.open_nursery() as nursery:
@@ -103,7 +102,7 @@ async def copy(node: Node, launch: Launch, victim: bytes, *, waits: bool) -> Non
                     opening = await fetch_manifest(node, number - 1)
                 if number == copied or (ref := await payload_of(number)) is None:
                     continue
-                payload = await fetch_object(node, paths.payload(victim, ref.digest), ref)
+                payload = await fetch_object(node, paths.payload(victim, number, ref.digest), ref)
                 record = RoundContribution(
                     run=node.run_id,
                     worker=node.key.public,
@@ -118,7 +117,7 @@ async def copy(node: Node, launch: Launch, victim: bytes, *, waits: bool) -> Non
                     beacon_round=opening.record.beacon_round,
                 )
                 await node.store.put(record.path, sign(record, node.key))
-                await node.store.put(paths.payload(node.key.public, ref.digest), payload)
+                await node.store.put(paths.payload(node.key.public, number, ref.digest), payload)
             except STORAGE_ERRORS:
                 continue  # there is nothing yet
             node.telemetry.event("copied", number=number)

@@ -37,6 +37,7 @@ from protocol.outer.round_records import (
     AggregatedShare,
     CountedContribution,
     OuterState,
+    PayloadRef,
     PlannedContribution,
     Refusal,
     RoundContribution,
@@ -458,7 +459,7 @@ def contribution(number: int = 1, worker: bytes = WORKERS[0], **changes: Any) ->
         "number": number,
         "opening": digest(f"round {number - 1}"),
         "state": outer_state(number - 1),
-        "payload": ObjectRef(digest=digest("payload"), size=1000),
+        "payload": PayloadRef(digest=digest("payload"), size=1000, total=3000),
         "groups": tuple(sorted((digest("group 0"), digest("group 1")))),
         "local_steps": 8,
         "norm": 0.5,
@@ -472,7 +473,7 @@ def counted(worker: bytes = WORKERS[0], **changes: Any) -> CountedContribution:
     fields: dict[str, Any] = {
         "worker": worker,
         "contribution": digest("contribution"),
-        "payload": ObjectRef(digest=digest("payload"), size=1000),
+        "payload": PayloadRef(digest=digest("payload"), size=1000, total=3000),
         "groups": (digest("group 0"),),
         "factor": 0.5,
     }
@@ -507,7 +508,8 @@ round_plan = sample_of(
     number=1,
     opening=digest("round 0"),
     contributions=tuple(
-        PlannedContribution(worker=worker, payload=ObjectRef(digest=digest("payload"), size=1000)) for worker in WORKERS
+        PlannedContribution(worker=worker, payload=PayloadRef(digest=digest("payload"), size=1000, total=3000))
+        for worker in WORKERS
     ),
     aggregators=WORKERS[::-1],
 )

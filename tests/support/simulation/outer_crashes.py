@@ -92,7 +92,7 @@ async def check_sums(testbed: OuterTestbed, name: str) -> None:
     total: dict[str, torch.Tensor] = {}
     shared, steps = first_state(first_weights(), manifests[0].rules), 0
     for opening, manifest in pairwise(manifests[: record.number + 1]):
-        payloads = [await testbed.payload(item) for item in manifest.counted]
+        payloads = await testbed.payloads(manifest, shared, opening.rules)
         for item, payload in zip(manifest.counted, payloads, strict=True):
             if item.worker == key(name).public:
                 steps += (await testbed.contribution(name, manifest.number)).record.local_steps

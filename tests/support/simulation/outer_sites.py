@@ -16,12 +16,15 @@ from protocol import paths
 from protocol.digest import Weights, digest_weights
 from protocol.identity.signing import Signed, SigningKey
 from protocol.outer.local_work import MASTER
-from protocol.outer.round_records import CountedContribution, RoundContribution, RoundManifest, RoundRules
+from protocol.outer.round_records import RoundContribution, RoundManifest, RoundRules
+from protocol.outer.shared_state import SharedState
+from protocol.pseudogradient import Payload, in_memory
 from roles.node.identity import Node
 from roles.ports import NotFoundError, ObjectStore
 from roles.records import fetch_record
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
 from roles.trainer.outer.local_steps import SiteSettings
+from roles.trainer.outer.round_reader import FetchedFiles, fetch_payloads
 from roles.trainer.outer.site import Site
 from roles.trainer.spool import INBOX
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup
@@ -240,9 +243,9 @@ class OuterTestbed:
         """Give every site some new groups of the newest version."""
         self._batches += 1
         version = max([0, *(event["version"] for event in self.coordinator_log.named("round-closed"))])
-        batch = groups(self._batches, count, version, self._seed)
+        data = groups(self._batches, count, version, self._seed).to_bytes()
         for handle in self.handles.values():
-            await handle.state.put(f"{INBOX}{self._batches:010d}-{'0' * 64}", batch.to_bytes())
+            await handle.state.put(f"{INBOX}{self._batches:010d}-{'0' * 64}", data)
 
     @asynccontextmanager
     async def running(
@@ -283,8 +286,11 @@ class OuterTestbed:
         node = self.node(Log("reader"), MemoryStore(), key("reader"))
         return await fetch_record(node, RoundContribution, paths.contribution(key(name).public, number))
 
-    async def payload(self, item: CountedContribution) -> bytes:
-        return await self.store.get(paths.payload(item.worker, item.payload.digest), 1 << 20)
+    async def payloads(self, manifest: RoundManifest, shared: SharedState, rules: RoundRules) -> list[Payload]:
+        """Return the payloads of a round that began with a state and rules."""
+        node, parts = self.node(Log("reader"), MemoryStore(), key("reader")), shared.stream_parts(rules)
+        fetched = FetchedFiles(in_memory)
+        return await fetch_payloads(node, manifest.trainer, manifest.number, manifest.counted, parts, fetched)
 
     async def until_round(self, number: int) -> RoundManifest:
         """Wait until a round is closed, and return its manifest."""

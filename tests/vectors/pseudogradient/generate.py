@@ -70,7 +70,9 @@ def golden() -> dict[str, Any]:
         values.append(decoded)
         flat_values = plain(part.scatter(decoded))
         fields = {"kind": coding.kind.name, "fraction": coding.fraction, "chosen": coding.chosen}
-        cases.append({"name": name} | fields | {"payload": contribution.payload.hex(), "values": flat_values})
+        cases.append(
+            {"name": name} | fields | {"payload": bytes(contribution.payload[0][:]).hex(), "values": flat_values}
+        )
     part = parts_of(SHAPES)[0]
     mean, shared, momentum = (
         mean_of(values, [1.0, 1.0, 0.3, 1.0]),
@@ -88,7 +90,8 @@ def hostile() -> list[dict[str, str]]:
     base, local, feedback = _inputs()
     digest, parts = digest_weights(base), parts_of(SHAPES)
     data = {
-        name: pseudogradient.encode(base, local, feedback, coding, digest).payload for name, coding in CODINGS.items()
+        name: bytes(pseudogradient.encode(base, local, feedback, coding, digest).payload[0][:])
+        for name, coding in CODINGS.items()
     }
     grid = data["grid"]
     begin, chunked_begin = (len(write_head(read_head(data[name], parts))) for name in ("grid", "chunked"))
@@ -99,7 +102,7 @@ def hostile() -> list[dict[str, str]]:
 
     cases = [
         ("empty", b"", "MalformedError"),
-        ("the first version", changed(grid, 0, b"GRG1"), "MalformedError"),
+        ("an earlier version", changed(grid, 0, b"GRG2"), "MalformedError"),
         ("a kind that does not exist", changed(grid, 4, b"\4"), "MalformedError"),
         ("a fraction of 9", changed(grid, 5, b"\t"), "MalformedError"),
         ("a grid with chosen entries", changed(grid, 6, b"\1"), "MalformedError"),
@@ -108,8 +111,11 @@ def hostile() -> list[dict[str, str]]:
         ("another number of entries", changed(grid, 76, b"\1"), "ContributionError"),
         ("another norm", changed(grid, 84, b"\1\2"), "ContributionError"),
         ("an infinite norm", changed(grid, 84, np.array([np.inf], "<f8").tobytes()), "MalformedError"),
-        ("more entries than elements", changed(grid, 92, b"\xff\x7f"), "LimitError"),
-        ("cut off in the head", grid[:93], "MalformedError"),
+        ("files of less than 4 KiB", changed(grid, 92, b"\0\2\0\0"), "LimitError"),
+        ("files of 2 GiB", changed(grid, 92, b"\0\0\0\x80"), "LimitError"),
+        ("more entries than elements", changed(grid, 96, b"\xff\x7f"), "LimitError"),
+        ("cut off in the head", grid[:97], "MalformedError"),
+        ("a digest of a file that there is not", grid[:begin] + bytes(32) + grid[begin:], "MalformedError"),
         ("cut off in a frame", grid[:-1], "MalformedError"),
         ("a byte behind the end", grid + b"\0", "MalformedError"),
         ("a reference exponent below the floor", changed(grid, begin + 2, b"\7"), "MalformedError"),
