@@ -75,7 +75,8 @@ def copies_beside(device: torch.device) -> AbstractContextManager[Any]:
     """Give copies from and to a GPU a stream of their own, in which each waits for itself alone: in the default stream
     it would wait for the steps of the model that are queued there, and they for it. A commit waits for all streams.
     """
-    return torch.cuda.stream(torch.cuda.Stream(device) if device.type == "cuda" else None)
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(stream)
 
 
 def widen(bits: Tensor, kind: torch.dtype) -> Tensor:
