@@ -7,29 +7,38 @@ import trio
 
 
 class VersionGate:
-    """Calls of one version share the gate; a commit has it alone."""
+    """Calls of one version share the gate; a commit has it alone.
+
+    Nothing waits at a free gate, not even for an event loop, so that engines compute without one as well.
+    """
 
     def __init__(self) -> None:
         self._calls = 0
-        self._entrance = trio.Lock()
-        self._ended = trio.Event()
+        self._is_closed = False
+        self._waiting = trio.lowlevel.ParkingLot()
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
         """Hold the served version, beside other calls."""
-        async with self._entrance:
-            self._calls += 1
+        while self._is_closed:
+            await self._waiting.park()
+        self._calls += 1
         try:
             yield
         finally:
             self._calls -= 1
-            self._ended.set()
+            self._waiting.unpark_all()
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """Wait until no call is under way, and let none begin."""
-        async with self._entrance:
+        while self._is_closed:
+            await self._waiting.park()
+        self._is_closed = True
+        try:
             while self._calls:
-                self._ended = trio.Event()
-                await self._ended.wait()
+                await self._waiting.park()
             yield
+        finally:
+            self._is_closed = False
+            self._waiting.unpark_all()
