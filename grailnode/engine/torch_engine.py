@@ -198,7 +198,7 @@ class TorchEngine:
             raise PatchError("the patch does not lead to the weights that the trainer signed")
         # Tensors that the patch does not touch are shared with the version that still serves.
         changed = {name: tensor for name, tensor in after.weights.items() if tensor is not before[name]}
-        return policy.weights | self._convert(changed)
+        return self._convert(policy.weights | changed)
 
     def _swap(self, staged: Policy) -> None:
         """Serve a staged policy. Nobody computes meanwhile, and the old one is freed before the new one is converted:
@@ -209,7 +209,7 @@ class TorchEngine:
 
     def _convert(self, weights: Weights) -> dict[str, Tensor]:
         try:
-            return dequantize(weights, self._dtype, self._device)
+            return dequantize(weights, self._dtype, self._device, self._model.places(self._dtype, self._device))
         except MalformedError as error:
             raise EngineError(str(error)) from error
 

@@ -14,13 +14,13 @@ class VersionGate:
 
     def __init__(self) -> None:
         self._calls = 0
-        self._is_closed = False
+        self._commits: list[object] = []  # that wait or are under way, in order
         self._waiting = trio.lowlevel.ParkingLot()
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
         """Hold the served version, beside other calls."""
-        while self._is_closed:
+        while self._commits:
             await self._waiting.park()
         self._calls += 1
         try:
@@ -32,13 +32,12 @@ class VersionGate:
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """Wait until no call is under way, and let none begin."""
-        while self._is_closed:
-            await self._waiting.park()
-        self._is_closed = True
+        commit = object()
+        self._commits.append(commit)
         try:
-            while self._calls:
+            while self._calls or self._commits[0] is not commit:
                 await self._waiting.park()
             yield
         finally:
-            self._is_closed = False
+            self._commits.remove(commit)
             self._waiting.unpark_all()

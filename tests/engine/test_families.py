@@ -19,7 +19,7 @@ from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.layout_check import PARAMS, check_layout, probes
 from protocol.digest import Weights
-from protocol.quantization import is_matrix
+from protocol.quantization import dequantize, is_matrix
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 from tests.support.builders import genesis
@@ -91,10 +91,13 @@ class TestMixtures:
         assert torch.equal(before, again)
 
     def test_an_engine_has_the_experts_in_memory_once(self, mixture: Family) -> None:
-        weights = {name: tensor.clone() for name, tensor in mixture.weights.items()}
+        places = mixture.model.places(torch.float32, torch.device("cpu"))
+        weights = dequantize(mixture.weights, torch.float32, None, places)
         ids = torch.tensor([[5, 6, 7]])
         with torch.inference_mode():
-            mixture.model.hidden(weights, ids, torch.ones_like(ids, dtype=torch.bool))
+            states = mixture.model.hidden(weights, ids, torch.ones_like(ids, dtype=torch.bool))
+            copied = mixture.model.hidden(dict(weights), ids, torch.ones_like(ids, dtype=torch.bool))
+        assert torch.equal(states, copied)
         experts = {name: tensor for name, tensor in weights.items() if ".experts." in name}
         assert all(torch.equal(tensor, mixture.weights[name]) for name, tensor in experts.items())
         tensors = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in experts.values()}
