@@ -52,7 +52,7 @@ class Policy:
     """A policy version with its weights, in the dtype and on the device of the engine once it serves."""
 
     version: int
-    weights: dict[str, Tensor]
+    weights: Weights
     is_quantized: bool
 
 
@@ -112,10 +112,9 @@ class TorchEngine:
     async def stage(self, version: int, weights: Weights) -> None:
         check_fit(self._model, weights)
         is_quantized = any(map(is_code, weights.values()))
-        # Codes may turn out to be none, and a GPU takes long to get the weights: both before the old version is freed.
-        is_early = is_quantized or self._device.type != "cpu"
-        staged = await self._compute(self._convert if is_early else dict, weights)
-        self._staged = Policy(version, staged, is_quantized)
+        if not self._converts_late(is_quantized):
+            weights = await self._compute(self._convert, weights)
+        self._staged = Policy(version, weights, is_quantized)
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
         """Implements Engine.stage_patch; tensors that the patch does not change are shared."""
@@ -198,14 +197,27 @@ class TorchEngine:
             raise PatchError("the patch does not lead to the weights that the trainer signed")
         # Tensors that the patch does not touch are shared with the version that still serves.
         changed = {name: tensor for name, tensor in after.weights.items() if tensor is not before[name]}
-        return self._convert(policy.weights | changed)
+        return self._convert({**policy.weights, **changed})
 
     def _swap(self, staged: Policy) -> None:
         """Serve a staged policy. Nobody computes meanwhile, and the old one is freed before the new one is converted:
         here, since that takes long on an event loop.
         """
         self._serving = None
-        self._serving = replace(staged, weights=self._convert(staged.weights))
+        if self._converts_late(staged.is_quantized):
+            weights = self._convert(staged.weights)
+            # Weights that had to be copied in their own dtype are in memory once, since the caller gets the copies.
+            if isinstance(staged.weights, dict):
+                copied = {n: t for n, t in weights.items() if t.dtype == staged.weights[n].dtype}
+                staged.weights.update(copied)
+            staged = replace(staged, weights=weights)
+        self._serving = staged
+
+    def _converts_late(self, is_quantized: bool) -> bool:
+        """Return whether a commit converts a version, and not its staging: a GPU takes long to get the weights, and
+        codes may turn out to be none.
+        """
+        return self._device.type == "cpu" and not is_quantized
 
     def _convert(self, weights: Weights) -> dict[str, Tensor]:
         try:

@@ -107,8 +107,9 @@ async def test_an_error_of_torch_becomes_an_engine_error(model: CausalModel) -> 
         raise RuntimeError("out of memory")
 
     engine = TorchEngine(model, run_sync=fail)
+    await engine.stage(0, random_weights(model))
     with pytest.raises(EngineError, match="out of memory"):
-        await engine.stage(0, random_weights(model))
+        await engine.commit()
 
 
 async def test_a_gpu_on_which_triton_cannot_compile_is_reported(
