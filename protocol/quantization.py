@@ -160,24 +160,29 @@ def is_code(tensor: Tensor) -> bool:
 
 
 def dequantize(
-    published: Weights, dtype: torch.dtype = torch.bfloat16, device: torch.device | None = None
+    published: Weights,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | None = None,
+    places: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Return the weights of a version, by the names of the model. Tensors that have dtype and device (None: any) are
-    not copied. MalformedError if codes are not a matrix with scales, or a bit pattern is no code.
+    not copied. MalformedError if codes are not a matrix with scales, or a bit pattern is no code. Weights for which
+    `places` has tensors are written into these; the others are added to it, and it is returned.
     """
-    weights: dict[str, Tensor] = {}
+    weights = {} if places is None else places
     for name, tensor in published.items():
         if not is_code(tensor):
             if not is_scale(name, published):
-                weights[name] = tensor.to(device, dtype)
+                weights[name] = weights[name].copy_(tensor) if name in weights else tensor.to(device, dtype)
             continue
         scales = published.get(name + SCALE)
         if tensor.ndim != 2 or scales is None or scales.shape != tensor.shape[:1]:
             raise MalformedError("codes without a scale for each row", name)
         try:
-            weights[name] = decode(tensor.to(device), scales.to(device), dtype)
+            matrix = decode(tensor.to(device), scales.to(device), dtype)
         except MalformedError as error:
             raise MalformedError(error.what, name) from None
+        weights[name] = weights[name].copy_(matrix) if name in weights else matrix
     return weights
 
 

@@ -192,7 +192,8 @@ class Engine(Protocol):
     async def stage(self, version: int, weights: "Weights") -> None:
         """Prepare a policy while the current one goes on serving. Replaces a policy that was staged before.
 
-        The tensors never change afterwards. If they do not fit the model (EngineError), the current one still serves.
+        The tensors never change afterwards, but equal ones may take their places in `weights`, so that they are in
+        memory once. If they do not fit the model (EngineError), the current one still serves.
         """
 
     async def stage_patch(self, version: int, patch: bytes, manifest: "Manifest") -> None:
@@ -210,7 +211,7 @@ class Engine(Protocol):
         """Serve the staged policy from the next request on.
 
         Raises:
-            EngineError: no policy is staged, or the swap failed and the old policy still serves.
+            EngineError: no policy is staged, or the swap failed: the old policy still serves, or none does.
         """
 
     async def generate(self, requests: Sequence[Request], params: "SamplingParams") -> list[Generation]:

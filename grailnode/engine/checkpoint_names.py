@@ -36,44 +36,53 @@ _HEADS: Final = {"gpt_neox": "embed_out.weight"}
 _fused: Final = re.compile(r"(?P<block>.*\.mlp\.)experts\.(?P<part>gate_up_proj|down_proj)")
 
 
+class FusedWeights(dict[str, Tensor]):
+    """Weights by the names of files. Experts are views of the modules' tensors, so that they are in memory once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused: dict[str, Tensor] = {}
+        """The modules' tensors of experts, by their names there."""
+
+
 class CheckpointNames:
     """The names of one model."""
 
     def __init__(self, family: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._experts = _EXPERTS.get(family)
         self._head = _HEADS.get(family)
+        self._module_shapes = shapes
         self._parts = {name: self._files_of(name, shape) for name, shape in shapes.items()}
-        self._last: tuple[Mapping[str, Tensor], dict[str, Tensor]] | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
         """The shapes of the files' tensors, by name."""
         for name, files in self._parts.items():
             self.shapes |= dict.fromkeys(files, self._file_shape(name, shapes[name]))
 
-    def module_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the modules' tensors from the files' tensors; gradients flow to these.
-
-        Fused experts are copies. Without gradients, the copies of the last weights are kept for the next call. An
-        engine's weights, a dict in inference mode, become views of them, so that experts are in memory once.
+    def places(self, dtype: torch.dtype, device: torch.device) -> FusedWeights:
+        """Return tensors for the experts, by the names of files, with any elements. No copies are made of weights that
+        have these: they are views of the modules' tensors.
         """
-        if self._experts is None and self._head is None:
-            return weights
-        # The same weights as in the last call are known by identity: comparing them would cost more than fusing.
-        if self._last is not None and self._last[0] is weights:
-            return self._last[1]
-        self._last = None  # before the next copies are made, so that not both are in memory
-        result: dict[str, Tensor] = {}
+        places = FusedWeights()
         for name, files in self._parts.items():
-            result |= self.module_part(weights, [name])
-            if len(files) > 1 and isinstance(weights, dict) and torch.is_inference_mode_enabled():
-                matrices = result[name].chunk(len(files) // len(result[name]), dim=1)
-                weights.update(zip(files, (expert for matrix in matrices for expert in matrix), strict=True))
-        # With gradients the copies would keep the graph of a step alive.
-        self._last = None if torch.is_grad_enabled() else (weights, result)
-        return result
+            if len(files) > 1:
+                fused = places.fused[name] = torch.empty(self._module_shapes[name], dtype=dtype, device=device)
+                matrices = fused.chunk(len(files) // len(fused), dim=1)
+                places.update(zip(files, (expert for matrix in matrices for expert in matrix), strict=True))
+        return places
+
+    def module_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the modules' tensors from the files' tensors; gradients flow to these."""
+        return weights if self._experts is None and self._head is None else self.module_part(weights, self._parts)
 
     def module_part(self, weights: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-        """Return some of the modules' tensors; only the files' tensors that they are made of are read."""
-        return {name: _module_tensor(name, [weights[file] for file in self._parts[name]]) for name in names}
+        """Return some of the modules' tensors; only the files' tensors that they are made of are read. Experts are
+        copies, unless they lie in `places`.
+        """
+        fused: Mapping[str, Tensor] = getattr(weights, "fused", {})
+        return {
+            name: fused[name] if name in fused else _module_tensor(name, [weights[file] for file in self._parts[name]])
+            for name in names
+        }
 
     def file_of(self, name: str) -> str:
         """Return the name in the files of a parameter that is one tensor there."""

@@ -11,7 +11,7 @@ import torch
 
 from grailnode.engine.draft_engine import DraftEngine
 from grailnode.engine.torch_engine import RunSync, TorchEngine
-from grailnode.engine.vllm.version_gate import VersionGate
+from grailnode.engine.version_gate import VersionGate
 from grailnode.engine.vllm.vllm_settings import VllmSettings
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights

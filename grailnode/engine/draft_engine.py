@@ -6,6 +6,7 @@ choice takes the place of the first wrong one. So tokens, states and log-probabi
 costs time alone. The copy reads the keys and values that the policy computed, and keeps none of its own.
 """
 
+import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -36,16 +37,17 @@ class DraftEngine(TorchEngine):
         if not model.cache().is_complete:
             raise PolicyError("attention that forgets tokens cannot take wrong drafts back: drop engine.draft")
         self._draft_model = model.with_int8_base() if isinstance(model, LoraModel) else model
-        self._copied: Policy | None = None
+        self._copied: weakref.ref[Policy] | None = None  # its weights are freed when another one is served
         self._copy: Mapping[str, Tensor] = {}
 
     @torch.inference_mode()
     def _sample(
         self, policy: Policy, requests: list[Request], params: SamplingParams
     ) -> tuple[list[Generation], Turns]:
-        if self._copied is not policy:  # a node that only checks never makes a copy
+        if self._copied is None or self._copied() is not policy:  # a node that only checks never makes a copy
             is_adapted = self._draft_model is not self._model
-            self._copied, self._copy = policy, policy.weights if is_adapted else int8_copy(policy.weights)
+            self._copied = weakref.ref(policy)
+            self._copy = policy.weights if is_adapted else int8_copy(policy.weights)
         # 1. The policy computes what it has not seen: the prompts at first. Its last states are those from which the
         # drafts should have been drawn, and that of the token behind them.
         rows, last_states, mask, cache = self._begin(policy, requests)

@@ -114,6 +114,9 @@ class TransformersModel:
     def cache(self) -> _Cache:
         return _Cache(DynamicCache(config=self._config))
 
+    def places(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        return self._names.places(dtype, device)
+
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _Cache | None = None) -> Tensor:
         prefix = self._module.base_model_prefix + "."
         in_parts = bool(self._layers) and (torch.is_grad_enabled() or isinstance(weights, PartialWeights))

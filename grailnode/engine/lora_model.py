@@ -25,6 +25,7 @@ from grailnode.engine.policy import PolicyError
 from protocol.chain import safetensors
 from protocol.digest import Weights, digest_weights
 from protocol.lora import DOWN, PREFIX, UP, LoraSpec
+from protocol.quantization import dequantize
 from roles.policy.causal_model import Cache, CausalModel
 from roles.policy.layer_weights import PartialWeights, compute_part
 
@@ -50,8 +51,8 @@ class LoraModel:
         self.shapes = {PREFIX + name: shape for name, shape in model.shapes.items() if name.endswith((DOWN, UP))}
         # Before anything is copied: a base with other tensors would fail in the middle of a forward pass.
         check_base(base, model.shapes)
-        self._base: Mapping[str, Tensor] = {name: tensor.to(device, dtype) for name, tensor in base.items()}
-        self._last: _BaseAndAdapters | None = None
+        places = model.places(dtype, device or torch.device("cpu"))
+        self._base: Mapping[str, Tensor] = dequantize(base, dtype, device, places)
 
     @property
     def base(self) -> dict[str, Tensor]:
@@ -65,28 +66,20 @@ class LoraModel:
     def with_int8_base(self) -> "LoraModel":
         """Return the model on an 8-bit copy of its base; adapters stay as they are."""
         model = copy(self)
-        model._base, model._last = int8_copy(self._base), None
+        model._base = int8_copy(self._base)
         return model
 
     def cache(self) -> Cache:
         return self._model.cache()
 
+    def places(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        return {}
+
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
-        return self._model.hidden(self._with_base(weights), ids, mask, cache)
+        return self._model.hidden(_BaseAndAdapters(self._base, weights), ids, mask, cache)
 
     def logits(self, weights: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
-        return self._model.logits(self._with_base(weights), hidden)
-
-    def _with_base(self, adapters: Mapping[str, Tensor]) -> "_BaseAndAdapters":
-        # A model keeps what it made of weights by their identity (checkpoint_names.py), so the same adapters must
-        # give the same object.
-        if self._last is None or self._last.adapters is not adapters:
-            self._last = None  # while gradients are computed, the adapters of a step must not outlive it
-            both = _BaseAndAdapters(self._base, adapters)
-            if torch.is_grad_enabled():
-                return both
-            self._last = both
-        return self._last
+        return self._model.logits(_BaseAndAdapters(self._base, weights), hidden)
 
 
 class _BaseAndAdapters(PartialWeights):
@@ -94,24 +87,25 @@ class _BaseAndAdapters(PartialWeights):
 
     def __init__(self, base: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> None:
         self._base = base
-        self.adapters = adapters
+        self._adapters = adapters
+        self.fused: Mapping[str, Tensor] = getattr(base, "fused", {})  # of checkpoint_names.py
 
     def __getitem__(self, name: str) -> Tensor:
         # Names of base and adapters do not overlap: those of adapters end with lora_A or lora_B.
         tensor = self._base.get(name)
-        return self.adapters[PREFIX + name] if tensor is None else tensor
+        return self._adapters[PREFIX + name] if tensor is None else tensor
 
     def __iter__(self) -> Iterator[str]:
         yield from self._base
-        for name in self.adapters:
+        for name in self._adapters:
             yield name.removeprefix(PREFIX)
 
     def __len__(self) -> int:
-        return len(self._base) + len(self.adapters)
+        return len(self._base) + len(self._adapters)
 
     def within(self, prefix: str, compute: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         # Only adapters can be partial; the base is whole on each rank.
-        return compute_part(self.adapters, PREFIX + prefix if prefix else "", compute, *arguments, **options)
+        return compute_part(self._adapters, PREFIX + prefix if prefix else "", compute, *arguments, **options)
 
 
 class LowRankLinear(nn.Module):

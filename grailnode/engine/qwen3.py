@@ -188,6 +188,9 @@ class Qwen3:
     def cache(self) -> KeyValueCache:
         return KeyValueCache()
 
+    def places(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        return {}
+
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         new = ids.shape[1]
         x = look_up(weights, "model.embed_tokens.weight", ids)

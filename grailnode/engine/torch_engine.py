@@ -1,17 +1,17 @@
 """The reference engine: torch, batched, with a key-value cache (implements roles.ports.Engine).
 
-Computation is a pure function of the weights. So staging converts new weights beside those that are served, and
-committing swaps one reference: a request is computed with one policy version from beginning to end. Staging waits for
-calls that compute with a version before the one that is served, so that there are never three. The arithmetic runs
-through `run_sync`, by default in one of trio's worker threads, a batch at a time, so that cancellation takes effect
-between two batches.
+Computation is a pure function of the weights, and a request is computed with one policy version from beginning to end:
+a commit waits for the calls under way, and later calls wait for the commit. So the weights of one version are in memory
+in the engine's dtype. On a CPU a BF16 version is staged as it is, and the commit frees the old one before it converts
+the new one. The arithmetic runs through `run_sync`, by default in one of trio's worker threads, a batch at a time, so
+that cancellation takes effect between two batches.
 """
 
 import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from grailnode.engine.models import check_fit
 from grailnode.engine.turn_caches import TurnCaches, Turns, ended_turns, joined_turns, right_aligned, take_turn
+from grailnode.engine.version_gate import VersionGate
 from protocol.chain.manifest import Manifest
 from protocol.digest import Weights, weights_digest
 from protocol.errors import MalformedError, PatchError, ProtocolError
@@ -48,10 +49,10 @@ have at most as many beside it.
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy version with its weights in the dtype and on the device of the engine, except quantized codes."""
+    """A policy version with its weights, in the dtype and on the device of the engine once it serves."""
 
     version: int
-    weights: dict[str, Tensor]
+    weights: Weights
     is_quantized: bool
 
 
@@ -95,8 +96,7 @@ class TorchEngine:
         self._serving: Policy | None = None
         self._staged: Policy | None = None
         self._turn_caches = TurnCaches(max_batch_tokens)
-        self._calls = self._old_calls = 0  # that compute with the policy that is served, and with an older one
-        self._waiting_stages = trio.lowlevel.ParkingLot()
+        self._gate = VersionGate()
 
     @property
     def version(self) -> int | None:
@@ -111,30 +111,28 @@ class TorchEngine:
 
     async def stage(self, version: int, weights: Weights) -> None:
         check_fit(self._model, weights)
-        await self._wait_for_old_calls()
         is_quantized = any(map(is_code, weights.values()))
-        self._staged = Policy(version, await self._compute(self._convert, weights), is_quantized)
+        if not self._converts_late(is_quantized):
+            weights = await self._compute(self._convert, weights)
+        self._staged = Policy(version, weights, is_quantized)
 
     async def stage_patch(self, version: int, patch: bytes, manifest: Manifest) -> None:
         """Implements Engine.stage_patch; tensors that the patch does not change are shared."""
-        policy = self._policy()
         # If the patch is refused, nothing is staged: a later commit must not serve an older stage.
         self._staged = None
-        await self._wait_for_old_calls()
-        try:
-            weights = await self._compute(self._patched, policy, patch, manifest.weights)
-        except ProtocolError as error:
-            raise EngineError(f"version {version} cannot be patched in: {error}") from error
+        async with self._in_use() as policy:
+            try:
+                weights = await self._compute(self._patched, policy, patch, manifest.weights)
+            except ProtocolError as error:
+                raise EngineError(f"version {version} cannot be patched in: {error}") from error
         self._staged = Policy(version, weights, is_quantized=False)
 
     async def commit(self) -> None:
         if self._staged is None:
             raise EngineError("nothing is staged")
-        # A call that is under way keeps its own policy, so the swap is one assignment and no call sees two versions.
-        old = [self._serving]
-        self._serving, self._staged = self._staged, None
-        self._calls, self._old_calls = 0, self._old_calls + self._calls
-        await self._compute(old.clear)  # to give memory back takes long on an event loop
+        staged, self._staged = self._staged, None
+        async with self._gate.exclusive():
+            await self._compute(self._swap, staged)
 
     async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
         check_ids([request.prompt for request in requests], self._model.vocabulary)
@@ -142,12 +140,13 @@ class TorchEngine:
         # Every completion counts with its longest possible length, so that the cache of a batch cannot outgrow the
         # memory.
         lengths = [len(request.prompt) + params.max_tokens for request in requests]
-        async with self._serving_policy() as compute:
+        async with self._in_use() as policy:
             for batch in split(lengths, self._max_batch_tokens):
                 # `split` sorts by length, so results are carried by index.
-                generations, turns = await compute(self._sample, [requests[i] for i in batch], params)
+                generations, turns = await self._compute(self._sample, policy, [requests[i] for i in batch], params)
                 self._turn_caches.keep(turns)
-                await self._compute(turns.clear)  # what is not kept, for the same reason as in `commit`
+                # To give back the memory of what is not kept takes long on an event loop.
+                await self._compute(turns.clear)
                 results.update(zip(batch, generations, strict=True))
         return [results[index] for index in range(len(requests))]
 
@@ -157,14 +156,14 @@ class TorchEngine:
         With a large vocabulary the logits of a group are gigabytes, so whoever needs only results of a check asks
         `check` for these.
         """
-        policy = self._policy()
         check_ids([*prompts, *completions], self._model.vocabulary)
         results: list[Forward] = []
-        # Neighbours with the same prompt stay in one batch, so that the prompt is computed once for all of them.
-        for batch in _runs(prompts, completions, self._max_batch_tokens):
-            states = await self._compute(self._prefill, policy, prompts[batch], completions[batch])
-            parts = states.split([len(completion) for completion in completions[batch]])
-            results += [Forward(part, partial(self._project, policy)) for part in parts]
+        async with self._in_use() as policy:
+            # Neighbours with the same prompt stay in one batch, so that the prompt is computed once for all of them.
+            for batch in _runs(prompts, completions, self._max_batch_tokens):
+                states = await self._compute(self._prefill, policy, prompts[batch], completions[batch])
+                parts = states.split([len(completion) for completion in completions[batch]])
+                results += [Forward(part, partial(self._project, policy)) for part in parts]
         return results
 
     async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
@@ -172,42 +171,18 @@ class TorchEngine:
         prompts, completions = [item.prompt for item in requests], [item.completion for item in requests]
         check_ids([*prompts, *completions], self._model.vocabulary)
         results: list[Check] = []
-        async with self._serving_policy() as compute:
+        async with self._in_use() as policy:
             for batch in _runs(prompts, completions, self._max_batch_tokens):
-                results += await compute(self._check, requests[batch], rules)
+                results += await self._compute(self._check, policy, requests[batch], rules)
         return results
 
-    async def _wait_for_old_calls(self) -> None:
-        # no gate of trio's locks: without old calls this must not wait, as engines also compute without an event loop
-        while self._old_calls:
-            await self._waiting_stages.park()
-
-    def _policy(self) -> Policy:
-        if self._serving is None:
-            raise EngineError("no policy has been committed")
-        return self._serving
-
     @asynccontextmanager
-    async def _serving_policy(self) -> AsyncIterator[RunSync]:
-        """Yield a function that computes with the policy that serves now, its first argument, whatever is committed
-        meanwhile. Then a worker thread gives the policy back in the end, since nobody else may use it any more.
-        """
-        policies = [self._policy()]
-
-        async def compute(function: Callable[..., Any], *arguments: Any) -> Any:
-            return await self._compute(function, policies[0], *arguments)
-
-        self._calls += 1
-        try:
-            yield compute
-        finally:
-            if policies[0] is self._serving:
-                self._calls -= 1
-            else:
-                with trio.CancelScope(shield=True):
-                    await self._compute(policies.clear)
-                self._old_calls -= 1
-                self._waiting_stages.unpark_all()
+    async def _in_use(self) -> AsyncIterator[Policy]:
+        """Hold the policy that serves, beside other calls."""
+        async with self._gate.shared():
+            if self._serving is None:
+                raise EngineError("no policy has been committed")
+            yield self._serving
 
     async def _compute(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with _torch_errors():
@@ -222,11 +197,31 @@ class TorchEngine:
             raise PatchError("the patch does not lead to the weights that the trainer signed")
         # Tensors that the patch does not touch are shared with the version that still serves.
         changed = {name: tensor for name, tensor in after.weights.items() if tensor is not before[name]}
-        return policy.weights | self._convert(changed)
+        return self._convert({**policy.weights, **changed})
+
+    def _swap(self, staged: Policy) -> None:
+        """Serve a staged policy. Nobody computes meanwhile, and the old one is freed before the new one is converted:
+        here, since that takes long on an event loop.
+        """
+        self._serving = None
+        if self._converts_late(staged.is_quantized):
+            weights = self._convert(staged.weights)
+            # Weights that had to be copied in their own dtype are in memory once, since the caller gets the copies.
+            if isinstance(staged.weights, dict):
+                copied = {n: t for n, t in weights.items() if t.dtype == staged.weights[n].dtype}
+                staged.weights.update(copied)
+            staged = replace(staged, weights=weights)
+        self._serving = staged
+
+    def _converts_late(self, is_quantized: bool) -> bool:
+        """Return whether a commit converts a version, and not its staging: a GPU takes long to get the weights, and
+        codes may turn out to be none.
+        """
+        return self._device.type == "cpu" and not is_quantized
 
     def _convert(self, weights: Weights) -> dict[str, Tensor]:
         try:
-            return dequantize(weights, self._dtype, self._device)
+            return dequantize(weights, self._dtype, self._device, self._model.places(self._dtype, self._device))
         except MalformedError as error:
             raise EngineError(str(error)) from error
 

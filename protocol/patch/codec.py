@@ -13,7 +13,6 @@ from blake3 import blake3
 from protocol.digest import Weights, outline, raw_bytes, type_name, weights_digest
 from protocol.patch.container import (
     CHECK_BYTES,
-    MAX_JOINED_ELEMENTS,
     PROFILES,
     Header,
     Mode,
@@ -29,6 +28,8 @@ from protocol.patch.values import bits_of, layout_of
 S = TypeVar("S")
 T = TypeVar("T")
 
+_JOINED_ELEMENTS: Final = 1 << 22
+"""Elements of small tensors in a frame, at most: copies of them, old and new, are in memory of each thread."""
 SMALL_ELEMENTS: Final = 1 << 20
 """A tensor of fewer elements shares its frame, and so a model, with others."""
 
@@ -77,7 +78,7 @@ def units(old: Weights, new: Weights) -> list[tuple[str, ...]]:
         unit, elements = list[str](), 0
         for name in names:
             elements += new[name].numel()
-            if elements > MAX_JOINED_ELEMENTS:
+            if elements > _JOINED_ELEMENTS:
                 result.append(tuple(sorted(unit)))
                 unit, elements = [], new[name].numel()
             unit.append(name)

@@ -95,8 +95,11 @@ def check_completions(
         margins = sampling.batch_margins(logits, own, *drawn, params.filters, *bounds)
         stops = sampling.drawn_stops(logits, own, margins, *drawn, params.stops)
         likely = sampling.log_probabilities(logits, own, params.temperature, params.filters)
-        rivals = best_rivals(logits, own, *drawn, params.filters, rules.slack) if rules.rivals else logits[:, :0]
+        rivals = logits.new_empty(len(logits), 0)  # no view, which would keep the logits
+        if rules.rivals:
+            rivals = best_rivals(logits, own, *drawn, params.filters, rules.slack)
         parts.append(Check(values[piece].to(logits.device), margins, stops, likely, rivals))
+        del logits  # before the next piece is computed
     return Check.join(parts)
 
 

@@ -236,9 +236,9 @@ def drawn_stops(
     rows = torch.nonzero((margins > 0) & ~is_stop).squeeze(-1)
     if not len(rows):
         return is_stop
-    scaled, words, positions = logits[rows] / temperature, words[rows], positions[rows]
-    own = scaled.gather(-1, tokens[rows, None]).squeeze(-1) + gumbel(hash_pairs(words, positions, tokens[rows]))
-    of_stops = scaled[:, ids] + gumbel(hash_words(words, positions, ids))
+    tokens, words, positions = tokens[rows], words[rows], positions[rows]
+    own = logits[rows, tokens] / temperature + gumbel(hash_pairs(words, positions, tokens))
+    of_stops = logits[rows[:, None], ids] / temperature + gumbel(hash_words(words, positions, ids))
     drawn = of_stops.amax(dim=-1) - own >= margins[rows] - BORDER
     return is_stop.index_put((rows,), drawn)
 

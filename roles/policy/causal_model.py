@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor
 
 
@@ -44,6 +45,11 @@ class CausalModel(Protocol):
 
     def cache(self) -> Cache:
         """Return an empty cache."""
+
+    def places(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """Return tensors for those weights that it would copy in each call if they lay elsewhere, by name, with any
+        elements. A caller who keeps weights fills them, and adds the others to this very mapping.
+        """
 
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
         """Compute the final hidden states, after the last norm.

@@ -24,7 +24,7 @@ from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 from tests.support.builders import genesis
 from tests.support.builders.families import FAMILIES, Family, difference, write_family
-from tests.support.builders.policies import RECIPE, random_weights, write_policy
+from tests.support.builders.policies import RECIPE, inline, random_weights, write_policy
 from tests.support.processes.command_line import fail
 from tests.support.pytest_options.few_daily import few_daily
 
@@ -90,16 +90,22 @@ class TestMixtures:
         assert not torch.equal(before, after)
         assert torch.equal(before, again)
 
-    def test_an_engine_has_the_experts_in_memory_once(self, mixture: Family) -> None:
-        weights = {name: tensor.clone() for name, tensor in mixture.weights.items()}
-        ids = torch.tensor([[5, 6, 7]])
-        with torch.inference_mode():
-            mixture.model.hidden(weights, ids, torch.ones_like(ids, dtype=torch.bool))
-        experts = {name: tensor for name, tensor in weights.items() if ".experts." in name}
-        assert all(torch.equal(tensor, mixture.weights[name]) for name, tensor in experts.items())
+    async def test_an_engine_has_the_experts_in_memory_once(self, mixture: Family) -> None:
+        """So has its follower, whose tensors an engine in their own dtype replaces by its own, equal ones."""
+        published = {name: tensor.to(torch.bfloat16) for name, tensor in mixture.weights.items()}
+        followed, ids = dict(published), torch.tensor([[5, 6]])
+        engine = TorchEngine(mixture.model, dtype=torch.bfloat16, run_sync=inline)
+        await engine.stage(0, followed)
+        await engine.commit()
+        experts = {name: tensor for name, tensor in followed.items() if ".experts." in name}
+        assert all(torch.equal(tensor, published[name]) for name, tensor in experts.items())
         tensors = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in experts.values()}
         assert len(tensors) == 2 * 2  # of each layer
         assert sum(map(len, tensors.values())) == sum(tensor.nbytes for tensor in experts.values())
+        own = await engine.forward([(5, 6)], [(7, 8)])
+        with torch.inference_mode():
+            copied = mixture.model.hidden(published, ids, torch.ones_like(ids, dtype=torch.bool))
+        assert torch.equal(own[0].hidden[0], copied[0, -1].to(torch.float32))
 
 
 def _change_config(directory: Path, **changes: Any) -> Policy:

@@ -107,8 +107,9 @@ async def test_an_error_of_torch_becomes_an_engine_error(model: CausalModel) -> 
         raise RuntimeError("out of memory")
 
     engine = TorchEngine(model, run_sync=fail)
+    await engine.stage(0, random_weights(model))
     with pytest.raises(EngineError, match="out of memory"):
-        await engine.stage(0, random_weights(model))
+        await engine.commit()
 
 
 async def test_a_gpu_on_which_triton_cannot_compile_is_reported(
@@ -192,7 +193,7 @@ class PausingModel(WrappedModel):
         return super().hidden(weights, ids, mask, cache)
 
 
-async def test_a_version_that_only_a_call_still_uses_is_not_freed_on_the_event_loop(model: CausalModel) -> None:
+async def test_an_old_version_is_freed_after_the_calls_under_way_and_not_on_the_event_loop(model: CausalModel) -> None:
     pausing, threads = PausingModel(model), set[int]()
     engine = TorchEngine(pausing, dtype=torch.bfloat16)
     old = dict(random_weights(model))
@@ -204,14 +205,29 @@ async def test_a_version_that_only_a_call_still_uses_is_not_freed_on_the_event_l
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.generate, requests_of_many_lengths(2), PARAMS)
         await trio.to_thread.run_sync(pausing.paused.wait)
-        await serve(engine, random_weights(model, 1))
+        nursery.start_soon(serve, engine, random_weights(model, 1))
+        await trio.testing.wait_all_tasks_blocked()
         assert not threads
+        assert engine.version == 0
         pausing.released.set()
     assert threads
     assert threading.get_ident() not in threads
 
 
-async def test_a_third_version_is_staged_when_no_call_uses_the_first_one(model: CausalModel) -> None:
+class ConvertingEngine(TorchEngine):
+    """An engine that counts the versions in its dtype that are in memory when it converts one, itself included."""
+
+    most = 0
+
+    def _convert(self, weights: Weights) -> dict[str, Tensor]:
+        converted = super()._convert(weights)
+        self.versions = [*getattr(self, "versions", []), weakref.ref(converted["model.norm.weight"])]
+        self.most = max(self.most, sum(item() is not None for item in self.versions))
+        return converted
+
+
+async def test_versions_that_a_call_outlasts_are_never_two_in_the_dtype_of_the_engine(model: CausalModel) -> None:
+    """A call is computed with its own version, and those that come while a commit waits with the new one."""
     released = trio.Event()
 
     async def run_sync(function: Any, *arguments: Any) -> Any:
@@ -219,20 +235,29 @@ async def test_a_third_version_is_staged_when_no_call_uses_the_first_one(model: 
             await released.wait()
         return function(*arguments)
 
-    engine = TorchEngine(model, run_sync=run_sync)
+    engine = ConvertingEngine(model, run_sync=run_sync)
     await serve(engine, random_weights(model))
+    tokens: list[list[tuple[int, ...]]] = []
+
+    async def generate() -> None:
+        tokens.append([item.tokens for item in await engine.generate(requests_of_many_lengths(2), PARAMS)])
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.generate, requests_of_many_lengths(2), PARAMS)
+        nursery.start_soon(generate)
         await trio.testing.wait_all_tasks_blocked()
-        await engine.stage(1, random_weights(model, 1))
-        await engine.commit()
-        nursery.start_soon(engine.stage, 2, random_weights(model, 2))
+        for seed in (1, 2):
+            await engine.stage(seed, random_weights(model, seed))
+            nursery.start_soon(engine.commit)
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(generate)
         await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(EngineError, match="nothing is staged"):
-            await engine.commit()
+        assert engine.version == 0
         released.set()
-    await engine.commit()
     assert engine.version == 2
+    assert engine.most == 1
+    for seed, own in zip((0, 2), tokens, strict=True):
+        alone = await engine_of(model, random_weights(model, seed))
+        assert own == [item.tokens for item in await alone.generate(requests_of_many_lengths(2), PARAMS)]
 
 
 # The torch engine serves versions of codes and scales, and computes what it computes with their BF16 values

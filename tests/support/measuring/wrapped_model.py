@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from roles.policy.causal_model import CausalModel
@@ -18,6 +19,9 @@ class WrappedModel:
 
     def cache(self) -> Any:
         return self._model.cache()
+
+    def places(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        return self._model.places(dtype, device)
 
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
         return self._model.hidden(weights, ids, mask, cache)
