@@ -17,7 +17,7 @@ from protocol.errors import ContributionError, LimitError, MalformedError
 from protocol.patch.fields import Cursor, varint
 from protocol.pseudogradient.parts import Part
 
-MAGIC: Final = b"GRG2"
+MAGIC: Final = b"GRG3"
 _FIXED: Final = struct.Struct("<4sBBHI32s32sQd")
 _WHERE: Final = "contribution"
 
