@@ -24,7 +24,7 @@ class InspectedTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    codec: str  # mode of the tensor (unchanged, sparse, step_planes, ...); "joined" if another one has its frame
+    codec: str  # mode of the tensor (unchanged, sparse, steps, ...); "joined" if another one has its frame
     elements: int
     changed: int  # elements that change; without the base weights, the frame's, and 0 if it is joined
     density: float  # share of the elements that change, of all tensors of the frame
@@ -90,8 +90,7 @@ def _inspected(row: TensorRow, frame: memoryview, elements: int, changed: int, b
     """Return the facts of a tensor, by its row and the directory of its frame (hostile bytes); no change is decoded."""
     classes, words, raw = 0, 0, 0
     if row.mode == Mode.SPARSE:
-        shape = row.shape if elements == row.elements else (elements,)
-        model, chunks = read_directory(frame, shape, row.changed, layout_of(row.dtype))
+        model, chunks = read_directory(frame, elements, row.changed, layout_of(row.dtype))
         classes, words, raw = (
             model.classes,
             sum(2 * chunk.words for chunk in chunks),

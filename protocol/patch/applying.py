@@ -92,7 +92,8 @@ def apply_frame(
     # The values of changes are taken from the bytes that were hashed.
     new = empty_like(old) if new is None else new
     hasher = blake3()
-    for begin, piece, places in decode_frame(row, frame, bits_of(old), bits_of(new)):
+    pieces = decode_frame(row, frame, bits_of(old), bits_of(new), places=changes is not None)
+    for begin, piece, places in pieces:
         hasher.update(piece.data.cast("B"))
         if changes is not None:
             changes.append((places + begin, piece[places]))
@@ -121,7 +122,7 @@ def apply_unit(
     # Joined tensors are small, so they are copied: side by side they are the tensor that was encoded.
     before = np.concatenate([bits_of(old[row.name]) for row in rows])
     after, begin, result = np.empty_like(before), 0, {}
-    for _ in decode_frame(unit_row(rows), frame, before, after):
+    for _ in decode_frame(unit_row(rows), frame, before, after, places=False):
         pass
     for row in rows:
         own = slice(begin, begin + row.elements)
@@ -277,7 +278,7 @@ def _check_elements(rows: Sequence[TensorRow], frame: memoryview, old: Weights, 
     # The pieces must join without a gap, so that no element is left unseen.
     before, new_elements = (_side_by_side([bits_of(weights[row.name]) for row in rows]) for weights in (old, new))
     row, end = unit_row(rows), 0
-    for begin, piece, _ in decode_frame(row, frame, before):
+    for begin, piece, _ in decode_frame(row, frame, before, places=False):
         if begin != end or not np.array_equal(piece, new_elements[begin : begin + piece.size]):
             raise PatchError("does not decode to the tensor that it was made from", row.name)
         end = begin + piece.size

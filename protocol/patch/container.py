@@ -28,7 +28,7 @@ from protocol.patch.fields import Cursor, varint
 PROFILES: Final = ("compact", "fast")
 """What an encoder aims at, small patches or short times; a decoder reads both alike. The preamble has the index."""
 
-MAGIC: Final = b"GRP2"
+MAGIC: Final = b"GRP3"
 PREAMBLE: Final = struct.Struct("<4sBxxxI32s32s")
 CHECK_BYTES: Final = 8
 FRAME_SLACK: Final = 64  # by how many bytes a frame may be larger than its tensors
@@ -43,10 +43,10 @@ class Mode(IntEnum):
 
     UNCHANGED = 0
     SPARSE = 1
-    STEP_PLANES = 2
+    STEPS = 2
     VALUE_PLANES = 3
     XOR_PLANES = 4
-    RAW_STEP_PLANES = 5
+    RAW = 5
     SMALL_CHANGES = 6
     ROWS = 7
     JOINED = 8

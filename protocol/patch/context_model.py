@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from protocol.errors import MalformedError
 from protocol.kernels.simd import MAX_CLASSES
 from protocol.patch.entropy_decoding import fill_rows
-from protocol.patch.entropy_encoding import GROUPS, fill_entries
+from protocol.patch.entropy_encoding import ENTRY, GROUPS, fill_entries
 from protocol.patch.fields import Cursor
 from protocol.patch.rans import (
     HALF_LIFE,
@@ -44,8 +44,11 @@ MIN_CLASS_CHANGES: Final = 24
 CLASSES_PER_TENSOR: Final = 64
 """A class has at least MIN_CLASS_CHANGES changes and at least one in CLASSES_PER_TENSOR of the tensor's changes."""
 
-MIN_SYMBOL_COUNT: Final = 2
-"""A symbol is in its group's table if it or larger ones occur so many times."""
+_SYMBOLS: Final = np.arange(STEP_SYMBOLS)
+_FINE_BITS: Final = np.maximum(_SYMBOLS - 3, 0) >> 2
+"""For each step symbol, the bits of the size that it does not determine."""
+_ESCAPED_BITS: Final = 5 + np.where(_SYMBOLS < 3, (_SYMBOLS + 1) >> 1, _FINE_BITS + 2)
+"""Raw bits of such a size that is coded as another symbol."""
 
 _eighths: Final = (65536, 71468, 77936, 84990, 92682, 101070, 110218, 120194)
 """floor(2^16 * 2^(i/8))."""
@@ -56,7 +59,7 @@ def weight_of(code: int) -> int:
     return (_eighths[code & 7] << (code >> 3)) >> 16
 
 
-_WEIGHTS: Final = tuple(map(weight_of, range(MAX_CODE + 1)))  # a frame's tables need hundreds of them
+WEIGHTS: Final = np.array([weight_of(code) for code in range(MAX_CODE + 1)])  # a frame's tables need hundreds
 
 
 def code_of(probability: float) -> int:
@@ -110,14 +113,14 @@ class Model:
         return [gap_widths(weight_of(group.code)) for group in self.groups]
 
     def _step_widths(self) -> list[tuple[int, ...]]:
-        return [step_widths(tuple([_WEIGHTS[code] for code in group.steps])) for group in self.groups]
+        return [step_widths(tuple(WEIGHTS[list(group.steps)].tolist())) for group in self.groups]
 
     def encoder_tables(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Build the encoder tables of gaps and of steps, by group: uint64 [groups, 2 * symbols]; see `fill_entries`."""
+        """Build the encoder tables of gaps and steps (`fill_entries`), by group: uint64 [groups, ENTRY * symbols]."""
         gaps, steps = _array(self._gap_widths(), MAX_BUCKETS + 1), _array(self._step_widths(), STEP_SYMBOLS + 1)
         tables = (
-            np.zeros((len(gaps), 2 * MAX_BUCKETS + 2), np.uint64),
-            np.zeros((len(steps), 2 * STEP_SYMBOLS + 2), np.uint64),
+            np.zeros((len(gaps), ENTRY * (MAX_BUCKETS + 1)), np.uint64),
+            np.zeros((len(steps), ENTRY * (STEP_SYMBOLS + 1)), np.uint64),
         )
         fill_entries(gaps, tables[0])
         fill_entries(steps, tables[1])
@@ -155,13 +158,18 @@ class Statistics:
 
     def model(self, layout: Layout, first: int, classes: int) -> Model:
         """Return the model that fits best, with so many classes from the exponent `first` on."""
-        # A group's table has the symbols up to the last one that is not rare, and one entry for all larger ones: each
-        # symbol costs a byte of the frame.
         steps = self.steps[: max(1, classes)]
         beyond = np.cumsum(steps[:, ::-1], axis=1)[:, ::-1]  # changes with each symbol or a larger one
-        table_sizes = np.maximum(1, np.count_nonzero(beyond >= MIN_SYMBOL_COUNT, axis=1)).tolist()
         others = np.append(beyond, np.zeros((len(steps), 1), np.int64), axis=1)
-        codes, last = _codes(steps), _codes(others)
+        # A group's table has its first symbols, and one entry for all larger ones. So many that the bits are fewest:
+        # those of the table, of the symbols by their entropy, and the raw bits of sizes in the table and beyond.
+        bits = np.cumsum(8 + steps * (_FINE_BITS - np.log2(np.maximum(steps, 1))), axis=1)
+        escaped = np.cumsum((steps * _ESCAPED_BITS)[:, ::-1], axis=1)[:, -2::-1]
+        rest = others[:, 1:]
+        bits -= rest * np.log2(np.maximum(rest, 1))
+        bits[:, :-1] += escaped
+        table_sizes = (1 + bits.argmin(axis=1)).tolist()
+        codes, last = codes_of(steps), codes_of(others)
         groups = []
         for number, symbols in enumerate(table_sizes):
             # The added constants keep the probability above 0 and below 1 where nothing or everything has changed.
@@ -171,7 +179,7 @@ class Statistics:
         return Model(layout, first, classes, tuple(groups))
 
 
-def _codes(counts: NDArray[np.int64]) -> NDArray[np.uint8]:
+def codes_of(counts: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Return the codes of weights in proportion to counts; a count of 0 has a small weight."""
     # Eighths of a power of two, as `weight_of` reads them. The factor 64 keeps the codes of small counts apart.
     codes: NDArray[np.uint8] = np.clip(np.rint(8 * np.log2(64 * (counts + 0.2))), 0, MAX_CODE).astype(np.uint8)
@@ -192,14 +200,14 @@ def sample_changes(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int
     return np.bincount(exponents, minlength=layout.exponents), before.size / old.size
 
 
-def classes_of(changes: NDArray[np.int64], share: float = 1.0) -> tuple[int, int]:
+def classes_of(changes: NDArray[np.int64], share: float = 1.0, limit: int = MAX_CLASSES) -> tuple[int, int]:
     """Return the first and the number of the classes with most changes, without outer ones with too few. Counted are
     those of a sample, which is a share of a tensor, by the exponent of their old value: int64 [exponents].
     """
     minimum = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
-    # The run of MAX_CLASSES exponents with the most changes, by differences of sums.
+    # The run of `limit` exponents with the most changes, by differences of sums.
     upto = np.concatenate(([0], np.cumsum(changes)))
-    count = min(MAX_CLASSES, changes.size)
+    count = min(limit, changes.size)
     first = int(np.argmax(upto[count:] - upto[:-count]))
     last = first + count - 1
     # An outer class also has all changes beyond it. While these are too few to pay for its part of the model, it joins

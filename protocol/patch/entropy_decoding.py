@@ -120,11 +120,11 @@ def get_changes(
     """
     # Both sections are longer than what is read between two checks. In one change, at most two words are read after
     # `at` was compared with `end`, and 55 raw bits after `bits` was compared with `raw_bits`.
-    end = I(words.size) - I(8)
-    if end < I(2 * STATE_WORDS):
+    if words.size < 8 + 2 * STATE_WORDS:
         return I(CUT_OFF)
+    end = U(words.size) - U(8)
     # No encoder ends with a state below the range, and `get_symbol` counts on that.
-    gap_state, at = get_state(words, I(0))
+    gap_state, at = get_state(words, U(0))
     step_state, at = get_state(words, at)
     if gap_state < U(MIN_STATE) or step_state < U(MIN_STATE):
         return I(NOT_A_CODE)

@@ -29,6 +29,9 @@ from protocol.patch.values import Bits
 BUFFER_FULL: Final = -1
 """Status of a kernel: the changes need more bytes than the elements themselves."""
 
+ENTRY: Final = 4
+"""Integers of a symbol's entry in an encoder table."""
+
 GROUPS: Final = MAX_CLASSES
 """Groups of changes: one for each class, or a single one."""
 
@@ -152,30 +155,25 @@ def tally(changes: UInt64Array, count: int, elements: Int64Array, symbols: Int64
 
 @kernel
 def fill_entries(widths: UInt32Array, table: UInt64Array) -> Any:
-    """Fill encoder tables, uint64 [rows, 2 * symbols], from the slots of symbols, uint32 [rows, symbols]: 0 for unused
-    ones, which come last.
+    """Fill encoder tables, uint64 [rows, ENTRY * symbols], from the slots of symbols, uint32 [rows, symbols]: 0 for
+    unused ones.
 
-    A table has two integers for each symbol: 2^64 / width, rounded up; and the width (shifted left by 32) plus the
-    addend of the symbol. The addend is the symbol's first slot. For a width of 1, the first integer is 2^64 - 1, which
-    makes the quotient one too small, so the addend is 4095 larger.
+    An entry has four integers: the smallest state from which a word moves out first; 2^64 / width, rounded up; the
+    first slot of the symbol; and the slots of all others. For a width of 1, the second is 2^64 - 1, which makes the
+    quotient one too small, so the third is 4095 larger.
     """
     for row in range(widths.shape[0]):
         begin = U(0)
         for symbol in range(widths.shape[1]):
             width = U(widths[row, symbol])
-            if width == U(0):
-                break
-            single = U(width == U(1))
-            table[row, 2 * symbol] = U(0xFFFFFFFFFFFFFFFF) // width + (U(1) - single)
-            table[row, 2 * symbol + 1] = width << U(32) | (begin + single * U(SLOTS - 1))
+            if width != U(0):
+                single, entry = U(width == U(1)), ENTRY * symbol
+                table[row, entry] = width << U(20)
+                table[row, entry + 1] = U(0xFFFFFFFFFFFFFFFF) // width + (U(1) - single)
+                table[row, entry + 2] = begin + single * U(SLOTS - 1)
+                table[row, entry + 3] = U(SLOTS) - width
             begin += width
     return I(0)
-
-
-@inlined
-def put_entry(state: int, out: UInt16Array, position: int, table: UInt64Array, at: int) -> Any:
-    """Code a symbol by its entry in an encoder table, which begins at index `at`; return the new state and position."""
-    return put_symbol(state, out, position, table[at], table[at + U(1)])
 
 
 @kernel
@@ -203,7 +201,7 @@ def put_changes(
     # rANS is last in, first out: so this goes from the last change to the first, and the decoder reads forwards. Gaps
     # and steps have a state each, so that neither coder waits for the other's result, and share the words.
     gap_state = step_state = U(MIN_STATE)
-    position, number = I(out.size), U(changes.size)
+    position, number = U(out.size), U(changes.size)
     for reverse in range(GROUPS):
         group = U(GROUPS - 1 - reverse)
         shift, beyond, escape = buckets[group, U(0)], buckets[group, U(1)], symbols[group]
@@ -213,25 +211,26 @@ def put_changes(
             change = changes[number]
             symbol, _ = symbol_of(change & U(0xFFFFFFFF))
             symbol = min(symbol, escape)
-            step_state, position = put_entry(step_state, out, position, steps, steps_at + U(2) * symbol)
+            step_state, position = put_symbol(step_state, out, position, steps, steps_at + U(ENTRY) * symbol)
             bucket = ((change >> U(33)) & U(0x1FFFFF)) >> shift
             # A gap beyond the buckets is written as escapes, one for each run of all buckets, and the bucket that is
             # left. The decoder reads the escapes first, so they are written last.
             if bucket < beyond:
-                gap_state, position = put_entry(gap_state, out, position, gaps, gaps_at + U(2) * bucket)
+                gap_state, position = put_symbol(gap_state, out, position, gaps, gaps_at + U(ENTRY) * bucket)
             else:
-                last = gaps_at + U(2) * (bucket % beyond)
-                gap_state, position = put_entry(gap_state, out, position, gaps, last)
+                last = gaps_at + U(ENTRY) * (bucket % beyond)
+                gap_state, position = put_symbol(gap_state, out, position, gaps, last)
                 for _ in range(bucket // beyond):
-                    if position < I(16):
+                    if position < U(16):
                         return I(BUFFER_FULL)
-                    gap_state, position = put_entry(gap_state, out, position, gaps, gaps_at + U(2) * beyond)
-            # A change writes two words apart from its escapes, and the states take six: 16 words are enough for both.
-            if position < I(16):
+                    escape_at = gaps_at + U(ENTRY) * beyond
+                    gap_state, position = put_symbol(gap_state, out, position, gaps, escape_at)
+            # A change writes two words apart from its escapes, and the states take four: 16 words are enough for both.
+            if position < U(16):
                 return I(BUFFER_FULL)
     # In the order in which the decoder begins: the gaps' state comes first in the section, so it is written last.
     position = put_state(step_state, out, position)
-    return put_state(gap_state, out, position)
+    return I(put_state(gap_state, out, position))
 
 
 @inlined

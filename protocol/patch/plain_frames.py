@@ -1,11 +1,10 @@
-"""Frames without a model: small changes, and dense frames (docs/spec/patch.md, section 4).
+"""Frames without a coder of our own: small changes, planes, raw elements (docs/spec/patch.md, section 4).
 
 A frame of small changes has the gap and the step of each of a few changes, without the cost of a model.
 
-A dense frame has planes of bytes, each element's most significant byte first, in one zstd frame. Step planes contain
-the zigzag of the step from the previous value, modulo the dtype's width, so that small updates leave the upper planes
-zero. XOR planes contain the bits that differ, for changes that are no steps (a flipped sign). Value planes contain the
-new bit patterns, for tensors that do not resemble their previous values.
+A frame of planes has planes of bytes, each element's most significant byte first, in one zstd frame. XOR planes contain
+the bits that differ, for changes that are no steps (a flipped sign). Value planes contain the new bit patterns, for
+tensors that do not resemble their previous values. Raw elements are no smaller than the tensor, and always fit.
 
 All work goes block by block: in addition to the frame, an encoder needs the memory of one block, a decoder that of the
 planes and one block.
@@ -105,48 +104,27 @@ def decode_small_changes(old: Bits, frame: memoryview, changes: int, layout: Lay
 ONE_SHOT_BYTES: Final = 1 << 22
 """Planes of at most so many bytes are compressed in one call: a stream ends with an empty block of 3 bytes."""
 
-DENSE_MODES: Final = (Mode.STEP_PLANES, Mode.XOR_PLANES, Mode.VALUE_PLANES, Mode.RAW_STEP_PLANES)
+PLANES: Final = (Mode.XOR_PLANES, Mode.VALUE_PLANES)
 
 
-def _zigzag(steps: Bits, bits: int) -> Bits:
-    # The sign moves to the lowest bit, and a negative step is inverted: steps near 0 become numbers near 0.
-    one, top = steps.dtype.type(1), steps.dtype.type(bits - 1)
-    doubled: Bits = (steps << one) ^ (steps.dtype.type(0) - (steps >> top))
-    return doubled
-
-
-def _unzigzag(values: Bits) -> Bits:
-    one = values.dtype.type(1)
-    steps: Bits = (values >> one) ^ (values.dtype.type(0) - (values & one))
-    return steps
-
-
-def _to_payload(old: Bits, new: Bits, layout: Layout, mode: Mode) -> Bits:
-    """Return the integer that a dense mode sends for each element."""
-    if mode == Mode.VALUE_PLANES:
-        return new
-    if mode == Mode.XOR_PLANES:
-        return old ^ new
-    return _zigzag(to_keys(new, layout) - to_keys(old, layout), layout.bits)
-
-
-def _planes(old: Bits, new: Bits, layout: Layout, mode: Mode) -> Iterator[bytes]:
-    """Yield the planes of a dense mode in pieces; to save memory, the elements are computed again for each plane."""
+def _planes(old: Bits, new: Bits, mode: Mode) -> Iterator[bytes]:
+    """Yield the planes of a mode in pieces; to save memory, the elements are computed again for each plane."""
     for plane in range(old.itemsize):
         shift = old.dtype.type(8 * (old.itemsize - 1 - plane))
         for begin in range(0, old.size, BLOCK_ELEMENTS):
             block = slice(begin, begin + BLOCK_ELEMENTS)
-            yield (_to_payload(old[block], new[block], layout, mode) >> shift).astype(np.uint8).tobytes()
+            elements = new[block] if mode == Mode.VALUE_PLANES else old[block] ^ new[block]
+            yield (elements >> shift).astype(np.uint8).tobytes()
 
 
-def encode_dense(old: Bits, new: Bits, layout: Layout, mode: Mode, *, level: int, below: int) -> memoryview:
-    """Encode a dense frame of the given mode, with this level of zstd; it must stay below so many bytes."""
-    return gather(_compress(_planes(old, new, layout, mode), level, old.nbytes), below - 1)
+def encode_planes(old: Bits, new: Bits, mode: Mode, *, level: int, below: int) -> memoryview:
+    """Encode a frame of planes, with this level of zstd; it must stay below so many bytes."""
+    return gather(_compress(_planes(old, new, mode), level, old.nbytes), below - 1)
 
 
-def encode_raw(old: Bits, new: Bits, layout: Layout) -> memoryview:
-    """Encode a frame of step planes without compression, which is as large as the tensor."""
-    return gather(_planes(old, new, layout, Mode.RAW_STEP_PLANES), old.nbytes)
+def encode_raw(new: Bits) -> memoryview:
+    """Encode a frame of the new elements themselves."""
+    return new.astype(new.dtype.newbyteorder("<")).data.cast("B")
 
 
 def _compress(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[bytes]:
@@ -160,30 +138,25 @@ def _compress(pieces: Iterator[bytes], level: int, nbytes: int) -> Iterator[byte
     yield engine.flush()
 
 
-def decode_dense(old: Bits, frame: memoryview, layout: Layout, mode: Mode) -> Iterator[Decoded]:
-    """Decode hostile bytes: yield the new elements of a flat tensor and the indices of the changed ones, block by
-    block. A ProtocolError says that they are no zstd frame of the tensor's size.
+def decode_plain(old: Bits, frame: memoryview, mode: Mode) -> Iterator[Decoded]:
+    """Decode hostile bytes, planes or raw elements: yield the new elements of a flat tensor and the indices of the
+    changed ones, block by block. A ProtocolError says that they have not the tensor's size.
     """
-    if mode not in DENSE_MODES:
-        raise MalformedError(f"{mode.name} is not a dense mode")
+    if mode not in (*PLANES, Mode.RAW):
+        raise MalformedError(f"{mode.name} is not a mode of planes")
     # The tensor's size is known, so no frame makes the decoder reserve more.
-    data = frame if mode == Mode.RAW_STEP_PLANES else decompress(frame, old.nbytes)
+    data = frame if mode == Mode.RAW else decompress(frame, old.nbytes)
     if len(data) != old.nbytes:
-        raise PatchError(f"planes of {len(data)} bytes for a tensor of {old.nbytes}")
+        raise PatchError(f"{len(data)} bytes for a tensor of {old.nbytes}")
+    big, little = old.dtype.newbyteorder(">"), old.dtype.newbyteorder("<")
     planes = np.frombuffer(data, np.uint8).reshape(old.itemsize, -1)
     for begin in range(0, old.size, BLOCK_ELEMENTS):
         block = slice(begin, begin + BLOCK_ELEMENTS)
-        # The planes of a block side by side are its elements, most significant byte first.
-        packed = np.ascontiguousarray(planes[:, block].T).reshape(-1)
-        payload: Bits = packed.view(old.dtype.newbyteorder(">")).astype(old.dtype)
-        new = _from_payload(old[block], payload, layout, mode)
+        if mode == Mode.RAW:
+            new = np.frombuffer(data, little)[block].astype(old.dtype)
+        else:
+            # The planes of a block side by side are its elements, most significant byte first.
+            new = np.ascontiguousarray(planes[:, block].T).reshape(-1).view(big).astype(old.dtype)
+        if mode == Mode.XOR_PLANES:
+            new ^= old[block]
         yield begin, new, np.flatnonzero(old[block] != new)
-
-
-def _from_payload(old: Bits, payload: Bits, layout: Layout, mode: Mode) -> Bits:
-    """Return the new bit patterns, as the inverse of `_to_payload`."""
-    if mode == Mode.VALUE_PLANES:
-        return payload
-    if mode == Mode.XOR_PLANES:
-        return old ^ payload
-    return from_keys(to_keys(old, layout) + _unzigzag(payload), layout)

@@ -1,6 +1,6 @@
 """The entropy coder: rANS with fixed tables (docs/spec/patch.md, section 3).
 
-A state is a number from 2^32 to 2^48 - 1. A symbol that has `width` of the 4096 slots, beginning with slot `begin`,
+A state is a number from 2^16 to 2^32 - 1. A symbol that has `width` of the 4096 slots, beginning with slot `begin`,
 changes the state x to (x // width) * 4096 + begin + x % width. To keep the state in its range, the encoder moves 16
 bits from it to the output, and the decoder moves them back. The encoder goes from the last symbol to the first and
 writes from the end, so that the decoder reads forwards.
@@ -24,10 +24,10 @@ I: Any = numba.int64  # noqa: E741
 
 SLOT_BITS: Final = 12
 SLOTS: Final = 1 << SLOT_BITS
-MIN_STATE: Final = 1 << 32
+MIN_STATE: Final = 1 << 16
 """The smallest state, and the initial one of an encoder."""
 
-STATE_WORDS: Final = 3
+STATE_WORDS: Final = 2
 HALF_LIFE_BITS: Final = 20
 HALF_LIFE: Final = 1 << HALF_LIFE_BITS
 """Ticks within which half of the gaps end."""
@@ -97,40 +97,39 @@ def step_widths(weights: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @inlined
-def put_symbol(state: int, out: UInt16Array, position: int, inverse: int, entry: int) -> Any:
-    """Code a symbol; return the new state and position. Words are written from the end of `out`, the first one at
-    `position`. `inverse` is 2^64 / width, rounded up; `entry` the width (shifted left by 32) and addend; see
-    `fill_entries`.
+def put_symbol(state: int, out: UInt16Array, position: int, table: UInt64Array, entry: int) -> Any:
+    """Code the symbol whose entry begins at index `entry` of an encoder table (`fill_entries`); return the new state
+    and position. Words are written from the end of `out`, the first one at `position`.
 
-    The quotient is exact: the state is below 2^48, so the error of the rounded-up inverse adds less than 1 / width.
+    The quotient is exact: the state is below 2^32, so the error of the rounded-up inverse adds less than 1 / width.
     """
-    width = entry >> U(32)
-    # The new state is about state * SLOTS / width, which must stay below 2^48: else 16 bits move to the output first.
+    # The new state is about state * SLOTS / width, which must stay below 2^32: else 16 bits move to the output first.
     # There is no branch: the word is always written, and stays if the position moves.
-    full = U(state >= width << U(36))
-    out[position - I(1)] = state & U(0xFFFF)
-    position -= I(full)
+    full = U(state >= table[entry])
+    out[position - U(1)] = state & U(0xFFFF)
+    position -= full
     state >>= full << U(4)
     # (x // width) * SLOTS + begin + x % width, without the remainder: x + begin + (x // width) * (SLOTS - width).
-    return state + (entry & U(0xFFFFFFFF)) + upper_product(state, inverse) * (U(SLOTS) - width), position
+    quotient = upper_product(state, table[entry + U(1)])
+    return state + table[entry + U(2)] + quotient * table[entry + U(3)], position
 
 
 @inlined
 def get_symbol(state: int, words: UInt16Array, position: int, entry: int) -> Any:
     """Update the state after a symbol was decoded; return the new state and position."""
     state = (entry & U(0xFFF)) * (state >> U(SLOT_BITS)) + ((entry >> U(12)) & U(0xFFF))
-    # A state below its range takes back the word that the encoder moved out. The word is always read, and masked.
-    short = U(state < U(MIN_STATE))
-    state = (state << (short << U(4))) | (U(words[position]) & (U(0) - short))
-    return state, position + I(short)
+    # A state below its range takes back the word that the encoder moved out. The word is always read, or the compiler
+    # would branch.
+    longer, short = (state << U(16)) | U(words[position]), state < U(MIN_STATE)
+    return longer if short else state, position + U(short)
 
 
 @inlined
 def put_state(state: int, out: UInt16Array, position: int) -> Any:
     """Write a state, least significant word last; return the new position."""
     for word in range(STATE_WORDS):
-        out[position - I(1) - word] = (state >> U(16 * word)) & U(0xFFFF)
-    return position - I(STATE_WORDS)
+        out[position - U(1 + word)] = (state >> U(16 * word)) & U(0xFFFF)
+    return position - U(STATE_WORDS)
 
 
 @inlined
@@ -138,8 +137,8 @@ def get_state(words: UInt16Array, position: int) -> Any:
     """Read a state, as written by `put_state`; return it and the new position."""
     state = U(0)
     for word in range(STATE_WORDS):
-        state = (state << U(16)) | U(words[position + word])
-    return state, position + I(STATE_WORDS)
+        state = (state << U(16)) | U(words[position + U(word)])
+    return state, position + U(STATE_WORDS)
 
 
 @inlined

@@ -1,13 +1,12 @@
 """Sparse frames: a model, a directory of chunks, the chunks (docs/spec/patch.md, section 3).
 
-A chunk has up to 2^21 elements, which never cross a border between shards of rows. It is coded independently, as a
-section of the entropy coder's words and a section of raw bits.
+A chunk has up to 2^21 elements. It is coded independently, as a section of the entropy coder's words and a section of
+raw bits.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,28 +37,11 @@ takes 8 bytes of memory.
 GIVE_UP_RATIO: Final = 1.25
 """The encoder gives up if the size of the first chunks promises a frame of so many times the maximum size."""
 
-MAX_SHARDS: Final = 8
-MIN_SHARD_ELEMENTS: Final = 1 << 19
 
-
-def shards_of(shape: Sequence[int]) -> int:
-    """Return the number of equal ranges of rows that can be decoded independently."""
-    elements, rows = math.prod(shape), shape[0] if shape else 1
-    # Halve the number until all shards have the same number of whole rows, and none is small.
-    shards = MAX_SHARDS
-    while shards > 1 and (rows % shards or elements < shards * MIN_SHARD_ELEMENTS):
-        shards //= 2
-    return shards
-
-
-def chunks_of(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the chunks of a tensor as (index of the first element, index behind the last)."""
-    # A shard is cut into chunks of CHUNK_ELEMENTS from its begin on; its last chunk has what is left.
-    elements = math.prod(shape)
-    shard = elements // shards_of(shape)
-    for begin in range(0, elements, max(1, shard)):
-        for start in range(begin, begin + shard, CHUNK_ELEMENTS):
-            yield start, min(start + CHUNK_ELEMENTS, begin + shard)
+def chunks_of(elements: int) -> Iterator[tuple[int, int]]:
+    """Yield the chunks of so many elements as (index of the first element, index behind the last)."""
+    for begin in range(0, elements, CHUNK_ELEMENTS):
+        yield begin, min(begin + CHUNK_ELEMENTS, elements)
 
 
 class Scratch:
@@ -73,6 +55,8 @@ class Scratch:
         self.unsorted = np.empty(CHUNK_ELEMENTS + 1, np.uint64)  # the changes of one chunk in the order of the elements
         self.words = self.unsorted.view(np.uint16)[: 2 * CHUNK_ELEMENTS]
         self.raw = self.unsorted.view(np.uint32)
+        self.sizes = np.empty(CHUNK_ELEMENTS, np.uint32)
+        self.symbols = np.empty(CHUNK_ELEMENTS, np.uint16)
         self.classes = np.empty(VECTOR_SIZE, np.uint8)  # of one vector of elements
 
     def changes(self, size: int) -> NDArray[np.uint64]:
@@ -163,7 +147,7 @@ class _Encoder:
 
 
 def encode_sparse(
-    old: Bits, new: Bits, shape: Sequence[int], layout: Layout, scratch: Scratch, below: int, *, classes: bool
+    old: Bits, new: Bits, layout: Layout, scratch: Scratch, below: int, *, classes: bool
 ) -> tuple[int, memoryview]:
     """Encode a sparse frame of a tensor's flat old and new elements; return the number of changes, and the frame. Only
     floats have classes. BufferFullError if it takes `below` bytes or more, so that another mode is better.
@@ -171,7 +155,7 @@ def encode_sparse(
     The model is fitted to the changes of the first chunks (see SAMPLE_SHARE), which for most tensors are all chunks.
     """
     encoder = _Encoder(layout, *(classes_of(*sample_changes(old, new, layout)) if classes else (0, 0)), scratch)
-    ranges = list(chunks_of(shape))
+    ranges = list(chunks_of(old.size))
     # 1. Find the changes of the first chunks until they are enough for a model. They are kept, and coded below.
     sample: list[_ChunkChanges] = []
     sample_size, target_size = 0, min(old.size, max(MIN_SAMPLE, int(SAMPLE_SHARE * old.size)))
@@ -234,13 +218,13 @@ def _read_chunk(cursor: Cursor, begin: int, end: int, model: Model, offset: int)
     return Chunk(begin, end, counts, cursor.varint(longest), cursor.varint(longest), offset)
 
 
-def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout: Layout) -> tuple[Model, list[Chunk]]:
+def read_directory(frame: memoryview, elements: int, changes: int, layout: Layout) -> tuple[Model, list[Chunk]]:
     """Read model and directory of a sparse frame (hostile bytes), which has as many changes as the table says."""
     cursor = Cursor(frame, "sparse frame")
     model = read_model(cursor, layout)
     chunks: list[Chunk] = []
     offset = 0
-    for begin, end in chunks_of(shape):
+    for begin, end in chunks_of(elements):
         chunks.append(_read_chunk(cursor, begin, end, model, offset))
         offset += chunks[-1].nbytes
     # All counts and lengths must agree with the table and with the frame, so no section lies outside of it.
@@ -252,6 +236,13 @@ def read_directory(frame: memoryview, shape: Sequence[int], changes: int, layout
     return model, [replace(chunk, offset=cursor.offset + chunk.offset) for chunk in chunks]
 
 
+def padded(section: bytes | memoryview, dtype: str, count: int) -> NDArray[Any]:
+    """Return a section as integers of a dtype, in the byte order of this machine, with so many zeros behind them."""
+    width = np.dtype(dtype).itemsize
+    data = bytearray().join((section, bytes(width * count + -len(section) % width)))
+    return np.frombuffer(data, dtype).astype(f"u{width}", copy=False)
+
+
 def decode_changes(
     sections: tuple[bytes | memoryview, bytes | memoryview], model: Model, counts: NDArray[np.int64], elements: int
 ) -> tuple[int, NDArray[np.uint64]]:
@@ -259,9 +250,7 @@ def decode_changes(
     the changes, each group followed by one of the gap NEVER.
     """
     # The kernel reads a little ahead of its checks, so zeros follow both sections (`get_changes`).
-    words = np.frombuffer(bytearray().join((sections[0], bytes(16))), "<u2").astype(np.uint16, copy=False)
-    padding = bytes(16 + -len(sections[1]) % 4)
-    raw = np.frombuffer(bytearray().join((sections[1], padding)), "<u4").astype(np.uint32, copy=False)
+    words, raw = padded(sections[0], "<u2", 8), padded(sections[1], "<u4", 4)
     changes = np.empty(int(counts.sum()) + GROUPS, np.uint64)
     tables = (model.buckets, model.symbols, *model.decoder_tables)
     return get_changes(elements, counts, words, raw, 8 * len(sections[1]), *tables, changes), changes

@@ -19,4 +19,4 @@ def joined(name: bytes, elements: int, distance: int) -> bytes:
 def container(rows: bytes, count: int = 1, frames: bytes = b"") -> bytes:
     """Return a patch whose table declares `count` rows."""
     packed_table = compress(varint(count) + rows)
-    return PREAMBLE.pack(b"GRP2", 0, len(packed_table), bytes(32), bytes(32)) + packed_table + frames
+    return PREAMBLE.pack(b"GRP3", 0, len(packed_table), bytes(32), bytes(32)) + packed_table + frames

@@ -1,15 +1,16 @@
-"""A second implementation of the sparse encoder (docs/spec/patch.md, section 3) in plain Python integers: slow and
-simple. The kernels are compared with it.
+"""A second implementation of the encoders of sparse and dense frames (docs/spec/patch.md, sections 3 and 4) in plain
+Python integers: slow and simple. The kernels are compared with it.
 """
 
 from dataclasses import dataclass, field
 from math import isqrt
+from typing import Any
 
 from protocol.patch.values import Layout
 
 HALF_LIFE = 1 << 20
 SLOTS = 1 << 12
-MIN_STATE = 1 << 32
+MIN_STATE = 1 << 16
 PRECISE = 512
 
 
@@ -92,19 +93,19 @@ class Group:
 class Stack:
     """The encoder's two states, and the words that it has written, from the last to the first."""
 
-    states: dict[str, int] = field(default_factory=lambda: {"gap": MIN_STATE, "step": MIN_STATE})
+    states: dict[Any, int] = field(default_factory=lambda: {"gap": MIN_STATE, "step": MIN_STATE})
     words: list[int] = field(default_factory=list)
 
-    def push(self, name: str, widths: list[int], symbol: int) -> None:
+    def push(self, name: Any, widths: list[int], symbol: int) -> None:
         state, width, begin = self.states[name], widths[symbol], sum(widths[:symbol])
-        if state >= width << 36:
+        if state >= width << 20:
             self.words.append(state % (1 << 16))
             state >>= 16
         self.states[name] = state // width * SLOTS + begin + state % width
 
     def finish(self) -> list[int]:
-        for name in ("step", "gap"):
-            for word in range(3):
+        for name in reversed(self.states):
+            for word in range(2):
                 self.words.append(self.states[name] >> (16 * word) & 0xFFFF)
         return self.words[::-1]
 
@@ -143,6 +144,38 @@ def encode_chunk(groups: list[Group]) -> tuple[list[int], bytes]:
             stack.push("gap", gaps, bucket % beyond)
             for _ in range(bucket // beyond):
                 stack.push("gap", gaps, beyond)
+    packed_bits = bytearray((len(raw) + 7) // 8)
+    for index, bit in enumerate(raw):
+        packed_bits[index // 8] |= bit << index % 8
+    return stack.finish(), bytes(packed_bits)
+
+
+def dense_widths(unchanged: int, growing: int, steps: list[int]) -> list[int]:
+    """Return the slots of all symbols of a class of a dense frame; 0 is the weight of a step that does not occur."""
+    weights = [unchanged, 0]
+    for weight in steps:
+        up = max(1, weight * growing // 256)
+        weights += [up, max(1, weight - up)] if weight else [0, 0]
+    present = [number for number, weight in enumerate(weights) if weight]
+    widths = dict(zip(present, step_widths([weights[number] for number in present]), strict=True))
+    return [widths.get(number, 0) for number in range(len(weights))]
+
+
+def encode_dense_chunk(
+    old: list[int], new: list[int], layout: Layout, first: int, tables: list[list[int]]
+) -> tuple[list[int], bytes]:
+    """Encode a chunk of a dense frame by the slots of each class; return its words and its raw bits."""
+    stack, raw = Stack(dict.fromkeys(range(8), MIN_STATE)), []
+    symbols = []
+    for before, after in zip(old, new, strict=True):
+        step = key_of(after, layout) - key_of(before, layout)
+        minus = layout.is_float and before >> (layout.bits - 1) == 1
+        symbol, rest = symbol_of(abs(step)) if step else (0, 0)
+        symbols.append(2 * symbol + 2 + int((step < 0) != minus) if step else 0)
+        raw += [abs(step) >> i & 1 for i in range(rest)]
+    for index in reversed(range(len(old))):
+        own = class_of(old[index], layout, first, len(tables)) if layout.is_float else 0
+        stack.push(index % 8, tables[own], symbols[index])
     packed_bits = bytearray((len(raw) + 7) // 8)
     for index, bit in enumerate(raw):
         packed_bits[index // 8] |= bit << index % 8

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from protocol.digest import tensor_digest
 from protocol.patch.container import CHECK_BYTES, Mode, TensorRow
+from protocol.patch.dense import encode_steps
 from protocol.patch.frames import encode_rows
-from protocol.patch.plain_frames import encode_dense, encode_raw, encode_small_changes
+from protocol.patch.plain_frames import encode_planes, encode_raw, encode_small_changes
 from protocol.patch.sparse import Scratch, encode_sparse
 from protocol.patch.values import bits_of, layout_of
 from tests.patch.weights import DTYPES, SPECIAL, check_changes, from_bits, pairs, rounded_update
@@ -23,7 +24,7 @@ def check_mode(old: torch.Tensor, new: torch.Tensor, mode: Mode, *, classes: boo
     before, after, layout, shape = bits_of(old), bits_of(new), layout_of(old.dtype), tuple(old.shape)
     places, below = np.flatnonzero(before != after), 16 * before.nbytes + 1024
     if mode == Mode.SPARSE:
-        frame = encode_sparse(before, after, shape, layout, SCRATCH, below, classes=classes and layout.is_float)[1]
+        frame = encode_sparse(before, after, layout, SCRATCH, below, classes=classes and layout.is_float)[1]
     elif mode == Mode.SMALL_CHANGES:
         frame = encode_small_changes(before, after, places, layout, below)
     elif mode == Mode.ROWS:
@@ -31,10 +32,12 @@ def check_mode(old: torch.Tensor, new: torch.Tensor, mode: Mode, *, classes: boo
         if not places.size:
             return
         frame = encode_rows(before, after, touched, layout, "compact", SCRATCH, below)[1]
-    elif mode == Mode.RAW_STEP_PLANES:
-        frame = encode_raw(before, after, layout)
+    elif mode == Mode.STEPS:
+        frame = encode_steps(before, after, layout, SCRATCH, below)[1]
+    elif mode == Mode.RAW:
+        frame = encode_raw(after)
     else:
-        frame = encode_dense(before, after, layout, mode, level=1, below=below)
+        frame = encode_planes(before, after, mode, level=1, below=below)
     row = TensorRow("w", old.dtype, shape, mode, places.size, len(frame), tensor_digest(new)[:CHECK_BYTES])
     check_changes(old, new, row, frame)
 

@@ -50,7 +50,7 @@ def test_rows_of_an_embedding_cost_no_more_than_their_steps():
 
 @pytest.mark.parametrize("spacing", [23, 37, 64, 97])
 def test_a_few_changed_rows_are_sent_alone(spacing):
-    """Step planes of a whole tensor are a third of its sparse frame; those of its changed rows are smaller still."""
+    """A frame of the changed rows takes little more than that of a tensor of these rows alone."""
     old, _ = rounded_update(1024, 1024, 1.0, seed=7)
     new = old.clone()
     new[::spacing] = (new[::spacing].float() * 1.01).bfloat16()
@@ -79,7 +79,7 @@ def test_the_smallest_frame_is_chosen(changes):
     new = bits.view(torch.bfloat16)
     places = np.flatnonzero(bits_of(old) != bits_of(new))
     small = encode_small_changes(bits_of(old), bits_of(new), places, LAYOUT, 8192)
-    _, sparse = encode_sparse(bits_of(old), bits_of(new), (64, 64), LAYOUT, Scratch(), 8192, classes=True)
+    _, sparse = encode_sparse(bits_of(old), bits_of(new), LAYOUT, Scratch(), 8192, classes=True)
     assert frame_of(old, new)[1] == (min(len(small), len(sparse)) if changes <= MAX_SMALL_CHANGES else len(sparse))
 
 

@@ -57,8 +57,8 @@ def test_other_parsers_raise_only_protocol_errors(case):
     ("data", "error"),
     [
         (b"", MalformedError),
-        (PREAMBLE.pack(b"GRP2", 0, 2**32 - 1, bytes(32), bytes(32)), LimitError),
-        (PREAMBLE.pack(b"GRP2", 9, 0, bytes(32), bytes(32)), MalformedError),
+        (PREAMBLE.pack(b"GRP3", 0, 2**32 - 1, bytes(32), bytes(32)), LimitError),
+        (PREAMBLE.pack(b"GRP3", 9, 0, bytes(32), bytes(32)), MalformedError),
         (container(row(b"w", 10, changes=11)), PatchError),
         (container(row(b"w", 10, changes=0)), PatchError),
         (container(row(b"w", 10, size=10**9)), PatchError),
@@ -84,7 +84,7 @@ def test_invalid_tables_are_refused(data, error):
 
 def test_a_table_over_its_limit_is_not_decompressed():
     bomb = compress(bytes(limits.MAX_PATCH_HEADER_BYTES + 1))
-    data = PREAMBLE.pack(b"GRP2", 0, len(bomb), bytes(32), bytes(32)) + bomb
+    data = PREAMBLE.pack(b"GRP3", 0, len(bomb), bytes(32), bytes(32)) + bomb
     tracemalloc.start()
     with pytest.raises(LimitError):
         patch.summary(data)
@@ -127,7 +127,7 @@ def test_every_parser_answers_with_a_value_or_a_protocol_error(case):
 MOST = 64 * limits.MIB
 
 WEIGHTS = {"w": torch.zeros(4096, dtype=torch.bfloat16)}
-SPARSE, PLANES, VALUES, RAW_PLANES = 1, 2, 3, 5
+SPARSE, STEPS, VALUES, XOR, RAW, ROWS = 1, 2, 3, 4, 5, 7
 
 
 def one(mode: int, frame: bytes, changes: int = 4096, size: int | None = None) -> bytes:
@@ -170,6 +170,7 @@ def fits(work: Callable[[], object], most: int) -> bool:
 
 
 NO_CLASSES = bytes((0, 0, 100, 1, 1, 1))  # a model without classes
+ONE_CLASS = bytes((1, 100, 1, 128, 1, 1))  # a model of a dense frame
 EIGHT_DIMENSIONS = bytes((8,)) + varint(0) + 7 * varint(limits.MAX_ELEMENTS)
 WHALE = "y" * 90 + "\U0001f40b"
 ONE_CHANGE = bytes((SPARSE,)) + varint(1) + varint(1) + bytes(8)
@@ -185,25 +186,32 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a table that unpacks to more than it may": lambda: zeros(limits.MAX_PATCH_HEADER_BYTES + 1),
     "a table that unpacks to all that it may": lambda: zeros(limits.MAX_PATCH_HEADER_BYTES - 8),
     "a table that declares 2^62 bytes": lambda: (
-        PREAMBLE.pack(b"GRP2", 0, 16, bytes(32), bytes(32)) + false_frame(1 << 62)
+        PREAMBLE.pack(b"GRP3", 0, 16, bytes(32), bytes(32)) + false_frame(1 << 62)
     ),
     "one tensor twice": lambda: container(row(b"w", 4096, mode=0) * 2, 2),
     "one tensor as often as a table may hold": lambda: container(
         row(b"w", 4096, mode=0) * limits.MAX_TENSORS, limits.MAX_TENSORS
     ),
-    "a frame of 2^36 bytes": lambda: one(RAW_PLANES, b"", size=1 << 36),
+    "a frame of 2^36 bytes": lambda: one(RAW, b"", size=1 << 36),
     "more changes than elements": lambda: one(SPARSE, b"", changes=4097),
-    "planes of 2^62 bytes": lambda: one(PLANES, false_frame(1 << 62)),
+    "planes of 2^62 bytes": lambda: one(XOR, false_frame(1 << 62)),
     "planes that unpack to 1 GiB": lambda: one(VALUES, zstandard.ZstdCompressor(1).compress(bytes(1 << 30))[:8192]),
     "planes of the right size with more behind it": lambda: one(
-        PLANES, false_frame(8192) + compress(bytes(1 << 24))[:8000]
+        XOR, false_frame(8192) + compress(bytes(1 << 24))[:8000]
     ),
     "planes with a window of 128 MiB": lambda: one(VALUES, wide_window()),
-    "raw planes with too few bytes": lambda: one(RAW_PLANES, bytes(8191)),
+    "raw elements with too few bytes": lambda: one(RAW, bytes(8191)),
     "4096 changes listed, sections of 4 GiB": lambda: one(SPARSE, NO_CLASSES + varint(4096) + 2 * varint(1 << 32)),
     "13 classes and no more": lambda: one(SPARSE, bytes((13, 100)) + bytes(64)),
     "counts that do not add up": lambda: one(SPARSE, NO_CLASSES + varint(1) + 2 * varint(0)),
     "every element changed, no code": lambda: one(SPARSE, NO_CLASSES + varint(4096) + 2 * varint(0)),
+    "steps, sections of 4 GiB": lambda: one(STEPS, ONE_CLASS + 2 * varint(1 << 32)),
+    "steps without the states": lambda: one(STEPS, ONE_CLASS + 2 * varint(0)),
+    "steps of states that no encoder writes": lambda: one(STEPS, ONE_CLASS + varint(16) + varint(0) + bytes(32)),
+    "steps in 17 classes": lambda: one(STEPS, bytes((17, 100)) + bytes(64)),
+    "steps of 255 symbols": lambda: one(STEPS, bytes((1, 100, 1, 128, 255)) + bytes(255)),
+    "rows that do not fit": lambda: one(ROWS, varint(4096) + varint(1 << 32) + bytes(64)),
+    "no rows": lambda: one(ROWS, varint(0) + varint(1) + bytes(2)),
 }
 
 PARSERS = parsers(WEIGHTS) | {"inspection": inspect_patch}
@@ -234,11 +242,11 @@ NOISE = torch.randint(-(2**15), 2**15, (4096, 1024), dtype=torch.int16, generato
 OLD, NEW = rounded_update(4096, 1024, 1.0, seed=1)
 UPDATES = {
     "sparse": (OLD, NEW),
-    "dense sparse": (OLD, (OLD.float() * 1.01).bfloat16()),
-    "step planes": (torch.zeros_like(OLD), (OLD.float() * 1e-3).bfloat16()),
+    "dense": (OLD, (OLD.float() * 1.01).bfloat16()),
+    "from zeros": (torch.zeros_like(OLD), (OLD.float() * 1e-3).bfloat16()),
     "value planes": (OLD, torch.zeros_like(OLD)),
     "XOR planes": (OLD, -OLD),
-    "raw planes": (OLD, NOISE.view(torch.bfloat16)),
+    "raw elements": (OLD, NOISE.view(torch.bfloat16)),
 }
 SCRATCH = 28 * limits.MIB  # of an encoder, whatever the tensor's size
 BLOCKS = 6 * limits.MIB  # of a decoder, including memory that its allocator does not return
@@ -265,7 +273,7 @@ def test_encoding_and_applying_take_the_memory_of_two_tensors_and_scratch(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["step planes", "raw planes"])
+@pytest.mark.parametrize("case", ["from zeros", "raw elements"])
 def test_encoding_a_large_tensor_takes_the_memory_of_two(case):
     """Every element changes, so this covers all modes that are tried, the changes, and the scratch memory."""
     before, after = ({"w": tensor.repeat(8, 1)} for tensor in UPDATES[case])

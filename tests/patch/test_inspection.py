@@ -44,7 +44,7 @@ def test_inspection_shows_the_changes_of_each_tensor_of_a_frame():
 
 @pytest.mark.parametrize("with_base", [False, True], ids=["patch alone", "with base weights"])
 def test_the_table_fits_a_terminal(with_base: bool):
-    old, new = rounded_update(512, 2048, 5.0, seed=2)
+    old, new = rounded_update(512, 2048, 1.0, seed=2)
     name = "model.layers.10.post_attention_layernorm.weight"
     out = io.StringIO()
     table = patch_table(inspect_patch(patch.encode({name: old}, {name: new}), {name: old} if with_base else None))

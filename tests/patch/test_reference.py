@@ -14,7 +14,8 @@ from protocol.kernels import simd
 from protocol.kernels.jit import kernel
 from protocol.patch import rans
 from protocol.patch.context_model import MAX_CODE, weight_of
-from protocol.patch.fields import BufferFullError
+from protocol.patch.dense import encode_steps
+from protocol.patch.fields import BufferFullError, Cursor
 from protocol.patch.sparse import Scratch, encode_sparse, read_directory
 from protocol.patch.values import bits_of, from_keys, layout_of, to_keys
 from tests.patch import reference
@@ -51,22 +52,40 @@ def test_keys_agree_and_round_trip(dtype):
 @settings(max_examples=2 * settings().max_examples, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pairs(), st.booleans())
 def test_kernels_write_the_reference_words(pair, fast):
-    layout, shape = layout_of(pair[0].dtype), tuple(pair[0].shape)
+    layout = layout_of(pair[0].dtype)
     old, new = bits_of(pair[0]), bits_of(pair[1])
     if old.size == 0 or (old == new).all():
         return
     classes = layout.is_float and not fast
     try:
-        changes, frame = encode_sparse(old, new, shape, layout, Scratch(), 1 << 20, classes=classes)
+        changes, frame = encode_sparse(old, new, layout, Scratch(), 1 << 20, classes=classes)
     except BufferFullError:
         return
-    model, chunks = read_directory(memoryview(frame), shape, changes, layout)
+    model, chunks = read_directory(memoryview(frame), old.size, changes, layout)
     assert bool(model.classes) == classes
     groups = [reference.Group(weight_of(group.code), [*map(weight_of, group.steps)]) for group in model.groups]
     reference.find_changes(old.tolist(), new.tolist(), layout, model.first, groups)
     words, raw = reference.encode_chunk(groups)
     assert [len(group.changes) for group in groups] == list(chunks[0].counts)
     assert frame[chunks[0].offset :] == np.array(words, dtype="<u2").tobytes() + raw
+
+
+@settings(max_examples=2 * settings().max_examples, deadline=None, suppress_health_check=list(HealthCheck))
+@given(pairs())
+def test_kernels_write_the_reference_words_of_a_dense_frame(pair):
+    layout, old, new = layout_of(pair[0].dtype), bits_of(pair[0]), bits_of(pair[1])
+    if not old.size:
+        return
+    _, frame = encode_steps(old, new, layout, Scratch(), 1 << 20)
+    cursor, tables = Cursor(frame, "frame"), []
+    classes, first = cursor.byte(), cursor.byte()
+    for _ in range(classes):
+        unchanged, growing = cursor.byte(), cursor.byte()
+        steps = [weight_of(code) if code else 0 for code in cursor.take(cursor.byte())]
+        tables.append(reference.dense_widths(weight_of(unchanged), growing, steps))
+    words, raw = reference.encode_dense_chunk(old.tolist(), new.tolist(), layout, first, tables)
+    assert (cursor.varint(1 << 20), cursor.varint(1 << 20)) == (len(words), len(raw))
+    assert frame[cursor.offset :] == np.array(words, dtype="<u2").tobytes() + raw
 
 
 # SIMD operations, compared with plain Python

@@ -177,7 +177,7 @@ async def test_a_part_is_decoded_while_the_next_one_has_not_arrived():
     testbed = await following_testbed()
     await testbed.publish()
     parts = [await testbed.store.get(path, 1 << 20) for path in part_paths(testbed, 1)]
-    await replace_parts(testbed, [b"GRP2" + bytes(len(parts[0]) - 4), *parts[1:]])
+    await replace_parts(testbed, [b"GRP3" + bytes(len(parts[0]) - 4), *parts[1:]])
     withholding = UnreachableStore(testbed.store, part_paths(testbed, 1)[-1], seconds=inf)
     follower = await testbed.new_follower(withholding)
     await follower.refresh()

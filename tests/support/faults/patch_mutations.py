@@ -74,15 +74,26 @@ def corpus() -> dict[str, tuple[Weights, bytes]]:
     """Return weights and a patch for them, for each code path of the parsers."""
     rng = torch.Generator().manual_seed(1)
     masters = torch.randn((40, 64), generator=rng) * 0.0147
-    newer = masters + torch.randn((40, 64), generator=rng) * 2e-5
+    updates = torch.randn((40, 64), generator=rng)
+    newer = masters + updates * 2e-5
     noise = [torch.randint(-(2**31), 2**31 - 1, (64,), generator=rng, dtype=torch.int64).int() for _ in range(2)]
-    old, new = masters.bfloat16(), newer.bfloat16()
+    old, new = masters.bfloat16(), (masters + updates * 3e-6).bfloat16()
     cases: dict[str, tuple[Weights, Weights, str]] = {
         "compact": ({"a": old, "b": old.clone()}, {"a": new, "b": old.clone()}, "compact"),
         "fast": ({"a": old}, {"a": new}, "fast"),
-        "raw_step_planes": ({"a": noise[0]}, {"a": noise[1]}, "compact"),
+        "raw": ({"a": noise[0]}, {"a": noise[1]}, "compact"),
         "values": ({"a": masters}, {"a": torch.zeros_like(masters)}, "compact"),
         "steps": ({"a": masters}, {"a": newer}, "fast"),
+        "rows": (
+            {"a": old.repeat(4, 1)},
+            {"a": torch.where(torch.arange(160)[:, None] % 9 == 0, new.repeat(4, 1), old.repeat(4, 1))},
+            "compact",
+        ),
+        "dense": (
+            {"a": old.repeat(8, 1), "b": old},
+            {"a": (1.01 * masters).bfloat16().repeat(8, 1), "b": new},
+            "compact",
+        ),
         "small_changes": ({"a": old}, {"a": torch.where(torch.arange(64) < 63, old, new)}, "compact"),
         "bytes": ({"a": masters.to(torch.float8_e4m3fn)}, {"a": newer.to(torch.float8_e4m3fn)}, "compact"),
     }

@@ -52,6 +52,13 @@ def _plain(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
     }
 
 
+def _dense() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return a tensor of which half of the elements change, in more classes than a sparse frame has."""
+    random = torch.Generator().manual_seed(9)
+    masters, update = torch.randn((2, 90, 200), generator=random).unbind()
+    return {"a.weight": (masters * 1e-2).bfloat16()}, {"a.weight": (masters * 1e-2 + update * 3e-5).bfloat16()}
+
+
 def golden() -> list[dict[str, Any]]:
     """Build cases of all dtypes, profiles and modes."""
     cases = [
@@ -63,6 +70,7 @@ def golden() -> list[dict[str, Any]]:
         ("f8_e4m3 compact", _weights(5, torch.float8_e4m3fn, 1e-4), "compact"),
         ("f8_e5m2 fast", _weights(6, torch.float8_e5m2, 1e-4), "fast"),
         ("small changes", _weights(7, torch.bfloat16, 2e-7), "compact"),
+        ("steps", _dense(), "compact"),
         ("touched rows", _rows(_weights(8, torch.bfloat16, 2e-6)), "compact"),
     ]
     return [
@@ -105,7 +113,7 @@ def hostile() -> list[dict[str, str]]:
         ("cut off in the table", data[: frames - 3], "MalformedError"),
         ("cut off in a frame", data[:-5], "MalformedError"),
         ("a byte behind the end", data + b"\0", "MalformedError"),
-        ("the first version", b"GRP1" + data[4:], "MalformedError"),
+        ("the version before", b"GRP2" + data[4:], "MalformedError"),
         ("2^62 elements", shaped(bytes((0, 1)) + varint(1 << 62)), "LimitError"),
         ("another dtype", shaped(bytes((1, 2)) + varint(24) + varint(40)), "PatchError"),
         ("another shape", shaped(bytes((0, 2)) + varint(40) + varint(24)), "PatchError"),
