@@ -19,6 +19,7 @@ from protocol.chain.manifest import Manifest
 from protocol.errors import ChainError, RollbackError
 from protocol.identity.authority import ChainPoint
 from protocol.identity.signing import open_announced, sign
+from protocol.pseudogradient import Keep
 from roles.authority_updates import refresh_authority
 from roles.policy.follower import Follower
 from roles.ports import RepairError, StateError
@@ -379,6 +380,9 @@ class RepairedState(CrashingStore):
 
     async def forget(self, path: str) -> None:
         await self.delete(path)
+
+    def scratch(self) -> Keep:
+        return lambda data: data
 
 
 async def repair_until_killed(testbed: PublisherTestbed, count: int) -> bool:
