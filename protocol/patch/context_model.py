@@ -169,7 +169,8 @@ class Statistics:
         bits -= rest * np.log2(np.maximum(rest, 1))
         bits[:, :-1] += escaped
         table_sizes = (1 + bits.argmin(axis=1)).tolist()
-        codes, last = codes_of(steps), codes_of(others)
+        total = others[:, :1]
+        codes, last = codes_of(steps, total), codes_of(others, total)
         groups = []
         for number, symbols in enumerate(table_sizes):
             # The added constants keep the probability above 0 and below 1 where nothing or everything has changed.
@@ -179,10 +180,14 @@ class Statistics:
         return Model(layout, first, classes, tuple(groups))
 
 
-def codes_of(counts: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the codes of weights in proportion to counts; a count of 0 has a small weight."""
-    # Eighths of a power of two, as `weight_of` reads them. The factor 64 keeps the codes of small counts apart.
-    codes: NDArray[np.uint8] = np.clip(np.rint(8 * np.log2(64 * (counts + 0.2))), 0, MAX_CODE).astype(np.uint8)
+def codes_of(counts: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the codes of weights in proportion to counts, none of which is above `total`; a count of 0 has a small
+    weight.
+    """
+    # Eighths of a power of two, as `weight_of` reads them. The factor 64 keeps the codes of small counts apart; it is
+    # smaller where the largest weight would exceed that of MAX_CODE, since all such counts would look alike.
+    factor = np.minimum(64, MAX_WEIGHT / np.maximum(total, 1))
+    codes: NDArray[np.uint8] = np.clip(np.rint(8 * np.log2(factor * (counts + 0.2))), 0, MAX_CODE).astype(np.uint8)
     return codes
 
 

@@ -75,11 +75,13 @@ def _fit(first: int, counts: NDArray[np.int64]) -> StepModel:
     """Return the model that fits the counts of the symbols: int64 [classes, SYMBOLS]."""
     pairs = counts[:, 2 : 2 * STEP_SYMBOLS + 2].reshape(len(counts), -1, 2)
     totals = pairs.sum(axis=2)
-    steps = np.maximum(1, codes_of(totals)) * (totals > 0)
+    elements = counts.sum(axis=1, keepdims=True)
+    steps = np.maximum(1, codes_of(totals, elements)) * (totals > 0)
     # A class without changes still has one step symbol, so that no symbol has all slots.
     steps[~totals.any(axis=1), 0] = 1
     growing = 256 * pairs[:, :, 0].sum(axis=1) // np.maximum(1, totals.sum(axis=1))
-    return StepModel(first, codes_of(counts[:, 0]), np.clip(growing, 1, 255).astype(np.uint8), steps.astype(np.uint8))
+    unchanged = codes_of(counts[:, :1], elements)[:, 0]
+    return StepModel(first, unchanged, np.clip(growing, 1, 255).astype(np.uint8), steps.astype(np.uint8))
 
 
 def _write_model(model: StepModel) -> bytes:
@@ -113,7 +115,7 @@ def encode_steps(old: Bits, new: Bits, layout: Layout, scratch: Scratch, below: 
     """
     pieces, nbytes, changes = list[bytes](), 0, 0
     # The classes are chosen from a sample of the elements.
-    stride = max(1, old.size // SAMPLE_ELEMENTS)
+    stride = max(1, old.size // SAMPLE_ELEMENTS) | 1  # odd: of a power of two, the sample would be a few columns
     counts = sample_changes(np.ascontiguousarray(old[::stride]), np.ascontiguousarray(new[::stride]), layout)[0]
     form = form_of(layout, *(classes_of(counts, limit=MAX_CLASSES) if layout.is_float else (0, 1)))
     for begin in range(0, old.size, CHUNK_ELEMENTS):
@@ -185,6 +187,9 @@ class _Chunk:
         self._raw = padded(cursor.take(lengths[1]), "<u4", MARGIN)
         heads = self._words[: STATE_WORDS * LANES].astype(np.uint64).reshape(LANES, STATE_WORDS)
         self._states = np.append(heads[:, 0] << np.uint64(16) | heads[:, 1], np.uint64(STATE_WORDS * LANES))
+        # From a state below the range a decoder reads a word that no encoder moves out: a second form of the frame.
+        if (self._states[:LANES] < MIN_STATE).any():
+            self._check(NOT_A_CODE)
         self._bits = np.array((0, 8 * lengths[1]), np.uint64)
         size = min(elements, PIECE_ELEMENTS)
         self._classes, self._symbols = np.empty(size, np.uint16), np.empty(size, np.uint8)
@@ -203,7 +208,9 @@ class _Chunk:
         """Check that the sections end here, in the states with which an encoder begins."""
         if self._states[LANES] != self._words.size - MARGIN or (self._bits[0] + np.uint64(7)) // 8 * 8 != self._bits[1]:
             self._check(LEFT_OVER)
-        if (self._states[:LANES] != MIN_STATE).any():
+        # The last byte's remaining bits are 0.
+        place, used = divmod(int(self._bits[0]), 32)
+        if (self._states[:LANES] != MIN_STATE).any() or int(self._raw[place]) >> used:
             self._check(NOT_A_CODE)
 
     def _check(self, status: int) -> None:

@@ -154,7 +154,7 @@ def encode_frame(
         if own is not None and best.changes > MANY_CHANGES * np.count_nonzero(touched):
             return best.mode, best.changes, own
     # 2. A dense frame, or sparse ones. Each attempt must stay below the best size so far, so a worse one ends early.
-    stride = max(1, before.size // DENSE_SAMPLE)
+    stride = max(1, before.size // DENSE_SAMPLE) | 1  # odd: of a power of two, the sample would be a few columns
     dense = (before[::stride] != after[::stride]).mean() > DENSE_SHARE
     if dense:
         best.offer(Mode.STEPS, lambda below: encode_steps(before, after, layout, scratch, below))
@@ -249,7 +249,10 @@ def encode_rows(
 
 def _decode_rows(row: TensorRow, frame: memoryview, old: Bits, target: Bits | None) -> Iterator[Decoded]:
     """Decode a frame of rows; see `decode_frame`. The touched rows are in memory twice."""
-    rows = row.shape[0] if row.shape else 1
+    # Rows of one element would take many times the memory of the tensor: 16 bytes for each, and more.
+    if len(row.shape) < 2:
+        raise MalformedError("rows of a tensor of one dimension", _WHERE)
+    rows = row.shape[0]
     cursor = Cursor(frame, _WHERE)
     places = _read_places(cursor, rows)
     mode, begin = cursor.byte(), cursor.offset
@@ -298,7 +301,11 @@ def decode_frame(
                 blocks = decode_small_changes(old, frame, row.changed, layout)
             else:
                 blocks = decode_plain(old, frame, row.mode)
+            found = 0
             for begin, new, indices in blocks:
+                found += indices.size
                 if target is not None:
                     np.copyto(target[begin : begin + new.size], new)
                 yield begin, new, indices
+            if found != row.changed:
+                raise PatchError(f"{found} changes where the table says {row.changed}")

@@ -28,9 +28,11 @@ def check_mode(old: torch.Tensor, new: torch.Tensor, mode: Mode, *, classes: boo
     elif mode == Mode.SMALL_CHANGES:
         frame = encode_small_changes(before, after, places, layout, below)
     elif mode == Mode.ROWS:
-        touched = (before != after).reshape(shape[0] if shape else 1, -1).any(axis=1)
         if not places.size:
             return
+        if len(shape) < 2:
+            old, new, shape = old.reshape(-1, 1), new.reshape(-1, 1), (old.numel(), 1)
+        touched = (before != after).reshape(shape[0], -1).any(axis=1)
         frame = encode_rows(before, after, touched, layout, "compact", SCRATCH, below)[1]
     elif mode == Mode.STEPS:
         frame = encode_steps(before, after, layout, SCRATCH, below)[1]
