@@ -93,7 +93,7 @@ MAX_PATCH_HEADER_BYTES: Final = 16 * MIB  # bytes of a patch's table, packed or 
 
 # pseudogradient/payload.py
 MAX_CONTRIBUTION_BYTES: Final = 16 << 40  # bytes of one contribution's frames
-MIN_PAYLOAD_FILE_BYTES: Final = 4 * KIB  # least of the following that a contribution may state, which bounds its files
+MIN_PAYLOAD_FILE_BYTES: Final = MIB  # least of the following that a contribution may state, which bounds its files
 MAX_PAYLOAD_FILE_BYTES: Final = 1 * GIB  # bytes of the frames in one file of a contribution, or one that is larger
 
 # outer/round_records.py

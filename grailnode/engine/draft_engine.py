@@ -46,8 +46,9 @@ class DraftEngine(TorchEngine):
     ) -> tuple[list[Generation], Turns]:
         if self._copied is None or self._copied() is not policy:  # a node that only checks never makes a copy
             is_adapted = self._draft_model is not self._model
-            self._copied = weakref.ref(policy)
+            self._copied, self._copy = None, {}  # before the next copy is made, so that not both are in memory
             self._copy = policy.weights if is_adapted else int8_copy(policy.weights)
+            self._copied = weakref.ref(policy)
         # 1. The policy computes what it has not seen: the prompts at first. Its last states are those from which the
         # drafts should have been drawn, and that of the token behind them.
         rows, last_states, mask, cache = self._begin(policy, requests)

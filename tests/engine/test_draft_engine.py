@@ -278,3 +278,18 @@ async def test_two_servers_of_vllm_serve_one_version(policy: Policy, model: Caus
         await check_tokens(engine, model, target)
         assert engine.version == 1
     assert (tmp_path / "replica-1" / ChildServer.LOG).exists()
+
+
+async def test_a_copy_that_cannot_be_made_is_made_by_the_next_call(
+    model: CausalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Weights) -> Weights:
+        raise RuntimeError("out of memory")
+
+    engine = DraftEngine(model, run_sync=inline)
+    await serve(engine, random_weights(model))
+    with monkeypatch.context() as patch, pytest.raises(EngineError, match="out of memory"):
+        patch.setattr(draft_engine, "int8_copy", refuse)
+        await engine.generate(REQUESTS, LONG)
+    generations = await engine.generate(REQUESTS, LONG)
+    assert [g.tokens for g in generations] == [g.tokens for g in await drafted(model, random_weights(model))]

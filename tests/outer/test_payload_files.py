@@ -35,6 +35,7 @@ LARGEST: Final = 11000
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the weights have three parts."""
     monkeypatch.setattr(parts_module, "PART_ELEMENTS", 400)
+    monkeypatch.setattr(limits, "MIN_PAYLOAD_FILE_BYTES", 1)
     assert [part.elements for part in parts_of(SHAPES)] == [480, 2560, 40]
 
 
@@ -69,10 +70,7 @@ async def test_payloads_larger_than_an_object_may_be_go_through_whole_rounds() -
 
 
 @pytest.mark.parametrize("method", [DILOCO, PULSELOCO_EXACT, SPARSELOCO], ids=["dense", "exact", "chunked"])
-def test_values_of_every_kind_are_the_same_in_one_file_or_several(
-    method: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "MIN_PAYLOAD_FILE_BYTES", 1)
+def test_values_of_every_kind_are_the_same_in_one_file_or_several(method: object) -> None:
     assert isinstance(method, type(DILOCO))
     base = {name: tensor.float() for name, tensor in first_weights().items()}
     digest, local = digest_weights(base), {name: tensor * 0.99 for name, tensor in base.items()}
@@ -149,7 +147,6 @@ async def _under_own_head(testbed: OuterTestbed) -> tuple[Files, RoundContributi
 
 
 def test_a_site_that_is_killed_between_two_files_loses_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MIN_PAYLOAD_FILE_BYTES", 1)
     monkeypatch.setattr(outer_sites, "SITE_SETTINGS", replace(SITE_SETTINGS, file_bytes=1))
     operations = operations_of("site-0")
     for kind, count in (("outer/payload/0000000002/", 3), ("/payloads/0000000002", 3)):

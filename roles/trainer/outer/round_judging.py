@@ -35,6 +35,7 @@ class Attendance:
 
     opening: Signed[RoundManifest]
     keep: Keep = in_memory  # stores the files of payloads
+    files: dict[tuple[bytes, bytes], File] = field(default_factory=dict)  # fetched so far, by worker and digest
     contributions: dict[bytes, Signed[RoundContribution]] = field(default_factory=dict)
     refusals: dict[bytes, RefusalReason] = field(default_factory=dict)
     _lines: set[tuple[str, bytes, str]] = field(default_factory=set)
@@ -118,9 +119,11 @@ async def fetch_payload(
         return paths.payload(worker, contribution.number, digest)
 
     async def fetch(file: ObjectRef) -> File:
-        data = await fetch_object(node, path(file.digest), file)
-        kept: File = await node.run_sync(attendance.keep, data)
-        return kept
+        # Tries are many where a file is withheld, and what is kept takes space until the round is over.
+        if (own := (worker, file.digest)) not in attendance.files:
+            data = await fetch_object(node, path(file.digest), file)
+            attendance.files[own] = await node.run_sync(attendance.keep, data)
+        return attendance.files[own]
 
     with error_context(path(ref.digest)):
         if ref.size > (largest := largest_first_file(parts)):

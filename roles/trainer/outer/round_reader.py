@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Final
 
 import trio
@@ -72,7 +73,8 @@ async def fetch_files(
         return [ObjectRef(digest=digest, size=size) for digest, size in others]
 
     first = await fetch(ref)
-    return [first, *await gather(fetch, await node.run_sync(named), _AT_ONCE)]
+    # A file that is missing ends no download of another one, which would begin anew with the next try.
+    return [first, *await gather(fetch, await node.run_sync(named), _AT_ONCE, cancel_others=False)]
 
 
 async def fetch_payloads(
@@ -87,8 +89,10 @@ async def fetch_payloads(
 
     The worker's space may have another load than the trainer's, so it is tried first; the trainer has a copy of each.
     So a failure of the worker's space says nothing, and if it takes long, the copy is fetched beside it: a worker that
-    serves the coordinator alone costs the others HEAD_START, and a second for each HEAD_START_BYTES of a file.
+    serves the coordinator alone costs the others HEAD_START, and a second for each HEAD_START_BYTES of a file. All of
+    its files together have no more than a single one of their size would have.
     """
+    ends = {item.worker: trio.current_time() + _head_start(item.payload.total) for item in contributions}
 
     async def fetch_file(worker: bytes, ref: ObjectRef) -> File:
         worker_failed = trio.Event()
@@ -104,8 +108,10 @@ async def fetch_payloads(
             worker_failed.set()
 
         async def from_trainer() -> None:
-            with trio.move_on_after(HEAD_START + ref.size / HEAD_START_BYTES):
+            with trio.move_on_at(min(ends[worker], trio.current_time() + _head_start(ref.size))) as head_start:
                 await worker_failed.wait()
+            if head_start.cancelled_caught:
+                ends[worker] = -inf  # a space that hung once gets no head start with the other files
             await from_space(trainer)
 
         if ref.digest not in fetched.files:
@@ -118,6 +124,10 @@ async def fetch_payloads(
         return await fetch_files(node, item.payload, parts, partial(fetch_file, item.worker))
 
     return await gather(fetch, contributions, _AT_ONCE)
+
+
+def _head_start(size: int) -> float:
+    return HEAD_START + size / HEAD_START_BYTES
 
 
 async def fetch_state(

@@ -232,7 +232,8 @@ class Site:
         feedback = None
         if record.feedback >= 0 and opening.rules.uses_feedback(shared.step):
             feedback = await round_files.get_tensors(node, numbered(round_files.FEEDBACK, record.feedback))
-        sender, file_bytes = sender_digest(self._opening.digest, node.key.public), self._settings.file_bytes
+        sender = sender_digest(self._opening.digest, node.key.public)
+        file_bytes = max(limits.MIN_PAYLOAD_FILE_BYTES, self._settings.file_bytes)
         work: LocalWork = await node.run_sync(
             encode_work, shared, state, feedback, opening.rules, sender, file_bytes, node.scratch()
         )
