@@ -17,8 +17,8 @@ from roles.trainer.outer.round_reader import HEAD_START, FetchedFiles, fetch_pay
 from tests.outer.methods import METHODS
 from tests.outer.test_payload_files import _under_own_head
 from tests.support.faults.decorated_store import DecoratedStore
-from tests.support.simulation.network import key
-from tests.support.simulation.outer_sites import SHAPES, SITE_SETTINGS, Log, OuterTestbed
+from tests.support.simulation.network import Log, key
+from tests.support.simulation.outer_sites import SHAPES, SITE_SETTINGS, OuterTestbed
 
 DENSE: Final = METHODS["dense"].model_copy(update={"local_steps": 3, "quorum": 2})
 
