@@ -35,9 +35,7 @@ class _Window:
     scale: tuple[int, int]
     miners: NDArray[np.intp]  # [N], numbers of the miners
     groups: NDArray[np.int32]  # int32 [6, N], by _GROUPS
-    amendments: NDArray[
-        np.int32
-    ]  # int32 [3, N]: whether a row is amended, and the groups that this accepts and rejects
+    amendments: NDArray[np.int32]  # int32 [3, N]: 1 if a row is amended; the groups that this accepts, and rejects
     clean: NDArray[np.bool_]  # bool [N], `LedgerRow.is_clean`
     counted: NDArray[np.intp]  # [C] numbers of (miner, arithmetic)
     excesses: NDArray[Any]  # [C, P] excess misses of `counted` in each measured statistic
@@ -210,19 +208,21 @@ class Accounts:
         return {name: tuple(values[begin:end]) for name, (begin, end) in self._columns.items()}
 
 
-def _numbers(known: dict[_Name, int], names: Iterable[_Name]) -> NDArray[np.intp]:
-    """Return the number of each name; those that are not known yet get the next ones."""
-    return np.array([known.setdefault(name, len(known)) for name in names], np.intp)
+def _numbers(table: dict[_Name, int], names: Iterable[_Name]) -> NDArray[np.intp]:
+    """Return the number of each name; those that are not in the table yet get the next ones."""
+    return np.array([table.setdefault(name, len(table)) for name in names], np.intp)
 
 
 def _renumbered(
-    known: Mapping[_Name, int], uses: Sequence[NDArray[np.intp]]
+    table: Mapping[_Name, int], columns: Sequence[NDArray[np.intp]]
 ) -> tuple[dict[_Name, int], NDArray[np.intp]]:
-    """Return the numbers of the names that are used, without gaps and in their order, and the new number of each."""
-    used = np.zeros(len(known), np.bool_)
-    for numbers in uses:
-        used[numbers] = True
-    return {name: number for number, name in enumerate(compress(known, used))}, np.cumsum(used) - 1
+    """Return a table of those names whose numbers stand in a column, without gaps and in their order; and by the old
+    number of each its new one.
+    """
+    is_used = np.zeros(len(table), np.bool_)
+    for numbers in columns:
+        is_used[numbers] = True
+    return {name: number for number, name in enumerate(compress(table, is_used))}, np.cumsum(is_used) - 1
 
 
 def _whole(values: Any) -> NDArray[Any]:

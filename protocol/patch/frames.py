@@ -301,11 +301,11 @@ def decode_frame(
                 blocks = decode_small_changes(old, frame, row.changed, layout)
             else:
                 blocks = decode_plain(old, frame, row.mode)
-            found = 0
+            changes = 0
             for begin, new, indices in blocks:
-                found += indices.size
+                changes += indices.size
                 if target is not None:
                     np.copyto(target[begin : begin + new.size], new)
                 yield begin, new, indices
-            if found != row.changed:
-                raise PatchError(f"{found} changes where the table says {row.changed}")
+            if changes != row.changed:
+                raise PatchError(f"{changes} changes where the table says {row.changed}")
