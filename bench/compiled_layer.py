@@ -33,7 +33,7 @@ def _qwen3() -> tuple[Layer, dict[str, tuple[int, ...]]]:
     model = Qwen3(Qwen3Config(32_000, _WIDTH, _INNER, 1, _HEADS, _KEY_HEADS, _HEAD, 1e-6, 10_000.0, True))
 
     def layer(weights: dict[str, Tensor], x: Tensor, cosine: Tensor, sine: Tensor, visible: Tensor) -> Tensor:
-        return model._layer(weights, 0, x, (cosine[:, None], sine[:, None]), visible, None)
+        return model._layer(weights, 0, x, (cosine[:, None], sine[:, None]), [visible], None)
 
     return layer, {name: shape for name, shape in model.shapes.items() if name.startswith("model.layers.")}
 

@@ -2,23 +2,32 @@
 
 For each spread of lengths, and for the groups in the store of a run: the share of pads, the passes, and what a step
 costs, in tokens, with a pass at 128 beside its own. On several ranks that is the largest pass of each turn. The ways:
-`full`, passes that are as large as they may be; `cost`, those of the trainer (roles/policy/sequences.py); `packed`, one
-row without pads in each pass, sequences going where most room is.
+`full`, passes that are as large as they may be; `cost`, those of the trainer (roles/policy/sequences.py); `packed`,
+those with `[trainer] packing`, one row without pads in each pass. `--policy DIRECTORY`: the CPU
+seconds of a step with and without packing.
 """
 
 import argparse
 import math
 import random
+import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
+import torch
+
+from grailnode.engine.models import build
+from grailnode.engine.policy import Policy, load_weights
 from protocol import limits
 from protocol.compression import decompress
 from protocol.identity.signing import Envelope
 from protocol.rollout.batch import Commitment, Group
-from roles.policy.sequences import split, split_for_training
+from roles.policy.sequences import split, split_for_training, split_packed
+from roles.trainer.learn.learner import Learner, LearnerSettings
+from tests.support.processes.ranks import group
 
 _STEPS: Final = 20
 _PASS_TOKENS: Final = 128
@@ -50,18 +59,6 @@ def _groups(store: Path) -> Iterator[tuple[int, Lengths]]:
                     yield prompt, [prompt + len(rollout.sequence) for rollout in group.rollouts]
 
 
-def _packed(lengths: Sequence[int], max_tokens: int, ranks: int) -> list[int]:
-    """Return the tokens of each pass, of which there is a multiple of `ranks`."""
-    count = ranks
-    while True:
-        sizes = [0] * count
-        for length in sorted(lengths, reverse=True):
-            sizes[sizes.index(min(sizes))] += length
-        if max(sizes) <= max(max_tokens, *lengths):
-            return sorted(size for size in sizes if size)
-        count += ranks
-
-
 def _cost(sizes: Sequence[int], ranks: int) -> int:
     return sum(max(sizes[begin : begin + ranks]) + _PASS_TOKENS for begin in range(0, len(sizes), ranks))
 
@@ -79,9 +76,32 @@ def _measure(name: str, steps: Sequence[Lengths], max_tokens: int, ranks: int) -
 
 def _sizes(way: str, lengths: Lengths, max_tokens: int, ranks: int) -> list[int]:
     if way == "packed":
-        return _packed(lengths, max_tokens, ranks)
+        return [sum(lengths[index] for index in row) for row in split_packed(lengths, max_tokens, ranks)]
     batches = split(lengths, max_tokens) if way == "full" else split_for_training(lengths, max_tokens, ranks)
     return [len(batch) * lengths[batch[-1]] for batch in batches]
+
+
+def _time(directory: Path, rollouts: int, longest: int) -> None:
+    """Print the CPU seconds of the gradients of rollouts of 8 to `longest` random tokens, padded and packed in turn."""
+    torch.set_num_threads(1)
+    model, weights, draw = build(Policy.load(directory), recompute=True), load_weights(directory), random.Random(0)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(3, min(60, model.vocabulary)) for _ in range(count))
+
+    groups = []
+    for name in range(rollouts // 8):
+        completions = [tokens(draw.randint(8, longest)) for _ in range(8)]
+        groups.append(group(name, prompt=tokens(30), completions=completions, rewards=[0.0, 1.0] * 4))
+    learners = [Learner(model, weights, LearnerSettings(packing=packing)) for packing in (False, True)]
+    times: tuple[list[float], list[float]] = [], []
+    for _ in range(3):
+        for learner, own in zip(learners, times, strict=True):
+            begin = time.process_time()
+            learner.gradients(groups)
+            own.append(time.process_time() - begin)
+    padded, packed = map(statistics.median, times)
+    print(f"padded {padded:.2f} s, packed {packed:.2f} s: {packed / padded:.2f}")
 
 
 def main() -> None:
@@ -89,7 +109,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path, nargs="?", help="directory of a run's store, as `grailnode demo` leaves it")
     parser.add_argument("--groups", type=int, default=16, help="groups of a step, for a store")
+    parser.add_argument("--policy", type=Path, help="a checkpoint whose steps are timed instead")
+    parser.add_argument("--rollouts", type=int, default=16, help="of a timed step")
+    parser.add_argument("--longest", type=int, default=120, help="tokens of a rollout of a timed step")
     options = parser.parse_args()
+    if options.policy is not None:
+        _time(options.policy, options.rollouts, options.longest)
+        return
     spreads: list[tuple[str, Callable[[random.Random], Lengths]]] = [
         ("128, uniform, 60 to 512", lambda draw: _uniform(draw, 128, 512)),
         ("128, log-uniform, 60 to 4096", lambda draw: _log_uniform(draw, 128, 4096)),

@@ -182,6 +182,8 @@ class TrainerSection(ReplaySettings, TrainingSettings, LossSettings):
     """Tokens whose logits are in memory at the same time."""
     recompute: bool = False
     """Compute the activations of layers a second time instead of keeping them."""
+    packing: bool = False
+    """Put the rollouts of a pass into one row without pads, where nothing but attention mixes tokens."""
     gpus: Count = 1
     """Processes that share a step, each with a GPU of its own."""
     hosts: HostsSection | None = None

@@ -17,7 +17,7 @@ from protocol.judging.evidence import NO_EVIDENCE, advance, count_group, repeate
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
-from roles.policy.sequences import pad
+from roles.policy.sequences import to_batch
 from roles.validator.judge import Judge
 from tests.support.adversaries.harness import TrialHarness, alter
 from tests.support.builders.proofs import LENIENT, packaged_thresholds
@@ -79,7 +79,7 @@ async def table(setting: Setting, groups: int, dtype: torch.dtype, completion_to
 
     async def bare() -> None:
         with torch.inference_mode():
-            batch = pad(prompts, completions)
+            batch = to_batch(prompts, completions)
             states = model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns]
             model.logits(weights, states)
 

@@ -25,7 +25,7 @@ from bench.proofs import trading_task
 from grailnode.engine import policy as policies
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol.rollout.sampling import SamplingParams
-from roles.policy.sequences import PaddedBatch, pad
+from roles.policy.sequences import TokenBatch, to_batch
 from tests.support.adversaries.reinforcement import ReinforcementTask, reinforce
 from tests.support.adversaries.weight_changes import changed_share, keep_layers
 from tests.support.builders import genesis
@@ -88,15 +88,17 @@ class Recipe:
         return Qwen3(config)
 
 
-def _batches(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
+def _batches(recipe: Recipe, seed: int) -> Iterator[TokenBatch]:
     text = policies.Tokenizer(trading_task.tokenizer())
     pairs_source = trading_task.corpus(seed)
     while True:
         pairs = [next(pairs_source) for _ in range(recipe.batch)]
-        yield pad([text.encode(prompt) for prompt, _ in pairs], [(*text.encode(t), trading_task.EOS) for _, t in pairs])
+        yield to_batch(
+            [text.encode(prompt) for prompt, _ in pairs], [(*text.encode(t), trading_task.EOS) for _, t in pairs]
+        )
 
 
-def _loss(model: Qwen3, weights: Mapping[str, Tensor], batch: PaddedBatch) -> Tensor:
+def _loss(model: Qwen3, weights: Mapping[str, Tensor], batch: TokenBatch) -> Tensor:
     hidden = model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns]
     return functional.cross_entropy(model.logits(weights, hidden), batch.targets)
 

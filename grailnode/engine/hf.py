@@ -3,23 +3,49 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from grailnode.engine.checkpoint_names import CheckpointNames
 from grailnode.engine.lora_model import LowRankLinear, adapter_shapes
 from grailnode.engine.output_projection import project_by
 from grailnode.engine.policy import PolicyError
-from grailnode.engine.qwen3 import join_rows
+from grailnode.engine.qwen3 import join_rows, packed_sizes
 from protocol.lora import DOWN, LoraSpec
 from roles.policy.layer_weights import PartialWeights, TableWeights, compute_part
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention by torch, of one packed sequence after another where `cu_seq_lens_q` has their bounds.
+
+    transformers' mask keeps packed sequences apart already, but most of what is computed under it counts for nothing.
+    """
+    bounds: Sequence[int] | None = options.pop("cu_seq_lens_q", None)
+    if bounds is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    parts = []
+    for own in map(slice, bounds, bounds[1:]):
+        mask = None if attention_mask is None else attention_mask[..., own, own]
+        heads = query[:, :, own], key[:, :, own], value[:, :, own]
+        parts.append(sdpa_attention_forward(module, *heads, mask, **options)[0])
+    return torch.cat(parts, dim=1), None
+
+
+_ATTENTION: Final = "sdpa_of_sequences"
+AttentionInterface.register(_ATTENTION, _attend)
+AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
 
 
 class _Cache:
@@ -83,7 +109,9 @@ class TransformersModel:
             # On the meta device the module takes no memory: weights are an argument of every call.
             with torch.device("meta"):
                 module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                    config, trust_remote_code=False, attn_implementation=attention
+                    config,
+                    trust_remote_code=False,
+                    attn_implementation=_ATTENTION if attention == "sdpa" else attention,
                 )
         except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
             raise PolicyError(f"{directory}: transformers cannot build this model ({error})") from error
@@ -98,6 +126,10 @@ class TransformersModel:
         self._names = CheckpointNames(config.model_type, shapes)
         self.shapes = self._names.shapes
         self.vocabulary = int(config.vocab_size)
+        # Other layers, such as convolutions, would carry one sequence into the next.
+        kinds = set(getattr(config, "layer_types", None) or ())
+        by_interface = module._supports_attention_backend and not module._is_stateful
+        self._packs = by_interface and kinds <= {"full_attention", "sliding_attention"}
         self._layers = _recompute_layers(directory, module, self._names) if recompute else {}
         # Without layers that are computed again, all weights are one part.
         self.layers = tuple(self._layers)
@@ -130,7 +162,7 @@ class TransformersModel:
         else:
             tensors = self._names.module_weights(weights)
         inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        arguments = {
+        arguments: dict[str, Any] = {
             "input_ids": ids,
             # transformers adds pads to no position: the position counts real tokens, as in qwen3.py.
             "attention_mask": mask.to(torch.int64),
@@ -138,6 +170,16 @@ class TransformersModel:
             "past_key_values": None if cache is None else cache.states,
             "use_cache": cache is not None,
         }
+        if mask.dtype != torch.bool:
+            if not self._packs:
+                raise PolicyError(
+                    "not only attention mixes the tokens of this architecture, so no row has two sequences"
+                )
+            sizes = packed_sizes(mask)
+            # Without a mask, positions that begin again tell transformers where a sequence begins.
+            positions = torch.cat([torch.arange(size, device=ids.device) for size in sizes])[None]
+            bounds = list(accumulate(sizes, initial=0))
+            arguments |= {"attention_mask": None, "position_ids": positions, "cu_seq_lens_q": bounds}
         # The layers and the lookup get the weights for this call alone, and lose them even if it fails.
         try:
             if self._lookup is not None and isinstance(weights, TableWeights):

@@ -75,6 +75,13 @@ def check_model(policy: Policy, lora: LoraSpec | None = None) -> None:
     _try(policy.directory, model if lora is None else build(policy, lora=lora))
 
 
+def check_packing(model: CausalModel) -> None:
+    """Raise PolicyError unless the model computes several sequences that are packed into one row."""
+    weights, row = {name: torch.zeros(()).expand(shape) for name, shape in model.shapes.items()}, torch.tensor([[1, 2]])
+    with torch.inference_mode():
+        model.hidden(weights, row - 1, row)
+
+
 def file_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a checkpoint's published tensors by name; PolicyError if a file is missing or broken."""
     shapes: dict[str, tuple[int, ...]] = {}

@@ -111,6 +111,12 @@ def join_rows(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([functional.pad(part, (0, 0, width - part.shape[2], 0)) for part in parts])
 
 
+def packed_sizes(numbers: Tensor) -> list[int]:
+    """Return the tokens of each sequence in a packed row, by the number of each token's sequence: int64 [1, S]."""
+    sizes: list[int] = numbers[0].bincount()[1:].tolist()
+    return sizes
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of norms and rotations: float32, or float64 for float64 weights."""
     return torch.promote_types(dtype, torch.float32)
@@ -194,10 +200,13 @@ class Qwen3:
     def hidden(self, weights: Weights, ids: Tensor, mask: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         new = ids.shape[1]
         x = look_up(weights, "model.embed_tokens.weight", ids)
-        # A token's position counts real tokens only, so that padding on the left does not move it.
-        cosine, sine = self._rotations((mask.cumsum(dim=1) - 1).clamp(min=0)[:, -new:])
+        # A token's position counts real tokens only, so that padding on the left does not move it. Positions and
+        # attention are all that tells packed sequences apart.
+        masks = (mask,) if mask.dtype == torch.bool else torch.split(mask.bool(), packed_sizes(mask), dim=1)
+        positions = [(part.cumsum(dim=1) - 1).clamp(min=0) for part in masks]
+        cosine, sine = self._rotations(torch.cat(positions, dim=1)[:, -new:])
         rotation = cosine.to(x.dtype), sine.to(x.dtype)
-        visible = _visible(mask, new)
+        visible = [_visible(part, min(new, part.shape[1])) for part in masks]
         for layer, prefix in enumerate(self.layers):
             # One call for each layer, so that partial weights are gathered for a layer and freed behind it.
             arguments = weights, layer, x, rotation, visible, cache
@@ -243,7 +252,7 @@ class Qwen3:
         layer: int,
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
-        visible: Tensor,
+        visible: Sequence[Tensor],
         cache: KeyValueCache | None,
     ) -> Tensor:
         """Compute a layer: [B, S, D] from [B, S, D]."""
@@ -269,7 +278,7 @@ class Qwen3:
         layer: int,
         x: Tensor,
         rotation: tuple[Tensor, Tensor],
-        visible: Tensor,
+        visible: Sequence[Tensor],
         cache: KeyValueCache | None,
     ) -> Tensor:
         """Compute grouped-query attention with normed queries and keys: [B, S, D] from [B, S, D]."""
@@ -287,7 +296,10 @@ class Qwen3:
         # What is cached is rotated already, since a token's position does not change.
         if cache is not None:
             keys, values = cache.extend(layer, keys, values)
-        mixed = self._attend(queries, keys, values, visible)
+        # Each part of `visible` is of one batch, or of one packed sequence.
+        new, known = [part.shape[2] for part in visible], [part.shape[3] for part in visible]
+        parts = zip(*map(torch.split, (queries, keys, values), (new, known, known), (2, 2, 2)), visible, strict=True)
+        mixed = torch.cat([self._attend(*part) for part in parts], dim=2)
         return self._linear(weights, prefix + "o_proj", mixed.transpose(1, 2).reshape(B, S, -1))
 
     def logits(self, weights: Weights, hidden: Tensor) -> Tensor:

@@ -156,7 +156,9 @@ async def train(node: Node, launch: Launch, meeting: "Meeting | None" = None) ->
 def _terms(config: Config, run_id: bytes, compute: Compute) -> dict[str, str]:
     """Return what must be equal on all hosts that share a step; a step cannot notice that it is not."""
     # what reads the reference is used by rank 0 alone
-    names = {*LossSettings.model_fields, *OptimizerSettings.model_fields, "logits_chunk", "recompute"} - {"reference"}
+    names = {*LossSettings.model_fields, *OptimizerSettings.model_fields, "logits_chunk", "recompute", "packing"} - {
+        "reference"
+    }
     section = config.trainer.model_dump(include=names)
     return {
         "the run": run_id.hex(),

@@ -80,9 +80,14 @@ def _read_reference(directory: Path, policy: Path) -> Weights:
 
 
 def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalModel:
-    """Return the model that a trainer computes, of the policy in a directory."""
+    """Return the model that a trainer computes, of the policy in a directory; UserError if it cannot pack."""
     device, dtype = torch.device(config.engine.device), DTYPES[config.engine.dtype]
     model = models.build(Policy.load(directory), device, recompute=config.trainer.recompute, lora=run.lora)
+    if config.trainer.packing:
+        try:
+            models.check_packing(model)
+        except EngineError as error:
+            raise UserError(f"trainer.packing: {error}; drop it") from error
     if run.lora is None:
         return model
     base = load_weights(directory)

@@ -40,6 +40,7 @@ def learner_settings(config: Config, run: RunManifest) -> LearnerSettings:
         max_batch_tokens=config.engine.max_batch_tokens,
         ranks=section.ranks,
         logits_chunk=section.logits_chunk,
+        packing=section.packing,
         loss=section,
         optimizer=section,
         read_reference=reference_reader(config),

@@ -58,6 +58,8 @@ class CausalModel(Protocol):
             weights: tensors of `shapes`, one dtype, one device; gradients flow to them.
             ids: int64 [B, S], tokens that follow those in the cache.
             mask: bool [B, P + S], False at pads; P tokens are in the cache. A token's position counts real tokens only.
+                Or int64 [1, S], without pads and cache: the number of each token's sequence, where several are packed
+                into the row, one after another. No token sees another sequence.
             cache: from `cache()`; this call appends S tokens to it. None: no later call needs these tokens.
 
         Returns:

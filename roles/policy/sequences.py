@@ -1,7 +1,7 @@
-"""Pad token sequences of different lengths to one batch, for the validator's prefill and the trainer's loss.
+"""Bring token sequences of different lengths into one batch, for the validator's prefill and the trainer's loss.
 
 Padding is on the right: under a causal mask no token sees a pad, so a sequence's values do not depend on its neighbours
-(up to the rounding of differently shaped matrix products).
+(up to the rounding of differently shaped matrix products). Packed sequences lie one after another in one row.
 """
 
 import itertools
@@ -19,18 +19,19 @@ _PASS_TOKENS: Final = 128
 
 
 @dataclass(frozen=True)
-class PaddedBatch:
-    """B prompts with their completions; N completion tokens in all, row after row. Of an episode only the tokens that
-    the policy drew are completion tokens.
+class TokenBatch:
+    """Prompts with their completions, in B rows; N completion tokens in all, sequence after sequence. Of an episode
+    only the tokens that the policy drew are completion tokens.
     """
 
     ids: Tensor  # int64 [B, S]
-    mask: Tensor  # bool [B, S], False at pads
+    mask: Tensor  # bool [B, S], False at pads; of a packed row int64 [1, S], the number of each token's sequence
     # int64 [N], with `columns` the place of the state from which each completion token is drawn, one before it
     rows: Tensor
     columns: Tensor  # int64 [N]
     targets: Tensor  # int64 [N], the completion tokens
-    lengths: tuple[int, ...]  # completion tokens of each row, N in sum
+    owners: Tensor  # int64 [N], the index of the sequence of each
+    lengths: tuple[int, ...]  # completion tokens of each sequence, N in sum
 
 
 def check_ids(sequences: Iterable[Tokens], vocabulary: int) -> None:
@@ -39,38 +40,44 @@ def check_ids(sequences: Iterable[Tokens], vocabulary: int) -> None:
         raise ValueError(f"a token id outside the vocabulary of {vocabulary}")
 
 
-def pad(
+def to_batch(
     prompts: Sequence[Tokens],
     completions: Sequence[Tokens],
     device: torch.device | None = None,
     drawn: Sequence[Sequence[bool]] | None = None,
-) -> PaddedBatch:
-    """Return prompts, none of them empty, with what follows each as one right-padded batch; else ValueError. `drawn`
-    tells for each completion which of its tokens the policy drew; None for all.
+    *,
+    packed: bool = False,
+) -> TokenBatch:
+    """Return prompts, none of them empty, with what follows each; else ValueError. Each has a right-padded row, or all
+    lie in one row, `packed`. `drawn` tells for each completion which of its tokens the policy drew; None for all.
     """
     if not all(prompts):
         raise ValueError("a prompt has at least one token")
     pairs = list(zip(prompts, completions, strict=True))
     drawn = [(True,) * len(completion) for completion in completions] if drawn is None else drawn
     places = [list(itertools.compress(range(len(mask)), mask)) for mask in drawn]
-    width = max((len(prompt) + len(completion) for prompt, completion in pairs), default=0)
-    ids = torch.zeros(len(pairs), width, dtype=torch.int64)
-    mask = torch.zeros(len(pairs), width, dtype=torch.bool)
+    sizes = tuple(len(prompt) + len(completion) for prompt, completion in pairs)
+    begins = list(itertools.accumulate(sizes, initial=0))
+    width = begins[-1] if packed else max(sizes, default=0)
+    ids = torch.zeros(1 if packed else len(pairs), width, dtype=torch.int64)
+    mask = torch.zeros(ids.shape, dtype=torch.int64 if packed else torch.bool)
     rows: list[int] = []
     columns: list[int] = []
-    for row, (prompt, completion) in enumerate(pairs):
-        sequence = prompt + completion
-        ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
-        mask[row, : len(sequence)] = True
-        rows += [row] * len(places[row])
-        columns += [len(prompt) - 1 + place for place in places[row]]
+    for index, (prompt, completion) in enumerate(pairs):
+        row, begin = (0, begins[index]) if packed else (index, 0)
+        ids[row, begin : begin + sizes[index]] = torch.tensor(prompt + completion, dtype=torch.int64)
+        mask[row, begin : begin + sizes[index]] = index + 1
+        rows += [row] * len(places[index])
+        columns += [begin + len(prompt) - 1 + place for place in places[index]]
     targets = [pair[1][place] for pair, own in zip(pairs, places, strict=True) for place in own]
-    return PaddedBatch(
+    owners = [index for index, own in enumerate(places) for _ in own]
+    return TokenBatch(
         ids=ids.to(device),
         mask=mask.to(device),
         rows=torch.tensor(rows, dtype=torch.int64, device=device),
         columns=torch.tensor(columns, dtype=torch.int64, device=device),
         targets=torch.tensor(targets, dtype=torch.int64, device=device),
+        owners=torch.tensor(owners, dtype=torch.int64, device=device),
         lengths=tuple(map(len, places)),
     )
 
@@ -108,3 +115,23 @@ def split_for_training(lengths: Sequence[int], max_tokens: int, ranks: int = 1) 
         batches = sorted(split(lengths, max_tokens), key=tokens)
         best = min(best, batches, key=cost)
     return best
+
+
+def split_packed(lengths: Sequence[int], max_tokens: int, ranks: int = 1) -> list[list[int]]:
+    """Split sequences into rows of at most `max_tokens` tokens, or of the longest sequence, about as many in each;
+    return the indices of each row, from the fewest tokens to the most. All ranks have rows to compute, if there are
+    enough sequences.
+    """
+    bound = max(max_tokens, *lengths)
+    longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    fewest = -(-sum(lengths) // (bound * ranks)) * ranks
+    for count in range(fewest, len(lengths) + ranks, ranks):
+        rows: list[list[int]] = [[] for _ in range(count)]
+        sizes = [0] * count
+        for index in longest_first:  # each goes where most room is
+            row = sizes.index(min(sizes))
+            rows[row].append(index)
+            sizes[row] += lengths[index]
+        if max(sizes) <= bound:
+            break
+    return [row for _, row in sorted(zip(sizes, rows, strict=True), key=lambda item: item[0]) if row]

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from grailnode.engine.hf import TransformersModel
-from grailnode.engine.models import build, check_model
+from grailnode.engine.models import build, check_model, check_packing
 from grailnode.engine.policy import Policy, PolicyError
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from grailnode.engine.torch_engine import TorchEngine
@@ -39,12 +39,19 @@ TABLES = re.compile(r"embed|wte|wpe|lm_head|\.gate\.weight$")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_exact_and_accepted(name: str, tmp_path: Path) -> None:
     family = write_family(tmp_path, name)
-    differences = {way: difference(family, way) for way in ("full", "padded", "cached")}
+    differences = {way: difference(family, way) for way in ("full", "padded", "packed", "cached")}
     assert max(differences.values()) < LARGEST_DIFFERENCE, differences
     check_model(family.policy)
     tables = [name for name, shape in family.model.shapes.items() if len(shape) == 2 and not is_matrix(name, shape)]
     assert [name for name in tables if not TABLES.search(name)] == []
     assert any(is_matrix(name, shape) for name, shape in family.model.shapes.items())
+
+
+def test_rows_with_several_sequences_are_refused_where_not_only_attention_mixes_tokens(tmp_path: Path) -> None:
+    directory = write_family(tmp_path, "lfm2").policy.directory
+    model = build(_change_config(directory, layer_types=["conv", "full_attention"]))
+    with pytest.raises(PolicyError, match="not only attention mixes the tokens"):
+        check_packing(model)
 
 
 def test_the_page_lists_the_families() -> None:

@@ -14,7 +14,7 @@ from protocol.rollout.batch import pack_tokens
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.policy.causal_model import CausalModel
-from roles.policy.sequences import pad, split, split_for_training
+from roles.policy.sequences import split, split_for_training, split_packed, to_batch
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LOSSES, CorrectionName, LossName, LossSettings
 from roles.trainer.learn.loss.policy_loss import advantages, policy_loss
@@ -47,7 +47,7 @@ def _log_probs(model: CausalModel, weights: dict[str, torch.Tensor], one: Verifi
     wide = {name: tensor.to(torch.float32) for name, tensor in weights.items()}
     result = []
     for completion in one.completion_tokens:
-        batch = pad([one.prompt_tokens], [completion])
+        batch = to_batch([one.prompt_tokens], [completion])
         logits = model.logits(wide, model.hidden(wide, batch.ids, batch.mask)[batch.rows, batch.columns])
         result.append(log_probabilities(logits, batch.targets, TEMPERATURE))
     return result
@@ -127,7 +127,7 @@ def test_replies_are_read_and_not_learned(model: CausalModel) -> None:
         one.completion_tokens, one.completion_logprobs, advantages(torch.tensor(one.rewards)), strict=True
     ):
         sequence = (completion[0], *reply, *completion[1:])
-        batch = pad([one.prompt_tokens], [sequence])
+        batch = to_batch([one.prompt_tokens], [sequence])
         logits = model.logits(weights, model.hidden(weights, batch.ids, batch.mask)[batch.rows, batch.columns])
         log_probs = log_probabilities(logits, batch.targets, TEMPERATURE)
         drawn = [place for place in range(len(sequence)) if not 1 <= place <= len(reply)]
@@ -211,6 +211,27 @@ def test_few_short_sequences_share_a_pass_and_a_long_one_is_alone() -> None:
     assert split_for_training([], 8192) == []
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("longest", [90, 500, 4000, 9000])
+def test_packed_rows_are_about_as_long_on_all_ranks(ranks: int, longest: int) -> None:
+    draw = random.Random(longest)
+    lengths = [draw.randint(60, longest) for _ in range(64)]
+    rows = split_packed(lengths, 8192, ranks)
+    assert sorted(index for row in rows for index in row) == list(range(64))
+    sizes = [sum(lengths[index] for index in row) for row in rows]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] <= max(8192, *lengths)
+    assert len(rows) % ranks == 0
+    slowest = sum(sizes[ranks - 1 :: ranks])
+    assert slowest < 1.1 * sum(lengths) / ranks
+
+
+def test_few_sequences_are_packed_for_as_many_ranks_as_there_are() -> None:
+    assert split_packed([5, 7, 6], 8192) == [[1, 2, 0]]
+    assert split_packed([5, 7, 6], 8192, ranks=2) == [[1], [2, 0]]
+    assert split_packed([5, 7, 6], 1, ranks=4) == [[0], [2], [1]]
+
+
 class WidthRecorder(WrappedModel):
     """A model that records for how many tokens at once the logits are computed."""
 
@@ -257,6 +278,21 @@ def test_recomputed_layers_give_the_same_bits(tmp_path: Path, family: str) -> No
         views.append(learner.state())
     assert views[0].keys() == views[1].keys()
     assert all(torch.equal(tensor, views[1][name]) for name, tensor in views[0].items())
+
+
+@pytest.mark.parametrize("name", RL_LOSSES)
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_packed_rollouts_give_the_same_step(tmp_path: Path, family: str, name: LossName) -> None:
+    """With passes of one row of at most 16 tokens, and with five padded rows."""
+    architecture = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM"}[family]
+    model = build(write_policy(tmp_path, model_type=family, architectures=[architecture]), recompute=True)
+    padded, packed = (
+        new_learner(model, loss=_extended(name), sampling=SHORT, **settings).gradients(_groups(model))
+        for settings in ({}, {"packing": True, "max_batch_tokens": 16})
+    )
+    assert packed.figures.loss == pytest.approx(padded.figures.loss, abs=1e-5)
+    for key, gradient in packed.tensors.items():
+        torch.testing.assert_close(gradient, padded.tensors[key], rtol=1e-3, atol=1e-6)
 
 
 def test_an_entropy_coefficient_holds_the_entropy_up(model: CausalModel) -> None:

@@ -60,7 +60,15 @@ def alone(policy: Path, settings: LearnerSettings = SETTINGS, dtype: torch.dtype
     return Learner(model, random_weights(model), settings, dtype=dtype)
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, max_batch_tokens=8192, ranks=2)], ids=["full", "few"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SETTINGS,
+        replace(SETTINGS, max_batch_tokens=8192, ranks=2),
+        replace(SETTINGS, max_batch_tokens=8192, ranks=2, packing=True),
+    ],
+    ids=["full", "few", "packed"],
+)
 def test_two_ranks_with_a_pass_each_take_the_steps_of_one_process_bit_for_bit(
     policy: Path, settings: LearnerSettings
 ) -> None:

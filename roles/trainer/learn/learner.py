@@ -21,7 +21,7 @@ from protocol.quantization import Precision, is_matrix, published_outline, publi
 from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.policy.layer_weights import compute_part
-from roles.policy.sequences import PaddedBatch, pad, split_for_training
+from roles.policy.sequences import TokenBatch, split_for_training, split_packed, to_batch
 from roles.ports import ObjectStore
 from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, advantages, entropy, policy_loss
@@ -41,9 +41,10 @@ class LearnerSettings:
     """The constants of a training step."""
 
     sampling: SamplingParams = _PLAIN_SAMPLING  # of the rollouts
-    max_batch_tokens: int = 8192  # padded tokens in one forward and backward pass; gradients add up over passes
+    max_batch_tokens: int = 8192  # tokens with pads in one forward and backward pass; gradients add up over passes
     ranks: int = 1  # processes among which the passes of a step are dealt
     logits_chunk: int = 1024  # tokens whose logits are in memory at once; a pass with more computes the logits twice
+    packing: bool = False  # put the rollouts of a pass into one row without pads; only if its model can
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     read_reference: Callable[[], Mapping[str, Tensor]] | None = None  # the weights of the reference; None: version 0
@@ -163,9 +164,10 @@ class Learner:
         )
         weights, leaves = self._weights()
         sizes = [len(sample.prompt) + len(sample.sequence) for sample in samples]
+        split_samples = split_packed if self._settings.packing else split_for_training
         passes = [
             ([samples[i] for i in batch], [weight_of_tokens[i] for i in batch])
-            for batch in split_for_training(sizes, self._settings.max_batch_tokens, self._settings.ranks)
+            for batch in split_samples(sizes, self._settings.max_batch_tokens, self._settings.ranks)
         ]
         sums = self._take_passes(weights, self._reference_weights(), passes)
         loss, clipped_tokens, divergence, entropy_sum = (math.fsum(column) for column in zip(*sums, strict=True))
@@ -237,8 +239,12 @@ class Learner:
         """Add a batch's part of the gradient, by the weight in the loss of each sample's tokens; `reference` may be
         empty.
         """
-        batch = pad(
-            [s.prompt for s in samples], [s.sequence for s in samples], self._device, [s.drawn for s in samples]
+        batch = to_batch(
+            [sample.prompt for sample in samples],
+            [sample.sequence for sample in samples],
+            self._device,
+            [sample.drawn for sample in samples],
+            packed=self._settings.packing,
         )
         states = self._states_of(weights, batch)
         reference_log_probs = None
@@ -247,17 +253,17 @@ class Learner:
                 reference_log_probs, _ = self._statistics(reference, self._states_of(reference, batch), batch.targets)
         device = states.device
         behaviour = torch.cat([sample.behaviour for sample in samples]).to(device)
-        advantage = torch.tensor([s.advantage for s in samples], device=device)[batch.rows]
-        weight = torch.tensor(token_weights, device=device)[batch.rows]
+        advantage = torch.tensor([s.advantage for s in samples], device=device)[batch.owners]
+        weight = torch.tensor(token_weights, device=device)[batch.owners]
         log_probs, entropies = self._statistics(weights, states, batch.targets)
         # a step is the only one on its groups, so the policy before it is the present one
         proximal = log_probs.detach()
-        tokens = Tokens(log_probs, behaviour, proximal, advantage, batch.rows, entropies, reference_log_probs)
+        tokens = Tokens(log_probs, behaviour, proximal, advantage, batch.owners, entropies, reference_log_probs)
         loss = policy_loss(tokens, weight, self._settings.loss)
         loss.value.backward()  # type: ignore[no-untyped-call]
         return float(loss.value.detach()), float(loss.clipped_tokens), loss.divergence, float(entropies.detach().sum())
 
-    def _states_of(self, weights: Mapping[str, Tensor], batch: PaddedBatch) -> Tensor:
+    def _states_of(self, weights: Mapping[str, Tensor], batch: TokenBatch) -> Tensor:
         """Return the state from which each completion token is drawn: [N, D]."""
         states: Tensor = compute_part(weights, "", self._model.hidden, weights, batch.ids, batch.mask)
         return states[batch.rows, batch.columns]

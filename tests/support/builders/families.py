@@ -104,7 +104,8 @@ def difference(family: Family, way: str) -> float:
     """Return the largest difference of a logit from transformers' own, computed without padding or cache.
 
     Args:
-        way: "full", "padded" (four pads before the tokens of one row) or "cached" (token by token after the first 12).
+        way: "full", "padded" (four pads before the tokens of each row), "packed" (all rows as one) or "cached" (token
+            by token after the first 12).
     """
     ids = torch.randint(3, 60, (2, 20), generator=torch.Generator().manual_seed(1))
     expected = family.reference(ids).logits
@@ -116,6 +117,9 @@ def difference(family: Family, way: str) -> float:
         padded = torch.cat([torch.zeros(2, 4, dtype=torch.int64), ids], dim=1)
         mask = torch.cat([torch.zeros(2, 4, dtype=torch.bool), real], dim=1)
         own = model.logits(weights, model.hidden(weights, padded, mask)[:, 4:])
+    elif way == "packed":
+        row = model.hidden(weights, ids.view(1, -1), torch.tensor([1, 2]).repeat_interleave(20)[None])
+        own = model.logits(weights, row).view_as(expected)
     else:
         cache = model.cache()
         states = [model.hidden(weights, ids[:, :12], real[:, :12], cache)]

@@ -33,7 +33,7 @@ from torch.nn import functional
 from grailnode.engine import policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
 from protocol import environments
-from roles.policy.sequences import PaddedBatch, pad
+from roles.policy.sequences import TokenBatch, to_batch
 
 SPECIAL: Final = ("<pad>", "<eos>", "<unk>")
 _PAD, _EOS = 0, 1
@@ -116,7 +116,7 @@ def carryless_sum(a: int, b: int) -> int:
     return (a // 10 + b // 10) % 10 * 10 + (a + b) % 10
 
 
-def corpus(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
+def corpus(recipe: Recipe, seed: int) -> Iterator[TokenBatch]:
     """Yield endless batches of training problems (never held-out ones) with their answers, many of them wrong."""
     text = policy.Tokenizer(tokenizer())
     environment = environments.get(recipe.task)
@@ -129,7 +129,7 @@ def corpus(recipe: Recipe, seed: int) -> Iterator[PaddedBatch]:
             context, answer = turn(problem.prompt, int(problem.reference), generator, recipe.correct_share)
             prompts.append(text.encode(context))
             answers.append((*text.encode(answer), _EOS))
-        yield pad(prompts, answers)
+        yield to_batch(prompts, answers)
 
 
 def _sum(prompt: str, value: int, generator: random.Random, correct_share: float) -> tuple[str, str]:
