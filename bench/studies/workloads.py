@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -81,6 +81,7 @@ class LearningPolicy(Simulation):
         groups: of 8 rollouts in a step.
         delay: how many steps older the policy is that samples a step's rollouts.
         held_out: problems on which pass@1 is measured.
+        setup: other fields of Setup.
     """
 
     def __init__(
@@ -92,8 +93,9 @@ class LearningPolicy(Simulation):
         seed: int = 0,
         delay: int = 0,
         held_out: int = 256,
+        **setup: Any,
     ) -> None:
-        super().__init__(Setup(policy=str(directory), seed=seed, groups=groups, held_out=held_out))
+        super().__init__(Setup(policy=str(directory), seed=seed, groups=groups, held_out=held_out, **setup))
         self._delay = delay
         model = build(Policy.load(directory))
         self._learner = Learner(model, self.versions[0], LearnerSettings(optimizer=recipe.settings()))
@@ -112,6 +114,11 @@ class LearningPolicy(Simulation):
         version = max(0, step - 1 - self._delay)
         self.serve(version)
         return self._mine(step, version)
+
+    def forget(self, version: int) -> None:
+        """Give back the memory of a version that no later step needs."""
+        if version >= 0:
+            self._versions[version] = {}
 
     def newest_pass_at_1(self) -> float:
         """Return the share of held-out problems that the newest version solves greedily."""
