@@ -35,7 +35,7 @@ from grailnode.track.tracker import track
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.environments import Environment
-from protocol.judging.stratum_counts import SharesOf
+from protocol.judging.ledger import SharesOf
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.node.retries import Pause, WaitReporter

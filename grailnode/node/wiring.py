@@ -19,7 +19,7 @@ from protocol.environments.mixture import mixed
 from protocol.environments.record import MixtureSpec
 from protocol.environments.strata import Strata
 from protocol.errors import MalformedError, ProtocolError
-from protocol.judging.stratum_counts import SharesOf
+from protocol.judging.ledger import SharesOf
 from protocol.quantization import Precision
 from protocol.run import RunManifest
 from roles.authority_updates import under_authority
