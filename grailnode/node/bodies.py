@@ -44,7 +44,7 @@ from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, StoreError, Telemetry
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LossSettings
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
+from roles.trainer.learn.training_settings import OptimizerSettings
 from roles.trainer.spool import checked_genesis
 
 if TYPE_CHECKING:  # it imports torch's compiler, for half a second

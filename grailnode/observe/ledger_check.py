@@ -16,7 +16,7 @@ from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.ports import BeaconError, LineReporter, NotFoundError, StoreError
 from roles.records import FOREIGN, fetch_record
-from roles.seals import fetch_witnessed_seals
+from roles.rosters import fetch_witnessed_seals
 
 
 async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:

@@ -27,10 +27,9 @@ from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import BeaconError, Engine, EngineError, StoreError
 from roles.rosters import Rosters
 from roles.validator.audit import Auditor
-from roles.validator.case_queue import CaseQueue
 from roles.validator.evaluation import evaluate
 from roles.validator.judge import Judge
-from roles.validator.judging_scheduler import JudgingScheduler
+from roles.validator.judging_scheduler import CaseQueue, JudgingScheduler
 from roles.validator.ledger_state import Ledger
 from roles.validator.reaudit import Reaudit
 from roles.validator.reveal import Revealer

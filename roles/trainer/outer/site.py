@@ -19,8 +19,7 @@ from protocol.outer.round_checks import check_next_manifest, sender_digest, turn
 from protocol.outer.round_records import Refusal, RefusalReason, RoundContribution, RoundManifest
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part, Payload, parts_of
-from roles.first_failure import first_failure
-from roles.gather import STORAGE_ERRORS
+from roles.gather import STORAGE_ERRORS, first_failure
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
