@@ -66,11 +66,11 @@ async def first_failure(*errors: type[Exception], cancel_others: bool = True) ->
         raise tasks.failure
 
 
-async def answer_of(read: Callable[[], Awaitable[Result]], seconds: float) -> Result:
-    """Return what a reading returns; raise StoreError if it has not ended after some seconds."""
+async def answer_of(read: Callable[[], Awaitable[Result]], seconds: float, place: str = "") -> Result:
+    """Return what a reading of a place returns; raise StoreError if it has not ended after some seconds."""
     with trio.move_on_after(seconds):
         return await read()
-    raise StoreError(f"no answer in {seconds:g} s")
+    raise StoreError(f"{place}: no answer within {seconds:g} s" if place else f"no answer within {seconds:g} s")
 
 
 async def first_success(task: Callable[[Item], Awaitable[Result]], items: Sequence[Item]) -> Result:

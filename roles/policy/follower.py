@@ -9,6 +9,7 @@ when it has arrived and its digest was compared, while the next ones arrive.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import trio
 
@@ -18,7 +19,7 @@ from protocol.chain.verifier import ChainVerifier, Plan, Trust
 from protocol.errors import ChainError, ForkError, GapError, ProtocolError, error_context
 from protocol.identity.signing import claimed_signers
 from protocol.patch import NewTensors
-from roles.gather import fetch_ahead, first_success, gather
+from roles.gather import answer_of, fetch_ahead, first_success, gather
 from roles.node.identity import Node
 from roles.policy.verified_weights import (
     AnchorBuild,
@@ -169,9 +170,7 @@ class Follower:
         """Fetch a trainer's head, unchecked. A fetch that hangs is given up soon, so that the next one can start."""
         path, schedule = paths.head(trainer), self._node.run.schedule
         seconds = max(_HEAD_SECONDS, 0.5 * schedule.rounds * self._node.run.beacon.period_ms / 1000)
-        with trio.move_on_after(seconds):
-            return await fetch_envelope(self._node, Head, path)
-        raise StoreError(f"{path}: no answer within {seconds:g} s")
+        return await answer_of(partial(fetch_envelope, self._node, Head, path), seconds, path)
 
     async def _follow_chain(self, item: tuple[ChainVerifier, bytes]) -> tuple[ChainVerifier, bytes]:
         """Fetch and check the manifests that a trainer's head lists, in order; return the chain and the trainer."""

@@ -4,6 +4,7 @@ and judge them; after a rejection, judge the others that are dealt to it too.
 
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 
 import trio
 
@@ -15,7 +16,7 @@ from protocol.judging.verdict import Judgement, Reason, Verdict, joint_rejection
 from protocol.proof import Thresholds
 from protocol.rollout import challenge
 from protocol.rollout.batch import Commitment, Group, open_group
-from roles.gather import gather
+from roles.gather import answer_of, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.validator.judge import Judge, Reservation
@@ -268,9 +269,7 @@ class Auditor:
     async def _get(self, place: _Place, seconds: float) -> bytes:
         """Return the bytes at a place."""
         path, offset, size = place
-        with trio.move_on_after(seconds):
-            return await self._node.store.get(path, size, offset=offset, size=size)
-        raise StoreError(f"{path}: no answer within {seconds:g} s")
+        return await answer_of(partial(self._node.store.get, path, size, offset=offset, size=size), seconds, path)
 
 
 def reject_accepted(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[Judgement]:
