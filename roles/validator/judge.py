@@ -11,6 +11,7 @@ environment sees a turn before all replies ahead of it are its own.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -80,19 +81,10 @@ class GroupCheck:
 
     def judgement(self) -> Judgement:
         """Return the judgement on the group."""
-        if self.reason is not None:
-            found = {"tokens": self.tokens, "counts": self.counts}
-            return Judgement(index=self.group.index, digest=self.digest, reason=self.reason.value, **found)
-        return Judgement(
-            index=self.group.index,
-            digest=self.digest,
-            reason="",
-            tokens=self.tokens,
-            counts=self.counts,
-            rewards=self.rewards,
-            ends=self.ends,
-            logprobs=self.logprobs,
-        )
+        found: dict[str, Any] = {"index": self.group.index, "tokens": self.tokens, "counts": self.counts}
+        if self.reason is None:
+            found |= {"rewards": self.rewards, "ends": self.ends, "logprobs": self.logprobs}
+        return Judgement(digest=self.digest, reason="" if self.reason is None else self.reason.value, **found)
 
 
 class Judge:

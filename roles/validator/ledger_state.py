@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-import trio
-
 from protocol import paths
 from protocol.encoding import content_digest
 from protocol.errors import ProtocolError, error_context
@@ -19,8 +17,8 @@ from protocol.judging.accounts import Accounts
 from protocol.judging.ledger import Seal, Summary
 from protocol.run import RunManifest
 from roles.node.identity import Node
-from roles.node.retries import WaitReporter
-from roles.ports import NotFoundError, ObjectStore, StateError, StoreError, TooLargeError
+from roles.node.retries import WaitReporter, keep_trying
+from roles.ports import NotFoundError, ObjectStore, StateError, TooLargeError
 from roles.records import FOREIGN, fetch_record
 from roles.rosters import find_seal
 
@@ -112,13 +110,8 @@ class Ledger:
 
 async def wait_and_check(node: Node, check: Callable[[], Awaitable[None]]) -> None:
     """Check what this validator has published, as soon as its own storage answers."""
-    with WaitReporter(node.telemetry, "own-space-unread") as reporter:
-        while True:
-            try:
-                return await check()
-            except StoreError as error:
-                reporter.waiting("storage", error, "this node's own storage answers")
-                await trio.sleep(_RETRY_SECONDS)
+    reporter = WaitReporter(node.telemetry, "own-space-unread")
+    await keep_trying(check, reporter, "storage", "this node's own storage answers", _RETRY_SECONDS)
 
 
 async def check_published(node: Node, ledger: Ledger) -> None:

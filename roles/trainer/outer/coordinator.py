@@ -43,7 +43,7 @@ from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Payload, parts_of
 from roles.gather import gather
 from roles.node.identity import Node
-from roles.node.retries import WaitReporter
+from roles.node.retries import WaitReporter, keep_trying
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
 from roles.trainer.outer import round_files
@@ -131,14 +131,9 @@ class Coordinator:
 
     async def _check_published(self, newest: int) -> None:
         """Compare this node's own state with the pointer in storage."""
-        with WaitReporter(self._node.telemetry, "pointer-unread") as reporter:
-            while True:
-                try:
-                    pointer = await fetch_own_pointer(self._node)
-                    break
-                except StoreError as error:
-                    reporter.waiting("storage", error, "this node's own storage answers")
-                    await trio.sleep(self._settings.poll_seconds)
+        reporter, until = WaitReporter(self._node.telemetry, "pointer-unread"), "this node's own storage answers"
+        read, seconds = partial(fetch_own_pointer, self._node), self._settings.poll_seconds
+        pointer = await keep_trying(read, reporter, "storage", until, seconds)
         if pointer is not None and pointer.record.newest > newest:
             raise StateError(
                 round_files.ROUNDS, f"storage shows round {pointer.record.newest}, which this state did not close"

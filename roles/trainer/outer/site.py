@@ -109,7 +109,7 @@ class Site:
                     break
                 except ForkError:
                     raise
-                except (StoreError, TooLargeError, ProtocolError) as error:
+                except STORAGE_ERRORS as error:
                     reporter.waiting("state", error, "the trainer's storage shows a state of an open round")
                     await trio.sleep(self._settings.poll_seconds)
         used = tuple(
