@@ -12,7 +12,7 @@ from protocol.environments import Environment, Problem, rubric
 from protocol.environments.base import SandboxError
 from protocol.environments.mixture import Strata, drawn_member
 from protocol.rollout import challenge
-from protocol.rollout.episode import EpisodeRule
+from protocol.rollout.batch import EpisodeRule
 from protocol.run import ChatSpec, EvaluationSpec, RunManifest, SamplingSpec
 from roles.gather import gather
 
