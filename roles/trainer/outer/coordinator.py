@@ -6,7 +6,7 @@ instruction publishes the same manifest again, and no round is decided twice.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -28,7 +28,7 @@ from protocol.outer.comparing import (
     part_products,
 )
 from protocol.outer.dithering import first_state
-from protocol.outer.robust import RobustSettings, Weighting, weigh_round
+from protocol.outer.robust import Weighting, weigh_round
 from protocol.outer.round_records import (
     AggregatedShare,
     CountedContribution,
@@ -72,7 +72,6 @@ class CoordinatorSettings:
     remembered_rounds: int = 64  # how many manifests are read again at a start, to know which groups are used up
     poll_seconds: float = 0.5  # between two looks for contributions
     threads: int = 1  # that compare and apply contributions
-    robust: RobustSettings = field(default_factory=RobustSettings)  # the bounds of the aggregation
 
 
 @dataclass(frozen=True)
@@ -369,7 +368,7 @@ class Coordinator:
 
         await gather(copy, workers, _CHECKS_AT_ONCE)
         comparison, aggregated = await self._compare(attendance, checked)
-        weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent, self._settings.robust)
+        weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent)
         factors = dict(zip(workers, weighting.factors, strict=True))
         for worker, cosine, drift in zip(workers, weighting.cosines, weighting.drift_factors, strict=True):
             norm = attendance.contributions[worker].record.norm
