@@ -23,6 +23,7 @@ from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.tail import rate_bounds, tail_rates
 from protocol.judging.evidence import (
     NO_EVIDENCE,
+    Evidence,
     highest_evidence,
     largest_stops,
     tally_values,
@@ -165,7 +166,7 @@ class _Measured:
         factor = 1.0
         while least[-1] * factor < _RAISED * _MOST_RATE:
             chosen = table(beyond, (factor * least).clip(max=_MOST_RATE).tolist(), scores)
-            added = ([{"margin": weigh_tally(tally, chosen)} for tally in groups] for groups in tallies)
+            added: list[list[Evidence]] = [[{"margin": weigh_tally(item, chosen)} for item in own] for own in tallies]
             if all(highest_evidence(NO_EVIDENCE, groups) <= most for groups in added):
                 return chosen
             factor *= _RAISED

@@ -98,18 +98,13 @@ class WaitReporter:
 
 
 async def keep_trying(
-    work: Callable[[], Awaitable[Result]],
-    reporter: WaitReporter,
-    waits_for: str,
-    until: str,
-    seconds: float,
-    errors: tuple[type[Exception], ...] = (StoreError,),
+    work: Callable[[], Awaitable[Result]], reporter: WaitReporter, waits_for: str, until: str, seconds: float
 ) -> Result:
-    """Return what a work returns, tried again after some seconds as often as it fails; report the wait."""
+    """Return what a work returns, tried again after some seconds as often as storage fails; report the wait."""
     with reporter:
         while True:
             try:
                 return await work()
-            except errors as error:
+            except StoreError as error:
                 reporter.waiting(waits_for, error, until)
                 await trio.sleep(seconds)
