@@ -64,10 +64,9 @@ from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from roles.ports import CheckRequest, Request
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
-from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
+from roles.trainer.learn.training_settings import OptimizerSettings, ReplaySettings, TrainingSettings
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import next_version

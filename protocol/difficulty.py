@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AfterValidator, Field, model_validator
 
 from protocol import limits
-from protocol.encoding import Line, Record, Window
+from protocol.encoding import Line, Record, Window, ascending_by
 from protocol.environments.record import SHARES
 from protocol.identity.signing import Digest, Key
 
@@ -51,14 +51,12 @@ class DifficultySpec(Record):
     """How the tables of a run are computed (fields: docs/spec/difficulty.md)."""
 
     kind: ClassVar[str] = "difficulty-rule"
-    strata: Annotated[tuple[Stratum, ...], Field(min_length=2, max_length=limits.MAX_STRATA)]
+    strata: Annotated[tuple[Stratum, ...], Field(min_length=2, max_length=limits.MAX_STRATA), ascending_by("name")]
     floor_ppm: Annotated[int, Field(ge=0, lt=SHARES)]
     decay: Annotated[int, Field(ge=0, le=990_000)]
 
     @model_validator(mode="after")
-    def _in_order(self) -> "DifficultySpec":
-        if any(one.name >= two.name for one, two in pairwise(self.strata)):
-            raise ValueError("strata that do not strictly ascend by name")
+    def _whole(self) -> "DifficultySpec":
         if sum(stratum.ppm for stratum in self.strata) != SHARES:
             raise ValueError(f"shares of strata that do not add up to {SHARES}")
         return self

@@ -7,7 +7,9 @@ identifies one value only.
 """
 
 import hashlib
+from collections.abc import Iterable
 from itertools import pairwise
+from operator import attrgetter
 from typing import Annotated, Any, ClassVar, Final, Self
 
 import msgpack
@@ -50,6 +52,25 @@ def _check_ascending(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 Ascending: Final = AfterValidator(_check_ascending)
 """Refuses a tuple whose items do not strictly ascend."""
+
+
+def ascending_by(field: str) -> AfterValidator:
+    """Return what refuses a tuple of records that do not strictly ascend by a field, or by a field of a field."""
+    key = attrgetter(field)
+    return AfterValidator(lambda items: (_check_ascending(tuple(map(key, items))), items)[1])
+
+
+def one_of(values: Iterable[str]) -> AfterValidator:
+    """Return what refuses a text that is none of some values."""
+    known = frozenset(map(str, values))
+
+    def check(value: str) -> str:
+        if value not in known:
+            raise ValueError(f"none of the known ones: {value!r}")
+        return value
+
+    return AfterValidator(check)
+
 
 OPTIONAL: Final[Any] = Field(default=None, exclude_if=lambda value: value is None)
 """The value of a field that is left out of the encoding where it is None."""

@@ -7,9 +7,9 @@ own, and what admits one pair tolerates nothing of another.
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Final, Literal, get_args
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from protocol.encoding import OPTIONAL, Ascending, Record
+from protocol.encoding import OPTIONAL, Ascending, Record, one_of
 from protocol.errors import PairError
 from protocol.limits import MAX_ALTERNATIVES, MAX_STEPS
 
@@ -32,15 +32,8 @@ def arithmetic_of(engine: str, dtype: str) -> Arithmetic:
     raise ValueError(f"no arithmetic for {engine} in {dtype}; there are: {', '.join(CALIBRATED)}")
 
 
-def _check_arithmetic(name: str) -> str:
-    if name and name not in ARITHMETICS:
-        raise ValueError(f"no arithmetic: {name!r}")
-    return name
-
-
-OptionalArithmetic = Annotated[str, AfterValidator(_check_arithmetic)]
+OptionalArithmetic = Annotated[str, one_of(("", *ARITHMETICS))]
 """An arithmetic, or empty where there is none to name."""
-
 
 StatisticName = Literal["sketch", "margin", "stop", "luck", "replay"]
 

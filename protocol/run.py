@@ -18,7 +18,7 @@ from protocol.identity.signing import Digest
 from protocol.lora import LoraSpec
 from protocol.proof import EXACT_PROOF, ProofSpec
 from protocol.quantization import Precision
-from protocol.rollout.episode import EpisodeRule
+from protocol.rollout.batch import EpisodeRule
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import SamplingParams
 from protocol.window import Schedule

@@ -1,29 +1,76 @@
 """Run a task for many items: for all at once, ahead of their use, or one by one until it succeeds; or one in time.
 
-Where it fails, the first failure is raised by itself.
+Where it fails, the first failure is raised by itself, as from any tasks that run together (`first_failure`).
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar, TypeVarTuple
 
 import trio
 
 from protocol.errors import ProtocolError
-from roles.first_failure import first_failure
 from roles.ports import StoreError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 STORAGE_ERRORS: Final = (StoreError, ProtocolError)
 """What reading from storage raises: no answer, or an answer that must not be used."""
 
 
-async def answer_of(read: Callable[[], Awaitable[Result]], seconds: float) -> Result:
-    """Return what a reading returns; raise StoreError if it has not ended after some seconds."""
+class FailFastTasks:
+    """Tasks of one `first_failure` block."""
+
+    def __init__(self, nursery: trio.Nursery, errors: tuple[type[Exception], ...], cancel_others: bool) -> None:
+        self.cancel_scope = nursery.cancel_scope  # covers the block and all of its tasks
+        self.failure: Exception | None = None  # the first expected error; None as long as there is none
+        self._nursery = nursery
+        self._errors = errors
+        self._cancel_others = cancel_others
+
+    def start_soon(self, task: Callable[[*Arguments], Awaitable[object]], *arguments: *Arguments) -> None:
+        """Start a task beside the others."""
+        self._nursery.start_soon(self._run, lambda: task(*arguments))
+
+    def record(self, error: Exception) -> None:
+        """Remember the first failure, and cancel the tasks that still run unless they may end by themselves."""
+        self.failure = self.failure or error
+        if self._cancel_others:
+            self.cancel_scope.cancel()
+
+    async def _run(self, task: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await task()
+        except self._errors as error:
+            self.record(error)
+
+
+@asynccontextmanager
+async def first_failure(*errors: type[Exception], cancel_others: bool = True) -> AsyncIterator[FailFastTasks]:
+    """Open a nursery whose tasks may fail with expected errors: the block raises the first of these, by itself. Any
+    other error leaves the block as it leaves a nursery, which raises a group of exceptions that no `except StoreError`
+    catches.
+
+    A failure cancels the other tasks, or else they end by themselves before the block raises; a task that begins new
+    work looks at `failure` first.
+    """
+    async with trio.open_nursery() as nursery:
+        tasks = FailFastTasks(nursery, errors, cancel_others)
+        try:
+            yield tasks
+        except errors as error:
+            tasks.record(error)
+    if tasks.failure is not None:
+        raise tasks.failure
+
+
+async def answer_of(read: Callable[[], Awaitable[Result]], seconds: float, place: str = "") -> Result:
+    """Return what a reading of a place returns; raise StoreError if it has not ended after some seconds."""
     with trio.move_on_after(seconds):
         return await read()
-    raise StoreError(f"no answer in {seconds:g} s")
+    raise StoreError(f"{place}: no answer within {seconds:g} s" if place else f"no answer within {seconds:g} s")
 
 
 async def first_success(task: Callable[[Item], Awaitable[Result]], items: Sequence[Item]) -> Result:

@@ -40,8 +40,8 @@ ROOMS = {  # rooms of each package in the order in which they may import: a room
         *("objects", "lora", "quantization", "run", "chain", "outer", "judging"),
     ),
     "roles": (
-        *("settings_base", "ports", "first_failure", "gather", "node", "records", "authority_updates"),
-        *("participants", "seals", "rosters", "policy", "miner", "validator", "trainer"),
+        *("settings_base", "ports", "gather", "node", "records", "authority_updates"),
+        *("participants", "rosters", "policy", "miner", "validator", "trainer"),
     ),
     "roles.trainer": (
         *("tensor_shards", "verified_batch", "spool", "training_spool", "learn"),

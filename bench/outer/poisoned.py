@@ -8,7 +8,6 @@ import numpy as np
 from bench.outer.honest import NOISE
 from bench.outer.methods import VARIANTS
 from bench.tables import print_table
-from protocol.outer.robust import PLAIN_MEAN, RobustSettings
 from tests.support.simulation.noisy_sites import SIZE, Attack, Vector, weighed_rounds
 
 _NORMAL: Final = np.random.default_rng(4).standard_normal(SIZE)
@@ -56,13 +55,13 @@ def poisoned(method: str, local_steps: int, rounds: int, names: Sequence[str] = 
     """
     rules, steps = VARIANTS[method].rules(local_steps, rounds), [local_steps] * 4
     begin = weighed_rounds(rules, 0, steps=steps)[1]
-    clean = (weighed_rounds(rules, rounds, steps=steps, noise=NOISE, settings=PLAIN_MEAN)[1] - begin).astype(np.float64)
+    clean = (weighed_rounds(rules, rounds, steps=steps, noise=NOISE, has_bounds=False)[1] - begin).astype(np.float64)
     rows = []
     for name, new_attack in ATTACKS.items():
         if names and name not in names:
             continue
-        for settings in (PLAIN_MEAN, RobustSettings()):
-            run = weighed_rounds(rules, rounds, steps=steps, noise=NOISE, attack=new_attack(), settings=settings)
+        for has_bounds in (False, True):
+            run = weighed_rounds(rules, rounds, steps=steps, noise=NOISE, attack=new_attack(), has_bounds=has_bounds)
             way = (run[1] - begin).astype(np.float64)
             progress = way @ clean / (clean @ clean)
             # without what the way of the honest sites has of that direction by chance
@@ -70,7 +69,7 @@ def poisoned(method: str, local_steps: int, rounds: int, names: Sequence[str] = 
             factors = np.array([weighting.factors for weighting in run[0]])
             refused, counted = (factors[:, 1] == 0).sum(), factors.mean(axis=0)
             rows.append([
-                name, "plain mean" if settings is PLAIN_MEAN else "bounds", f"{progress:.3f}", f"{drift:+.3f}",
+                name, "bounds" if has_bounds else "plain mean", f"{progress:.3f}", f"{drift:+.3f}",
                 f"{refused} of {rounds}", f"{counted[1]:.2f}", f"{np.delete(counted, 1).min():.2f}",
             ])  # fmt: skip
             print("|".join(rows[-1]), flush=True)

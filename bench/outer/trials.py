@@ -21,7 +21,7 @@ from bench.outer.task import WARM_UP, Task, setup_of
 from protocol import pseudogradient
 from protocol.outer.comparing import SentRounds, compare
 from protocol.outer.local_work import begin_round, masters, own_state, without_masters
-from protocol.outer.robust import RobustSettings, weigh_round
+from protocol.outer.robust import weigh_round
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 from roles.trainer.verified_batch import VerifiedGroup
@@ -182,7 +182,7 @@ def _run_rounds(trial: Trial, variant: Variant) -> Outcome:
         factors: tuple[float, ...] = (1.0,) * SITES
         if trial.weighed:
             comparison = compare(shared, payloads, rules, bytes(32))
-            weighting = weigh_round(workers, comparison, sent_before, RobustSettings())
+            weighting = weigh_round(workers, comparison, sent_before)
             sent_before, factors = sent_before.after(weighting.sent), weighting.factors
             outcome.factors.append(factors)
         counted = [place for place, factor in enumerate(factors) if factor > 0]

@@ -24,7 +24,7 @@ from grailnode.engine.policy import PACKAGED_POLICY, Policy
 from protocol.outer.local_work import masters
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer import MasterOptimizer
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
+from roles.trainer.learn.training_settings import OptimizerSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.simulation.learning import Setup, Simulation
 

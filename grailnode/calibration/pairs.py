@@ -19,9 +19,8 @@ from protocol.judging.evidence import Counts, count_group, repeated_positions, w
 from protocol.lora import LoraSpec
 from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
-from protocol.rollout.batch import join_turns
+from protocol.rollout.batch import Turn, join_turns
 from protocol.rollout.checking import Check, CheckRules
-from protocol.rollout.episode import Turn
 from protocol.rollout.sampling import NOISE_UNIT, SamplingParams
 from protocol.rollout.sketch import SketchKey
 from protocol.run import ChatSpec

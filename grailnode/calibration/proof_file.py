@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from grailnode import UserError
 from protocol import bounded_json
-from protocol.encoding import Line, content_digest, pack
+from protocol.encoding import Line, ascending_by, content_digest, pack
 from protocol.environments.record import MixtureSpec
 from protocol.errors import MalformedError
 from protocol.lora import LoraSpec
@@ -128,14 +128,13 @@ class ProofFile(_Part):
     """The file: a table of thresholds, ascending by pair of arithmetics, and what they were measured on."""
 
     subject: Subject
-    table: Annotated[tuple[MeasuredRow, ...], Field(min_length=1, max_length=len(CALIBRATED) ** 2)]
+    table: Annotated[
+        tuple[MeasuredRow, ...], Field(min_length=1, max_length=len(CALIBRATED) ** 2), ascending_by("thresholds.pair")
+    ]
 
     @model_validator(mode="after")
     def _check_table(self) -> Self:
-        pairs = [item.thresholds.pair for item in self.table]
-        if pairs != sorted(set(pairs)):
-            raise ValueError("rows must ascend by pair, one for each")
-        if any("exact" in pair for pair in pairs):
+        if any("exact" in item.thresholds.pair for item in self.table):
             raise ValueError("exact arithmetic has no measured thresholds")
         return self
 

@@ -21,7 +21,15 @@ import numpy as np
 from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.tail import rate_bounds, tail_rates
-from protocol.judging.evidence import largest_stops, whole_margins
+from protocol.judging.evidence import (
+    NO_EVIDENCE,
+    Evidence,
+    highest_evidence,
+    largest_stops,
+    tally_values,
+    weigh_tally,
+    whole_margins,
+)
 from protocol.limits import MAX_STEPS
 from protocol.proof import DECADE, LUCK, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import LARGEST_NOISE, NOISE_UNIT
@@ -102,10 +110,10 @@ def stop_margins(group: GroupMeasurement) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Measured:
-    """The values of one statistic in all trials: of each honest pair, group behind group, and of all copies."""
+    """The values of one statistic in all trials: of each honest pair by group and together, and of all copies."""
 
+    groups: list[list[np.ndarray]]
     pairs: list[np.ndarray]
-    trials: list[np.ndarray]
     copies: np.ndarray
     demands: ThresholdDemands
 
@@ -118,9 +126,8 @@ class _Measured:
         values: Callable[[GroupMeasurement], np.ndarray],
     ) -> "_Measured":
         pairs = [[values(group) for group in groups] for groups in honest.values()]
-        trials = [np.array([len(group) for group in groups]) for groups in pairs]
         of_copies = np.concatenate([values(group) for groups in copies for group in groups])
-        return cls([np.concatenate(groups) for groups in pairs], trials, of_copies, demands)
+        return cls(pairs, [np.concatenate(groups) for groups in pairs], of_copies, demands)
 
     def rates(self, candidates: Sequence[int], headroom: float, extrapolated: Sequence[np.ndarray] = ()) -> np.ndarray:
         """Return bounds on the honest rates beyond each candidate: those of the worst pair with headroom, float64 [C].
@@ -154,12 +161,13 @@ class _Measured:
         places = _telling(falling, np.minimum.accumulate(np.array(tails), axis=1))
         beyond, least = [candidates[place] for place in places], falling[places].clip(max=_MOST_RATE)
         scores = [likelihood_scores(least.tolist(), tail[places]) for tail in tails]
-        counts = [_step_counts(beyond, *pair) for pair in zip(self.pairs, self.trials, strict=True)]
-        most = DECADE * math.log10(10 * len(tails) * max(1, sum(map(len, self.trials))))
+        tallies = [[tally_values(values, beyond) for values in groups] for groups in self.groups]
+        most = DECADE * math.log10(10 * len(tails) * max(1, sum(map(len, self.groups))))
         factor = 1.0
         while least[-1] * factor < _RAISED * _MOST_RATE:
             chosen = table(beyond, (factor * least).clip(max=_MOST_RATE).tolist(), scores)
-            if all(largest_evidence(chosen, *pair) <= most for pair in zip(counts, self.trials, strict=True)):
+            added: list[list[Evidence]] = [[{"margin": weigh_tally(item, chosen)} for item in own] for own in tallies]
+            if all(highest_evidence(NO_EVIDENCE, groups) <= most for groups in added):
                 return chosen
             factor *= _RAISED
         raise UserError("an honest pair misses in most of its trials; leave it out (--pairs)")
@@ -191,29 +199,6 @@ def _telling(falling: np.ndarray, tails: np.ndarray) -> list[int]:
 def _evidence(shares: np.ndarray, rates: np.ndarray) -> np.ndarray:
     result: np.ndarray = shares * np.log(np.maximum(shares, 1e-300) / rates)
     return result
-
-
-def _step_counts(beyond: Sequence[int], values: np.ndarray, trials: np.ndarray) -> np.ndarray:
-    """Return how many trials of each group reach each step, and no later one: int64 [G, C]. The values are of all
-    trials, group behind group; each group has a number of trials: int64 [G].
-    """
-    steps = len(beyond) + 1
-    places = np.repeat(np.arange(len(trials)), trials) * steps + np.searchsorted(beyond, values, side="left")
-    counts: np.ndarray = np.bincount(places, minlength=len(trials) * steps).reshape(-1, steps)[:, 1:]
-    return counts
-
-
-def largest_evidence(chosen: Table, counts: np.ndarray, trials: np.ndarray) -> int:
-    """Return the largest evidence that a miner's groups have after any of them, in micro-decades, by the trials that
-    reach each step, and no later one, int64 [G, C], and by all trials of each group, int64 [G].
-    """
-    if not len(trials):
-        return 0
-    scores = np.array([item.scores for item in chosen.alternatives]).T
-    added = counts @ scores - trials[:, None] * np.array([item.growth for item in chosen.alternatives])
-    sums = np.concatenate([np.zeros((1, added.shape[1]), np.int64), np.cumsum(added, axis=0)])
-    # the CUSUM is the sum less the smallest sum before
-    return int((sums[1:] - np.minimum.accumulate(sums)[:-1]).max())
 
 
 def _shares(values: np.ndarray, beyond: np.ndarray) -> np.ndarray:

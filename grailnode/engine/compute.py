@@ -18,8 +18,7 @@ from protocol.digest import Weights
 from protocol.lora import LoraSpec
 from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams, triton_fault
-from roles.first_failure import first_failure
-from roles.gather import gather
+from roles.gather import first_failure, gather
 from roles.policy.causal_model import CausalModel
 from roles.ports import CheckRequest, Engine, EngineError, Generation, Request
 

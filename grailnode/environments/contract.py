@@ -21,7 +21,7 @@ from grailnode.sandbox import BubblewrapSandbox
 from protocol import environments, limits
 from protocol.environments import Environment, Problem
 from protocol.environments.base import Episode, EpisodeEnvironment, SandboxError
-from protocol.environments.strata import Strata
+from protocol.environments.mixture import Strata
 from protocol.errors import ProtocolError
 
 PROBLEMS: Final = 200

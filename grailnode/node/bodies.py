@@ -35,7 +35,7 @@ from grailnode.track.tracker import track
 from protocol import paths
 from protocol.beacon import LocalKey
 from protocol.environments import Environment
-from protocol.judging.stratum_counts import SharesOf
+from protocol.judging.ledger import SharesOf
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.node.retries import Pause, WaitReporter
@@ -44,7 +44,7 @@ from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, StoreError, Telemetry
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LossSettings
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
+from roles.trainer.learn.training_settings import OptimizerSettings
 from roles.trainer.spool import checked_genesis
 
 if TYPE_CHECKING:  # it imports torch's compiler, for half a second

@@ -25,8 +25,8 @@ from protocol.environments.base import SandboxLimitError
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey
 from protocol.judging.evidence import weigh, whole_margins
+from protocol.judging.ledger import SharesOf
 from protocol.judging.report import is_false_group
-from protocol.judging.stratum_counts import SharesOf
 from protocol.proof import StatisticName
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Commitment, Group, Rollout, open_group

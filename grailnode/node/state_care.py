@@ -44,8 +44,7 @@ from roles.records import FOREIGN, fetch_record
 from roles.trainer.collect.acceptance import repair_collector
 from roles.trainer.learn.checkpoint_files import CHECKPOINTS, NOTES, repair_checkpoint, whole_checkpoint
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
-from roles.trainer.publish.chain_repair import ChainRepair
-from roles.trainer.publish.rewind_repair import LAST_CHANGES, repair_rewind
+from roles.trainer.publish.chain_repair import LAST_CHANGES, ChainRepair, repair_rewind
 from roles.trainer.spool import WEIGHTS
 from roles.validator.ledger_repair import LedgerRepair
 from roles.validator.ledger_state import Ledger

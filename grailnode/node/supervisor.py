@@ -23,7 +23,7 @@ import trio
 
 from grailnode import UserError
 from grailnode.node.process_launch import Seat
-from roles.first_failure import first_failure
+from roles.gather import first_failure
 from roles.node.retries import Pause
 from roles.ports import LineReporter
 

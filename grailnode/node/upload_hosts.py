@@ -26,7 +26,7 @@ from protocol.errors import LimitError, MalformedError, PatchError, ProtocolErro
 from protocol.objects import ObjectRef
 from protocol.patch.codec import EncodedTensor
 from protocol.patch.container import read_header, split_frames, write_container
-from roles.first_failure import first_failure
+from roles.gather import first_failure
 from roles.node.identity import Node
 from roles.node.retries import ChangeReporter, WaitReporter
 from roles.trainer.publish.host_files import Base, EncodedFiles, HostFiles

@@ -15,11 +15,10 @@ from grailnode.node.mapped_tensors import mapped_tensors
 from protocol import environments
 from protocol.digest import Weights
 from protocol.environments import Environment, Sandbox
-from protocol.environments.mixture import mixed
+from protocol.environments.mixture import Strata, mixed
 from protocol.environments.record import MixtureSpec
-from protocol.environments.strata import Strata
 from protocol.errors import MalformedError, ProtocolError
-from protocol.judging.stratum_counts import SharesOf
+from protocol.judging.ledger import SharesOf
 from protocol.quantization import Precision
 from protocol.run import RunManifest
 from roles.authority_updates import under_authority
@@ -42,8 +41,7 @@ from roles.trainer.publish.host_files import HostFiles
 from roles.trainer.publish.publisher import Publisher, PublisherSettings
 from roles.trainer.spool import checked_genesis, newest_weights, weights_folder
 from roles.trainer.tensor_shards import read_tensors
-from roles.validator.ledger_state import Ledger
-from roles.validator.published_ledger import check_published, wait_and_check
+from roles.validator.ledger_state import Ledger, check_published, wait_and_check
 from roles.validator.validator import Validator
 from roles.validator.validator_settings import ValidatorSettings
 

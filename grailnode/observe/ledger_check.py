@@ -8,8 +8,7 @@ from protocol import paths
 from protocol.encoding import content_digest
 from protocol.errors import GapError, ProtocolError, error_context
 from protocol.judging.accounts import Accounts
-from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary
-from protocol.judging.stratum_counts import accepted_groups
+from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, accepted_groups
 from protocol.judging.verdict import OWN_REASONS, ReauditVerdict, Verdict, joint_rejection, own_rejection
 from protocol.proof import ProofSpec
 from protocol.rollout.batch import Commitment
@@ -17,7 +16,7 @@ from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.ports import BeaconError, LineReporter, NotFoundError, StoreError
 from roles.records import FOREIGN, fetch_record
-from roles.seals import fetch_witnessed_seals
+from roles.rosters import fetch_witnessed_seals
 
 
 async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:

@@ -23,9 +23,8 @@ from protocol.difficulty import DifficultySpec, Stratum
 from protocol.encoding import content_digest
 from protocol.environments import Environment, Problem, Requirements
 from protocol.environments.dataset import Dataset
-from protocol.environments.mixture import drawn_member, mixed
+from protocol.environments.mixture import Strata, drawn_member, mixed
 from protocol.environments.record import SHARES, CodeRef, EnvironmentSpec, MixtureSpec
-from protocol.environments.strata import Strata
 from protocol.errors import ProtocolError
 from protocol.run import ChatSpec, EpisodeSpec, FileRef, RunManifest
 from roles.policy.assignment import encode_prompt

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AfterValidator, Field, model_validator
 
 from protocol import bounded_json, limits
-from protocol.encoding import Record
+from protocol.encoding import Record, ascending_by
 from protocol.environments.rubric import Rubric
 from protocol.errors import MalformedError
 from protocol.identity.signing import Digest
@@ -57,7 +57,9 @@ class EnvironmentSpec(Record):
     kind: ClassVar[str] = "environment"
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     # the wheels of a plug-in with all that it imports; of a built-in environment, its modules alone
-    code: Annotated[tuple[CodeRef, ...], Field(min_length=1, max_length=limits.MAX_WHEELS)]
+    code: Annotated[
+        tuple[CodeRef, ...], Field(min_length=1, max_length=limits.MAX_WHEELS), ascending_by("distribution")
+    ]
     # the version of Python that executes foreign code, such as '3.11'; empty if there is none
     python: Annotated[str, Field(pattern=r"^(3\.[1-9][0-9]?)?$")]
     # what it is created with, as `canonical_config` returns it
@@ -67,9 +69,6 @@ class EnvironmentSpec(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> "EnvironmentSpec":
-        names = [part.distribution for part in self.code]
-        if names != sorted(set(names)):
-            raise ValueError("distributions that do not strictly ascend")
         if self.is_plugin and not (self.python and all(part.size for part in self.code)):
             raise ValueError("a plug-in without a version of Python, or with an empty wheel")
         return self
@@ -89,9 +88,6 @@ class EnvironmentShare(Record):
 
 
 def _check_mixture(members: tuple[EnvironmentShare, ...]) -> tuple[EnvironmentShare, ...]:
-    names = [member.environment.name for member in members]
-    if names != sorted(set(names)):
-        raise ValueError("environments whose names do not strictly ascend")
     if sum(member.ppm for member in members) != SHARES:
         raise ValueError(f"shares that do not add up to {SHARES}")
     if len({member.environment.python for member in members} - {""}) > 1:
@@ -102,6 +98,7 @@ def _check_mixture(members: tuple[EnvironmentShare, ...]) -> tuple[EnvironmentSh
 MixtureSpec = Annotated[
     tuple[EnvironmentShare, ...],
     Field(min_length=1, max_length=limits.MAX_MIXTURE_MEMBERS),
+    ascending_by("environment.name"),
     AfterValidator(_check_mixture),
 ]
 """The task of a run: one environment, or several, one of which each group seed draws."""

@@ -1,12 +1,11 @@
 """Admission: which announcements a node accepts (docs/spec/authority.md). No I/O.
 
 An `AdmissionGate` applies the rules of one authority. `may_fetch` decides by a key alone, before anything is fetched;
-`admit` decides by an announcement whose signature was checked. A new credential for open runs (a stake, a captcha) is
-another `Credential` in `CREDENTIALS`, under a name of its own.
+`admit` decides by an announcement whose signature was checked.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from itertools import count
 from typing import Annotated, ClassVar, Final
@@ -43,12 +42,6 @@ class Invite(Record):
     expires_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
-Credential = Callable[[Announcement, int, float], None]
-"""Checks the credential of an announcement, given the run's difficulty and the time in milliseconds since the Unix
-epoch. Raises ProtocolError if it is malformed, and AdmissionError if it is not sufficient.
-"""
-
-
 def work_digest(run_id: bytes, key: bytes, work: ProofOfWorkSolution) -> bytes:
     """Return the SHA-256 (32 bytes) of run, key and solution, by which a proof of work is measured."""
     tail = work.expires_ms.to_bytes(8, "little") + work.nonce.to_bytes(8, "little")
@@ -77,10 +70,6 @@ def check_work(announcement: Announcement, difficulty: int, now_ms: float) -> No
     bits = leading_zero_bits(work_digest(announcement.run, announcement.key, work))
     if bits < difficulty:
         raise AdmissionError(f"its proof of work has {bits} zero bits of {difficulty}", "announcement")
-
-
-CREDENTIALS: Final[Mapping[str, Credential]] = {"work": check_work}
-"""The credentials that this program supports, by the name in a run's admission rules."""
 
 
 class AdmissionGate:
@@ -127,8 +116,11 @@ class AdmissionGate:
             return
         if self._admission.policy == "invite":
             self._check_invite(announcement, now_ms)
-        elif self._admission.policy == "open" and self._admission.credential:
-            self._check_credential(announcement, now_ms)
+        elif self._admission.policy == "open" and (name := self._admission.credential):
+            if name != ProofOfWorkSolution.kind:
+                unsupported = f"this program does not support the credential {name!r} that the run requires"
+                raise AdmissionError(unsupported, "announcement")
+            check_work(announcement, self._admission.difficulty, now_ms)
 
     def _check_invite(self, announcement: Announcement, now_ms: float) -> None:
         try:
@@ -139,15 +131,6 @@ class AdmissionGate:
             raise AdmissionError("an invitation for another key or run", "announcement")
         if invite.expires_ms <= now_ms:
             raise AdmissionError("its invitation has expired", "announcement")
-
-    def _check_credential(self, announcement: Announcement, now_ms: float) -> None:
-        name = self._admission.credential
-        credential = CREDENTIALS.get(name)
-        if credential is None:
-            raise AdmissionError(
-                f"this program does not support the credential {name!r} that the run requires", "announcement"
-            )
-        credential(announcement, self._admission.difficulty, now_ms)
 
 
 def lottery(salt: bytes, key: bytes) -> bytes:

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Final, Generic, TypeVar
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from protocol import limits
 from protocol.encoding import Record, content_digest
@@ -38,6 +38,16 @@ Key = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 """A public key: 32 bytes, RFC 8032."""
 Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 """A SHA-256 or BLAKE3 digest: 32 bytes."""
+
+
+def _empty_or_digest(data: bytes) -> bytes:
+    if len(data) not in (0, 32):
+        raise ValueError("neither a digest nor empty")
+    return data
+
+
+OptionalDigest = Annotated[bytes, AfterValidator(_empty_or_digest)]
+"""A digest, or empty where there is none to name."""
 
 
 def check_public_key(key: bytes) -> bytes:

@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 
 from protocol.encoding import OPTIONAL, REWARD_UNIT, Record
 from protocol.limits import MAX_STEPS
-from protocol.proof import MEASURED, STATISTICS, StatisticName, Thresholds
+from protocol.proof import MEASURED, STATISTICS, StatisticName, Table, Thresholds
 
 LUCK_UNIT: Final = 1000
 """Luck is counted in thousandths of a reward, and of the square of a reward."""
@@ -109,15 +109,14 @@ Evidence = Mapping[StatisticName, tuple[int, ...]]
 NO_EVIDENCE: Final[Evidence] = {}
 
 
+def weigh_tally(tally: Tally, table: Table) -> tuple[int, ...]:
+    """Return the evidence that a group adds, of each alternative of one statistic."""
+    return tuple(sum(map(mul, tally.steps, item.scores)) - tally.trials * item.growth for item in table.alternatives)
+
+
 def weigh(counts: Counts, thresholds: Thresholds) -> Evidence:
     """Return the evidence that a group adds, of each alternative of each statistic."""
-    return {
-        name: tuple(
-            sum(map(mul, tally.steps, alternative.scores)) - tally.trials * alternative.growth
-            for alternative in thresholds.table(name).alternatives
-        )
-        for name, tally in ((name, counts.tally(name)) for name in thresholds.statistics)
-    }
+    return {name: weigh_tally(counts.tally(name), thresholds.table(name)) for name in thresholds.statistics}
 
 
 def accumulate(evidence: Evidence, added: Evidence) -> Evidence:

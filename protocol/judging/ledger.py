@@ -4,21 +4,23 @@ A summary states the result of every miner's pledge in a window. A validator pub
 reveals the summary, so that no validator can wait for another's results and copy them (docs/spec/ledger.md).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import comb
 from typing import Annotated, ClassVar, Final, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from protocol import limits, paths
 from protocol.difficulty import Counts as StratumCounts
-from protocol.encoding import OPTIONAL, Line, Record, Version, Window, content_digest
-from protocol.identity.signing import Digest, Key, PublishedRecord
+from protocol.encoding import OPTIONAL, Ascending, Line, Record, Version, Window, ascending_by, content_digest
+from protocol.environments.mixture import drawn_member
+from protocol.identity.signing import Digest, Key, OptionalDigest, PublishedRecord
 from protocol.judging.evidence import NO_COUNTS, Counts
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
 from protocol.proof import RATE_UNIT, Arithmetic, OptionalArithmetic, StatisticName, Thresholds
+from protocol.rollout import challenge
 from protocol.run import ScoringSpec
 
 GROUP: Final = 1_000_000
@@ -31,17 +33,8 @@ Groups = Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
 Score = Annotated[int, Field(ge=1, le=SHARE)]
 
 
-def _empty_or_digest(data: bytes) -> bytes:
-    if len(data) not in (0, 32):
-        raise ValueError("a digest or empty")
-    return data
-
-
-OptionalDigest = Annotated[bytes, Field(max_length=32), AfterValidator(_empty_or_digest)]
-
-
 class LedgerRow(Record):
-    """The result of one miner's pledge in a window.
+    """The result of one miner's pledge in a window; by default of one of which no group was delivered.
 
     Attributes:
         verdict: SHA-256 of the verdict's body; empty if nothing was delivered and so nothing judged.
@@ -53,15 +46,15 @@ class LedgerRow(Record):
 
     kind: ClassVar[str] = "ledger-row"
     miner: Key
-    verdict: OptionalDigest
-    arithmetic: OptionalArithmetic
+    verdict: OptionalDigest = b""
+    arithmetic: OptionalArithmetic = ""
     pledged: Groups
-    submitted: Groups
-    dealt: Groups
-    audited: Groups
-    accepted: Groups
-    rejected: Groups
-    counts: Counts
+    submitted: Groups = 0
+    dealt: Groups = 0
+    audited: Groups = 0
+    accepted: Groups = 0
+    rejected: Groups = 0
+    counts: Counts = NO_COUNTS
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -102,12 +95,6 @@ class LedgerRow(Record):
             counts=sum((item.counts for item in verdict.judgements if item.is_evidence), NO_COUNTS),
         )
 
-    @classmethod
-    def undelivered(cls, miner: bytes, pledged: int) -> "LedgerRow":
-        """Return the row of a pledge of which no group was delivered."""
-        zeros = dict.fromkeys(("submitted", "dealt", "audited", "accepted", "rejected"), 0)
-        return cls(miner=miner, verdict=b"", arithmetic="", pledged=pledged, counts=NO_COUNTS, **zeros)
-
 
 class Amendment(Record):
     """The result of a re-audit: a verdict on those dealt groups of a miner's earlier window that had not been audited.
@@ -119,9 +106,9 @@ class Amendment(Record):
     window: Window  # the earlier window
     miner: Key
     # SHA-256 of the body of the verdict on these groups; empty if they were not available any more
-    verdict: OptionalDigest
-    accepted: Groups  # number of groups
-    rejected: Groups  # number of groups
+    verdict: OptionalDigest = b""
+    accepted: Groups = 0
+    rejected: Groups = 0
 
 
 class StratumResult(Record):
@@ -161,13 +148,12 @@ class Evaluation(Record):
 
     kind: ClassVar[str] = "evaluation"
     version: Version
-    strata: Annotated[tuple[StratumResult, ...], Field(min_length=1, max_length=limits.MAX_STRATA)]
+    strata: Annotated[
+        tuple[StratumResult, ...], Field(min_length=1, max_length=limits.MAX_STRATA), ascending_by("name")
+    ]
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        names = [stratum.name for stratum in self.strata]
-        if names != sorted(set(names)):
-            raise ValueError("strata must ascend by name, each once")
+    def _alike(self) -> Self:
         if len({len(stratum.right) for stratum in self.strata}) > 1:
             raise ValueError("strata with different numbers of completions")
         if not all(stratum.problems for stratum in self.strata):
@@ -196,9 +182,9 @@ class Summary(PublishedRecord):
     salt: Annotated[bytes, Field(min_length=16, max_length=16)]
     weights: Digest
     arithmetic: Arithmetic
-    roster: Annotated[tuple[Key, ...], Field(max_length=limits.MAX_KEYS)]
+    roster: Annotated[tuple[Key, ...], Field(max_length=limits.MAX_KEYS), Ascending]
     judges: Annotated[int, Field(ge=1, le=limits.MAX_KEYS)]
-    rows: Annotated[tuple[LedgerRow, ...], Field(max_length=limits.MAX_WINDOW_MINERS)]
+    rows: Annotated[tuple[LedgerRow, ...], Field(max_length=limits.MAX_WINDOW_MINERS), ascending_by("miner")]
     amendments: Annotated[tuple[Amendment, ...], Field(max_length=limits.MAX_WINDOW_MINERS)]
     scores: Annotated[tuple[tuple[Key, Score], ...], Field(max_length=limits.MAX_WINDOW_MINERS)]
     evaluation: Evaluation | None
@@ -208,14 +194,11 @@ class Summary(PublishedRecord):
     strata: StratumCounts | None = OPTIONAL
 
     @model_validator(mode="after")
-    def _once_each(self) -> Self:
-        if list(self.roster) != sorted(set(self.roster)) or self.validator not in self.roster:
-            raise ValueError("validators of the roster must ascend, this one among them")
+    def _fits(self) -> Self:
+        if self.validator not in self.roster:
+            raise ValueError("a roster without this validator")
         if self.judges > len(self.roster):
             raise ValueError("more judges than validators")
-        miners = [row.miner for row in self.rows]
-        if miners != sorted(set(miners)):
-            raise ValueError("rows must ascend by miner, one row for each")
         if any(amendment.window >= self.window for amendment in self.amendments):
             raise ValueError("an amendment must be of an earlier window")
         return self
@@ -269,6 +252,24 @@ class Witness(PublishedRecord):
     @property
     def path(self) -> str:
         return paths.witness(self.validator, self.window)
+
+
+SharesOf = Callable[[int], Sequence[int]]
+"""Returns the share of each stratum, in millionths, by which the groups of a version draw; empty in a run without."""
+
+
+def accepted_groups(
+    run_id: bytes, randomness: bytes, verdicts: Iterable[Verdict], shares_of: SharesOf
+) -> Iterator[tuple[int, bool]]:
+    """Yield the number of the stratum of each accepted group, and whether its rewards are not all equal. The randomness
+    is that of the round that opened the verdicts' window (docs/spec/difficulty.md).
+    """
+    for verdict in verdicts:
+        accepted = [judgement for judgement in verdict.judgements if judgement.accepted]
+        shares = shares_of(verdict.version) if accepted else ()
+        for judgement in accepted:
+            seed = challenge.group_seed(run_id, verdict.window, randomness, verdict.miner, judgement.index)
+            yield drawn_member(shares, seed), len(set(judgement.rewards)) > 1
 
 
 def priced_step(thresholds: Thresholds, statistic: StatisticName) -> int:

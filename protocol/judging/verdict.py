@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Annotated, ClassVar, Final
 
 import numpy as np
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from protocol import limits, paths
-from protocol.encoding import Record, Reward, Version, Window
+from protocol.encoding import Record, Reward, Version, Window, ascending_by, one_of
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import LUCK_UNIT, NO_COUNTS, Counts, Evidence, exceeded, is_improbable, weigh
 from protocol.proof import STATISTICS, Arithmetic, StatisticName, Thresholds
@@ -35,18 +35,12 @@ class Reason(enum.StrEnum):
     WINDOW = "improbable-window"  # honest work would not give these windows, whatever this group shows
 
 
-def _check_reason(reason: str) -> str:
-    if reason and reason not in {member.value for member in Reason}:
-        raise ValueError("not a reason")
-    return reason
-
-
 OWN_REASONS: Final[dict[StatisticName, Reason]] = {
     "sketch": Reason.SKETCH, "margin": Reason.SAMPLING, "stop": Reason.STOP,
 }  # fmt: skip
 """The reason against a group that its own statistic refuses."""
 
-ReasonCode = Annotated[str, AfterValidator(_check_reason)]
+ReasonCode = Annotated[str, one_of(("", *Reason))]
 
 
 class Judgement(Record):
@@ -56,14 +50,14 @@ class Judgement(Record):
     index: Annotated[int, Field(ge=0, lt=limits.MAX_GROUPS)]
     digest: Digest
     reason: ReasonCode
-    tokens: Annotated[int, Field(ge=0, le=limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS)]
-    counts: Counts
-    rewards: Annotated[tuple[Reward, ...], Field(max_length=limits.MAX_GROUP_SIZE)]
+    tokens: Annotated[int, Field(ge=0, le=limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS)] = 0
+    counts: Counts = NO_COUNTS
+    rewards: Annotated[tuple[Reward, ...], Field(max_length=limits.MAX_GROUP_SIZE)] = ()
     ends: Annotated[
         tuple[Annotated[int, Field(ge=0, le=limits.MAX_COMPLETION_TOKENS)], ...],
         Field(max_length=limits.MAX_GROUP_SIZE),
     ] = ()
-    logprobs: bytes
+    logprobs: bytes = b""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Judgement":
@@ -114,15 +108,14 @@ class Verdict(PublishedRecord):
     pledged: Annotated[int, Field(ge=1, le=limits.MAX_GROUPS)]
     submitted: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
     dealt: Annotated[int, Field(ge=0, le=limits.MAX_GROUPS)]
-    judgements: Annotated[tuple[Judgement, ...], Field(max_length=limits.MAX_GROUPS)]
+    judgements: Annotated[tuple[Judgement, ...], Field(max_length=limits.MAX_GROUPS), ascending_by("index")]
     seen_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
 
     @model_validator(mode="after")
-    def _once_each(self) -> "Verdict":
-        indices = [judgement.index for judgement in self.judgements]
-        if indices != sorted(set(indices)) or (indices and indices[-1] >= self.submitted):
-            raise ValueError("judgements ascend, one for a group, within what was submitted")
-        if not len(indices) <= self.dealt <= self.submitted <= self.pledged:
+    def _fits(self) -> "Verdict":
+        if self.judgements and self.judgements[-1].index >= self.submitted:
+            raise ValueError("a judgement on a group that was not submitted")
+        if not len(self.judgements) <= self.dealt <= self.submitted <= self.pledged:
             raise ValueError("more judged than dealt, more dealt than submitted, or more submitted than pledged")
         lapsed = sum(judgement.reason == Reason.LAPSED for judgement in self.judgements)
         if lapsed not in (0, self.submitted):

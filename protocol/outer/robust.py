@@ -44,20 +44,14 @@ DISTRUST: Final = 0.1
 """What scales a contribution down that does not agree with the others; a share of the median length."""
 
 
-@dataclass(frozen=True)
-class RobustSettings:
-    """The bounds of one coordinator."""
+AGREEMENT: Final = 0.25
+"""The share of the median cosine that a contribution must reach."""
 
-    clips: bool = True  # whether contributions are scaled down to the median length
-    agreement: float | None = 0.25  # share of the median cosine that a contribution must reach; None for no bound
-    bounds_drifts: bool = True  # whether contributions with a drift are scaled down
-    compared_length: float = 0.1  # share of the median length below which a contribution is not compared
-    # largest share of one site of the summed lengths, if there are enough sites for it; 1 for no bound
-    share: float = 0.5
+COMPARED_LENGTH: Final = 0.1
+"""The share of the median length below which a contribution is not compared."""
 
-
-PLAIN_MEAN = RobustSettings(clips=False, agreement=None, bounds_drifts=False, share=1.0)
-"""No bounds: the mean of the papers."""
+LARGEST_SHARE: Final = 0.5
+"""The largest share of one site of the summed lengths, if there are enough sites for it."""
 
 
 @dataclass(frozen=True)
@@ -70,29 +64,27 @@ class Weighting:
     sent: SentRound  # what is remembered of the round
 
 
-def weigh_round(
-    workers: Sequence[bytes], comparison: Comparison, earlier: SentRounds, settings: RobustSettings
-) -> Weighting:
+def sent_round(workers: Sequence[bytes], comparison: Comparison) -> SentRound:
+    """Return what is remembered of a round's contributions of these workers, ascending, as if all agreed."""
+    compared = _compared(comparison.lengths.tolist())
+    scaled = comparison.projections * np.array(length_factors(comparison.lengths.tolist()))[:, None]
+    projections = shortened(scaled[compared].astype(np.float32), projection_size(len(compared)))
+    return SentRound(tuple(workers[place] for place in compared), projections, stream=comparison.stream)
+
+
+def weigh_round(workers: Sequence[bytes], comparison: Comparison, earlier: SentRounds) -> Weighting:
     """Return the factors of the contributions of these workers, ascending, given what sites sent in earlier rounds."""
     lengths = comparison.lengths.tolist()
-    compared = _compared(lengths, settings.compared_length)
-    scales = length_factors(lengths)
-    factors = scales if settings.clips else [1.0] * len(lengths)
-    active = list(range(len(lengths)))
-    scaled = comparison.projections * np.array(scales)[:, None]
-    cosines_of = partial(_cosines, comparison, np.array(scales), scaled)
+    scales, active = length_factors(lengths), list(range(len(lengths)))
+    cosines_of = partial(_cosines, comparison, np.array(scales), comparison.projections * np.array(scales)[:, None])
     first_cosines = cosines_of(active)
-    if settings.agreement is not None:
-        _refuse(active, compared, settings.agreement, cosines_of)
-    projections = shortened(scaled[compared].astype(np.float32), projection_size(len(compared)))
-    sent = SentRound(tuple(workers[place] for place in compared), projections, stream=comparison.stream)
+    _refuse(active, _compared(lengths), cosines_of)
     disagreeing = frozenset(workers).difference(workers[place] for place in active)
-    drifts = [1.0] * len(lengths)
-    if settings.bounds_drifts:
-        found = drift_factors(earlier.after(sent).rounds, comparison.local_steps, disagreeing)
-        drifts = [found.get(worker, 1.0) for worker in workers]
-    factors = [factor * drift for factor, drift in zip(factors, drifts, strict=True)]
-    _limit_shares(factors, lengths, active, settings.share)
+    sent = sent_round(workers, comparison)
+    found = drift_factors(earlier.after(sent).rounds, comparison.local_steps, disagreeing)
+    drifts = [found.get(worker, 1.0) for worker in workers]
+    factors = [factor * drift for factor, drift in zip(scales, drifts, strict=True)]
+    limit_shares(factors, lengths, active)
     sent = replace(sent, disagreeing=disagreeing)
     rounds, settled = earlier.after(sent).rounds, settled_contributions(comparison.local_steps)
     result = tuple(
@@ -102,15 +94,13 @@ def weigh_round(
     return Weighting(result, cosines, tuple(drifts), sent)
 
 
-def _compared(lengths: Sequence[float], share: float) -> list[int]:
+def _compared(lengths: Sequence[float]) -> list[int]:
     """Return the contributions that are long enough to be compared with the others."""
-    bound = share * median_length(lengths)
+    bound = COMPARED_LENGTH * median_length(lengths)
     return [place for place, length in enumerate(lengths) if length > 0 and length >= bound]
 
 
-def _refuse(
-    active: list[int], compared: Sequence[int], agreement: float, cosines_of: Callable[[list[int]], Mapping[int, float]]
-) -> None:
+def _refuse(active: list[int], compared: Sequence[int], cosines_of: Callable[[list[int]], Mapping[int, float]]) -> None:
     """Remove from `active` fewer than half of those that are compared in this round: those that do not reach a share of
     the median cosine of what is left, one after the other.
     """
@@ -120,7 +110,7 @@ def _refuse(
         if len(cosines) < 3:
             return
         worst = min(cosines, key=lambda place: cosines[place])
-        if cosines[worst] >= agreement * max(0.0, median(cosines.values())):
+        if cosines[worst] >= AGREEMENT * max(0.0, median(cosines.values())):
             return
         active.remove(worst)
         remaining.remove(worst)
@@ -153,9 +143,11 @@ def _agreement_factor(rounds: Sequence[SentRound], worker: bytes, settled: int) 
     return 0.0 if len(disagreements) == settled and all(disagreements) else DISTRUST
 
 
-def _limit_shares(factors: list[float], lengths: Sequence[float], active: Sequence[int], share: float) -> None:
+def limit_shares(
+    factors: list[float], lengths: Sequence[float], active: Sequence[int], share: float = LARGEST_SHARE
+) -> None:
     """Scale down the contributions whose length is more than a share of the sum; the sum is that after scaling."""
-    if share * len(active) <= 1 or share >= 1:
+    if share * len(active) <= 1:
         return  # no scaling can give each of so few sites less than that
     scaled = sorted((factors[place] * lengths[place] for place in active), reverse=True)
     bound = scaled[0]

@@ -7,13 +7,13 @@ it, and a contribution against the manifest that opened its round.
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from protocol import limits, paths
 from protocol.chain.manifest import Epoch
-from protocol.encoding import Ascending, Record, Version
+from protocol.encoding import Ascending, Record, Version, ascending_by, one_of
 from protocol.errors import MalformedError
-from protocol.identity.signing import Digest, Key, PublishedRecord
+from protocol.identity.signing import Digest, Key, OptionalDigest, PublishedRecord
 from protocol.objects import ObjectRef
 from protocol.pseudogradient import Coding, Kind, Method
 from protocol.window import Round
@@ -35,24 +35,6 @@ class RefusalReason(StrEnum):
     CONTRADICTORY = "contradictory"  # the worker signed two contributions to the round
     POISONED = "poisoned"  # its values contradict those of the other sites
     QUORUM = "quorum"  # it is sound, but there are too few contributions
-
-
-def _check_reason(reason: str) -> str:
-    if reason not in {member.value for member in RefusalReason}:
-        raise ValueError("not a reason")
-    return reason
-
-
-ReasonCode = Annotated[str, AfterValidator(_check_reason)]
-
-
-def _check_digest_or_empty(data: bytes) -> bytes:
-    if len(data) not in (0, 32):
-        raise ValueError("neither a digest nor empty")
-    return data
-
-
-OptionalDigest = Annotated[bytes, AfterValidator(_check_digest_or_empty)]
 
 
 class OuterState(Record):
@@ -150,7 +132,7 @@ class Refusal(Record):
 
     kind: ClassVar[str] = "refused"
     worker: Key
-    reason: ReasonCode
+    reason: Annotated[str, one_of(RefusalReason)]
 
 
 class PlannedContribution(Record):
@@ -169,14 +151,13 @@ class RoundPlan(PublishedRecord):
     trainer: Key
     number: Annotated[int, Field(ge=1, lt=1 << 33)]
     opening: Digest
-    contributions: Annotated[tuple[PlannedContribution, ...], Field(max_length=limits.MAX_WORKERS)]
+    contributions: Annotated[
+        tuple[PlannedContribution, ...], Field(max_length=limits.MAX_WORKERS), ascending_by("worker")
+    ]
     aggregators: Annotated[tuple[Key, ...], Field(min_length=2, max_length=limits.MAX_WORKERS)]
 
     @model_validator(mode="after")
     def _consistent(self) -> "RoundPlan":
-        workers = [item.worker for item in self.contributions]
-        if workers != sorted(set(workers)):
-            raise ValueError("workers that do not ascend")
         if len(set(self.aggregators)) < len(self.aggregators):
             raise ValueError("an aggregator twice")
         return self
@@ -232,8 +213,8 @@ class RoundManifest(PublishedRecord):
     number: OuterNumber
     previous: OptionalDigest
     epoch: Epoch
-    counted: Annotated[tuple[CountedContribution, ...], Field(max_length=limits.MAX_WORKERS)]
-    refused: Annotated[tuple[Refusal, ...], Field(max_length=limits.MAX_WORKERS)]
+    counted: Annotated[tuple[CountedContribution, ...], Field(max_length=limits.MAX_WORKERS), ascending_by("worker")]
+    refused: Annotated[tuple[Refusal, ...], Field(max_length=limits.MAX_WORKERS), ascending_by("worker")]
     aggregated: Annotated[tuple[AggregatedShare, ...], Field(max_length=limits.MAX_WORKERS)]
     state: OuterState
     version: Version
@@ -246,12 +227,9 @@ class RoundManifest(PublishedRecord):
     def _consistent(self) -> "RoundManifest":
         if len(self.previous) != (32 if self.number else 0):
             raise ValueError("every manifest but number 0 has one before it")
-        counted, refused = [item.worker for item in self.counted], [item.worker for item in self.refused]
-        if any(keys != sorted(set(keys)) for keys in (counted, refused)):
-            raise ValueError("counted or refused workers that do not ascend")
-        if not set(counted).isdisjoint(refused):
+        if not {item.worker for item in self.counted}.isdisjoint(item.worker for item in self.refused):
             raise ValueError("a worker that is both counted and refused")
-        if self.number == 0 and (counted or refused or self.state.step):
+        if self.number == 0 and (self.counted or self.refused or self.state.step):
             raise ValueError("number 0 closes no round")
         if self.rules.quorum > len(self.workers):
             raise ValueError("quorum exceeds the number of workers")

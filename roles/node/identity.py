@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import InitVar, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -13,7 +13,7 @@ from protocol.identity.participant import Announcement, Role
 from protocol.identity.signing import SigningKey, sign
 from protocol.run import RunManifest
 from roles.node.participant_memory import Alarms, AnnouncementCache, Backoff, Sightings
-from roles.node.retries import WaitReporter
+from roles.node.retries import WaitReporter, keep_trying
 from roles.node.timekeeping import Timekeeper
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
@@ -141,13 +141,8 @@ class Node:
 
     async def _put(self, path: str, data: bytes) -> None:
         until = "storage takes the object: check provider, quota and credentials"
-        with WaitReporter(self.telemetry, "put-failed") as reporter:
-            while True:
-                try:
-                    return await self.store.put(path, data)
-                except StoreError as error:
-                    reporter.waiting("storage", error, until)
-                    await trio.sleep(_RETRY_SECONDS)
+        reporter, put = WaitReporter(self.telemetry, "put-failed"), partial(self.store.put, path, data)
+        await keep_trying(put, reporter, "storage", until, _RETRY_SECONDS)
 
     async def is_readable(self, path: str, data: bytes) -> bool:
         """Return whether the store shows an object that it acknowledged: a small one whole, of a large one the last

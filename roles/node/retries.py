@@ -1,12 +1,15 @@
 """For what is tried again and again: how long to wait before the next try, and which errors to report."""
 
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
-from roles.ports import Telemetry
+from roles.ports import StoreError, Telemetry
+
+Result = TypeVar("Result")
 
 WAIT_REPORT_SECONDS: Final = 600.0
 """From one report of a wait to the next, while nothing changes."""
@@ -92,3 +95,16 @@ class WaitReporter:
 
     def __exit__(self, *_: object) -> None:
         self.over()
+
+
+async def keep_trying(
+    work: Callable[[], Awaitable[Result]], reporter: WaitReporter, waits_for: str, until: str, seconds: float
+) -> Result:
+    """Return what a work returns, tried again after some seconds as often as storage fails; report the wait."""
+    with reporter:
+        while True:
+            try:
+                return await work()
+            except StoreError as error:
+                reporter.waiting(waits_for, error, until)
+                await trio.sleep(seconds)

@@ -10,10 +10,9 @@ import trio
 from protocol.encoding import REWARD_UNIT
 from protocol.environments import Environment, Problem, rubric
 from protocol.environments.base import SandboxError
-from protocol.environments.mixture import drawn_member
-from protocol.environments.strata import Strata
+from protocol.environments.mixture import Strata, drawn_member
 from protocol.rollout import challenge
-from protocol.rollout.episode import EpisodeRule
+from protocol.rollout.batch import EpisodeRule
 from protocol.run import ChatSpec, EvaluationSpec, RunManifest, SamplingSpec
 from roles.gather import gather
 

@@ -14,8 +14,7 @@ from protocol import limits
 from protocol.encoding import REWARD_UNIT
 from protocol.environments import Problem
 from protocol.environments.base import EpisodeEnvironment
-from protocol.rollout.batch import join_turns
-from protocol.rollout.episode import Turn
+from protocol.rollout.batch import Turn, join_turns
 from protocol.rollout.sketch import SketchKey
 from protocol.run import ChatSpec
 from roles.policy.assignment import PolicyTask, Tokenizer

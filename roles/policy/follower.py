@@ -9,6 +9,7 @@ when it has arrived and its digest was compared, while the next ones arrive.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import trio
 
@@ -18,7 +19,7 @@ from protocol.chain.verifier import ChainVerifier, Plan, Trust
 from protocol.errors import ChainError, ForkError, GapError, ProtocolError, error_context
 from protocol.identity.signing import claimed_signers
 from protocol.patch import NewTensors
-from roles.gather import fetch_ahead, first_success, gather
+from roles.gather import answer_of, fetch_ahead, first_success, gather
 from roles.node.identity import Node
 from roles.policy.verified_weights import (
     AnchorBuild,
@@ -28,7 +29,7 @@ from roles.policy.verified_weights import (
     WeightsBuild,
     objects_of,
 )
-from roles.ports import Clock, NotFoundError, StoreError, Telemetry
+from roles.ports import NotFoundError, StoreError
 from roles.records import fetch_envelope, fetch_object
 
 TRUST_PATH = "trust"
@@ -169,9 +170,7 @@ class Follower:
         """Fetch a trainer's head, unchecked. A fetch that hangs is given up soon, so that the next one can start."""
         path, schedule = paths.head(trainer), self._node.run.schedule
         seconds = max(_HEAD_SECONDS, 0.5 * schedule.rounds * self._node.run.beacon.period_ms / 1000)
-        with trio.move_on_after(seconds):
-            return await fetch_envelope(self._node, Head, path)
-        raise StoreError(f"{path}: no answer within {seconds:g} s")
+        return await answer_of(partial(fetch_envelope, self._node, Head, path), seconds, path)
 
     async def _follow_chain(self, item: tuple[ChainVerifier, bytes]) -> tuple[ChainVerifier, bytes]:
         """Fetch and check the manifests that a trainer's head lists, in order; return the chain and the trainer."""
@@ -258,12 +257,7 @@ class Follower:
         weights = self._weights[base] if plan.anchor is None and base is not None else None
         build: WeightsBuild | None = None
         sizes = [item.ref.size for item in items]
-        progress = CatchUpProgress(self._node.clock, self._node.telemetry, items)
-
-        async def fetch(item: VersionObject) -> bytes:
-            data = await self._fetch_object(item)
-            progress.add_fetched(len(data))
-            return data
+        progress = CatchUpProgress(self._node, items)
 
         async def add(item: VersionObject, data: bytes) -> None:
             nonlocal weights, build
@@ -281,10 +275,10 @@ class Follower:
                 used = [weights, build]
                 weights, build = await self._node.run_sync(build.finish), None
                 await self._node.run_sync(used.clear)
-            progress.add_applied(item)
+            progress.add(item)
 
         try:
-            await fetch_ahead(fetch, items, add, ahead=_FETCH_AHEAD, sizes=sizes, ahead_bytes=_AHEAD_BYTES)
+            await fetch_ahead(self._fetch_object, items, add, ahead=_FETCH_AHEAD, sizes=sizes, ahead_bytes=_AHEAD_BYTES)
         except (StoreError, ProtocolError):
             if weights is not None and weights.version not in self._weights:
                 await self._remember(weights)
@@ -311,46 +305,33 @@ SECONDS_BETWEEN_REPORTS = 2.0
 class CatchUpProgress:
     """Reports the progress of several steps, from version to version, by these objects; of a single step nothing."""
 
-    def __init__(self, clock: Clock, telemetry: Telemetry, items: Sequence[VersionObject]) -> None:
-        self._now = clock.now
-        self._telemetry = telemetry
+    def __init__(self, node: Node, items: Sequence[VersionObject]) -> None:
+        self._node = node
         self._version = items[-1].manifest.version
         self._steps = sum(item.is_last for item in items)
-        self._total_bytes = max(1, sum(item.ref.size for item in items))
-        self._fetched_bytes = self._applied_bytes = self._finished_steps = 0
-        self._start = self._last_report = clock.now()
+        self._bytes = max(1, sum(item.ref.size for item in items))
+        self._applied_bytes = self._finished_steps = 0
+        self._start = self._last_report = node.clock.now()
 
-    def add_fetched(self, size: int) -> None:
-        """Add bytes that have arrived."""
-        self._fetched_bytes += size
-        self._report()
-
-    def add_applied(self, item: VersionObject) -> None:
+    def add(self, item: VersionObject) -> None:
         """Add the next object, which was applied."""
         self._applied_bytes += item.ref.size
         self._finished_steps += item.is_last
-        self._report()
-
-    def _report(self) -> None:
-        now, total_bytes = self._now(), self._total_bytes
-        complete = self._finished_steps == self._steps
-        if self._steps < 2 or not (complete or now - self._last_report >= SECONDS_BETWEEN_REPORTS):
+        now, telemetry, is_complete = self._node.clock.now(), self._node.telemetry, self._finished_steps == self._steps
+        if self._steps < 2 or not (is_complete or now - self._last_report >= SECONDS_BETWEEN_REPORTS):
             return
-        self._last_report = now
-        seconds = max(1e-3, now - self._start)
-        if complete:
-            self._telemetry.event("caught-up", version=self._version, bytes=total_bytes, seconds=round(seconds, 3))
+        self._last_report, seconds = now, max(1e-3, now - self._start)
+        if is_complete:
+            telemetry.event("caught-up", version=self._version, bytes=self._bytes, seconds=round(seconds, 3))
             return
-        # half of the work is to fetch a byte, half is to apply it
-        rate = (self._fetched_bytes + self._applied_bytes) / 2 / seconds
-        remaining_bytes = total_bytes - (self._fetched_bytes + self._applied_bytes) / 2
-        self._telemetry.event(
+        rate = max(1.0, self._applied_bytes / seconds)
+        telemetry.event(
             "catching-up",
             version=self._version,
             step=self._finished_steps,
             steps=self._steps,
-            percent=round(100 * self._fetched_bytes / total_bytes, 1),
-            bytes=total_bytes,
-            bytes_per_second=round(self._fetched_bytes / seconds),
-            seconds_left=round(remaining_bytes / rate) if rate > 0 else -1,
+            percent=round(100 * self._applied_bytes / self._bytes, 1),
+            bytes=self._bytes,
+            bytes_per_second=round(rate),
+            seconds_left=round((self._bytes - self._applied_bytes) / rate),
         )

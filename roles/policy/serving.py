@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import trio
 
 from protocol.errors import ProtocolError
-from roles.first_failure import first_failure
+from roles.gather import first_failure
 from roles.node.identity import LOOKS, Node
 from roles.node.retries import WaitReporter
 from roles.policy.follower import Follower

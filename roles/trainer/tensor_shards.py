@@ -71,16 +71,16 @@ class WeightsHash:
 
     def __init__(self) -> None:
         self._outline: dict[str, tuple[torch.dtype, torch.Size]] = {}
-        self._digests: dict[str, bytes] = {}
+        self.digests: dict[str, bytes] = {}
 
     def add(self, tensors: Weights) -> Weights:
         """Add tensors, and return them."""
         self._outline |= {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-        self._digests |= {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+        self.digests |= {name: tensor_digest(tensor) for name, tensor in tensors.items()}
         return tensors
 
     def digest(self) -> bytes:
-        return weights_digest(self._digests, outline(self._outline))
+        return weights_digest(self.digests, outline(self._outline))
 
 
 async def put_shards(

@@ -4,6 +4,7 @@ and judge them; after a rejection, judge the others that are dealt to it too.
 
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 
 import trio
 
@@ -15,10 +16,10 @@ from protocol.judging.verdict import Judgement, Reason, Verdict, joint_rejection
 from protocol.proof import Thresholds
 from protocol.rollout import challenge
 from protocol.rollout.batch import Commitment, Group, open_group
-from roles.gather import gather
+from roles.gather import answer_of, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.validator.judge import Judge, Reservation, reject_group
+from roles.validator.judge import Judge, Reservation
 from roles.validator.window_cases import Case
 
 _REASONS_OF_COPIES = (Reason.PROMPT, Reason.SKETCH, Reason.SAMPLING)
@@ -120,7 +121,7 @@ class Auditor:
         """
         indices = range(case.submitted_groups) if reason is Reason.LAPSED else self.dealt_groups(case)
         groups = case.commitment.record.groups
-        judgements = [reject_group(index, groups[index][0], reason) for index in indices]
+        judgements = [Judgement(index=index, digest=groups[index][0], reason=reason.value) for index in indices]
         return self.make_verdict(case, len(indices), judgements)
 
     async def judge_groups(
@@ -205,7 +206,7 @@ class Auditor:
             with trio.move_on_after(self._patience / _PAUSES):
                 await gather(fetch, unread_indices, at_once=len(unread_indices) or 1)
         rejections = [
-            reject_group(index, commitment.groups[index][0], reasons.get(index, Reason.MISSING))
+            Judgement(index=index, digest=commitment.groups[index][0], reason=reasons.get(index, Reason.MISSING).value)
             for index in indices
             if index not in groups
         ]
@@ -268,9 +269,7 @@ class Auditor:
     async def _get(self, place: _Place, seconds: float) -> bytes:
         """Return the bytes at a place."""
         path, offset, size = place
-        with trio.move_on_after(seconds):
-            return await self._node.store.get(path, size, offset=offset, size=size)
-        raise StoreError(f"{path}: no answer within {seconds:g} s")
+        return await answer_of(partial(self._node.store.get, path, size, offset=offset, size=size), seconds, path)
 
 
 def reject_accepted(judgements: Sequence[Judgement], reason: Reason | None) -> Sequence[Judgement]:

@@ -11,6 +11,7 @@ environment sees a turn before all replies ahead of it are its own.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from protocol.judging.evidence import (
     repeated_positions,
     whole_margins,
 )
-from protocol.judging.stratum_counts import SharesOf
+from protocol.judging.ledger import SharesOf
 from protocol.judging.verdict import Judgement, Reason, own_rejection
 from protocol.proof import Thresholds
 from protocol.rollout import challenge, sketch
@@ -80,18 +81,10 @@ class GroupCheck:
 
     def judgement(self) -> Judgement:
         """Return the judgement on the group."""
-        if self.reason is not None:
-            return reject_group(self.group.index, self.digest, self.reason, self.tokens, self.counts)
-        return Judgement(
-            index=self.group.index,
-            digest=self.digest,
-            reason="",
-            tokens=self.tokens,
-            counts=self.counts,
-            rewards=self.rewards,
-            ends=self.ends,
-            logprobs=self.logprobs,
-        )
+        found: dict[str, Any] = {"index": self.group.index, "tokens": self.tokens, "counts": self.counts}
+        if self.reason is None:
+            found |= {"rewards": self.rewards, "ends": self.ends, "logprobs": self.logprobs}
+        return Judgement(digest=self.digest, reason="" if self.reason is None else self.reason.value, **found)
 
 
 class Judge:
@@ -304,10 +297,3 @@ def filter_bounds(thresholds: Thresholds) -> tuple[float, float, float]:
     """Return the slack, the limit and the cap of margins with filters (`sampling.batch_margins`), by a row."""
     beyond = thresholds.margin.beyond
     return beyond[0] * NOISE_UNIT, beyond[-1] * NOISE_UNIT, beyond[min(1, len(beyond) - 1)] * NOISE_UNIT
-
-
-def reject_group(index: int, digest: bytes, reason: Reason, tokens: int = 0, counts: Counts = NO_COUNTS) -> Judgement:
-    """Return the judgement on a group that is rejected, by default without an engine."""
-    return Judgement(
-        index=index, digest=digest, reason=reason.value, tokens=tokens, counts=counts, rewards=(), logprobs=b""
-    )

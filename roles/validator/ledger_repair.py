@@ -1,8 +1,7 @@
 """Rebuilds a validator's ledger from the summaries that it has published (docs/guide/operate.md).
 
-A window that was judged here and is not published yet is kept if everything that its reveal needs is there or in
-storage, which shows no other seal of it. Otherwise it is given up, with the windows after it: they are never sealed
-again.
+Windows that were judged here and are not published yet are kept if nothing is lost that their reveals need, and storage
+shows no other seal of them. Otherwise they are given up, with the windows after them: they are never sealed again.
 """
 
 import itertools
@@ -11,13 +10,14 @@ from contextlib import suppress
 
 from protocol import paths
 from protocol.encoding import content_digest
-from protocol.judging.ledger import Seal, Summary, Witness
-from protocol.judging.verdict import Verdict
+from protocol.judging.ledger import Seal, Summary
 from roles.node.identity import Node
-from roles.ports import LineReporter, NotFoundError, RepairError, TooLargeError
-from roles.records import FOREIGN, fetch_record, open_record
+from roles.ports import LineReporter, RepairError
+from roles.records import FOREIGN, fetch_record
 from roles.validator.ledger_state import FLOOR_PATH, LEDGER, ledger_path
 from roles.validator.reveal import PENDING, SEALED_VERDICTS, WITNESS
+
+_UNPUBLISHED = (SEALED_VERDICTS, PENDING, WITNESS)
 
 
 class LedgerRepair:
@@ -46,7 +46,8 @@ class LedgerRepair:
                 await self._node.state.put(ledger_path(window), valid_entries[window].to_bytes())
                 self._say(f"{ledger_path(window)}: as this validator has published it")
         await self._write_floor(newest, max(entries, default=-1))
-        await self._repair_sealed_windows(valid_entries)
+        newest_published = max(self._published, default=-1)
+        await self._clean_up({window for window in valid_entries if window > newest_published})
 
     async def _read(self) -> None:
         """Read the summaries of the state and those in storage, the windows that count for scores."""
@@ -74,32 +75,21 @@ class LedgerRepair:
                         "(docs/guide/operate.md)"
                     )
                 return after
+        is_lost = any(path.startswith(_UNPUBLISHED) for path in self._lost_paths)
         for window in sorted(entries):
-            if window > newest_published and not await self._can_be_revealed(entries[window]):
+            if window > newest_published and (is_lost or not await self._is_own(entries[window])):
                 return window
         return max(entries, default=-1) + 1
 
-    async def _can_be_revealed(self, entry: Summary) -> bool:
+    async def _is_own(self, entry: Summary) -> bool:
+        """Return whether storage shows no seal of a window but that of this entry: another validator with this key may
+        have sealed it.
+        """
         node = self._node
-        with suppress(*FOREIGN):  # another validator with this key may have sealed the window
+        with suppress(*FOREIGN):
             seal = await fetch_record(node, Seal, paths.seal(node.key.public, entry.window))
-            if seal.record.summary != content_digest(entry.to_bytes()):
-                return False
-        for row in entry.rows:
-            if row.verdict and await self._verdict(entry.window, row.miner, row.verdict) is None:
-                return False
+            return seal.record.summary == content_digest(entry.to_bytes())
         return True
-
-    async def _verdict(self, window: int, miner: bytes, digest: bytes) -> bytes | None:
-        """Return the signed verdict of a row, from the state or from storage; None if neither has it."""
-        node, own_path = self._node, _verdict_path(window, miner)
-        public_path = paths.verdict(node.key.public, window, miner)
-        for store, path in ((node.state, own_path), (node.store, public_path)):
-            with suppress(*FOREIGN):
-                data = await store.get(path, Verdict.max_signed_bytes())
-                if open_record(node, Verdict, public_path, data).digest == digest:
-                    return data
-        return None
 
     async def _write_floor(self, newest: int, newest_entry: int) -> None:
         """Remember the windows that may be sealed although the ledger does not have them."""
@@ -118,38 +108,15 @@ class LedgerRepair:
                 f"{LEDGER}: windows {newest + 1} to {floor} are lost: they are not revealed, and never sealed again"
             )
 
-    async def _repair_sealed_windows(self, valid_entries: dict[int, Summary]) -> None:
-        """Keep what the reveal of each unpublished window needs, and drop what belongs to other windows."""
+    async def _clean_up(self, windows: Set[int]) -> None:
+        """Drop what the reveal of other windows than these would need, and have these revealed."""
         state = self._node.state
-        newest_published = max(self._published, default=-1)
-        unpublished = {window for window in valid_entries if window > newest_published}
-        for prefix in (SEALED_VERDICTS, PENDING, WITNESS):
+        for prefix in _UNPUBLISHED:
             async for item in state.list(prefix):
-                if paths.window_of(item.path) not in unpublished:
+                if paths.window_of(item.path) not in windows:
                     await state.delete(item.path)
-        for window in sorted(unpublished):
-            for row in valid_entries[window].rows:
-                path = _verdict_path(window, row.miner)
-                if row.verdict and path in self._lost_paths:
-                    data = await self._verdict(window, row.miner, row.verdict)
-                    assert data is not None  # see _first_lost_window
-                    await state.put(path, data)
-                    self._say(f"{path}: as it is in storage")
+        for window in sorted(windows):
             await state.put(f"{PENDING}{window:010d}", b"")
-            await self._repair_witness(window)
-
-    async def _repair_witness(self, window: int) -> None:
-        """Take a lost witness from storage. If it was not published, another one can be made."""
-        node, path = self._node, f"{WITNESS}{window:010d}"
-        if path in self._lost_paths:
-            try:
-                data = await node.store.get(paths.witness(node.key.public, window), Witness.max_signed_bytes())
-            except (NotFoundError, TooLargeError):
-                self._say(f"{path}: was not published; it is made again")
-            else:
-                await node.state.put(path, data)
-                self._say(f"{path}: as it is in storage")
-
-
-def _verdict_path(window: int, miner: bytes) -> str:
-    return f"{SEALED_VERDICTS}{window:010d}-{miner.hex()}"
+        for path in sorted(self._lost_paths):
+            if path.startswith(_UNPUBLISHED):
+                self._say(f"{path}: a window that was not published yet is given up")

@@ -1,17 +1,33 @@
-"""This validator's ledger: its summaries of the windows that count, stored so that they survive a restart."""
+"""This validator's ledger: its summaries of the windows that count, stored so that they survive a restart, and compared
+with what it has published.
 
+A state that was restored from an old backup, or that has lost windows, must not be continued: its next summary would
+not follow the published one, and a window could be sealed twice.
+"""
+
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Final
 
+from protocol import paths
 from protocol.encoding import content_digest
 from protocol.errors import ProtocolError, error_context
+from protocol.identity.signing import PublishedRecord
 from protocol.judging.accounts import Accounts
-from protocol.judging.ledger import Summary
+from protocol.judging.ledger import Seal, Summary
 from protocol.run import RunManifest
-from roles.ports import NotFoundError, ObjectStore, StateError
+from roles.node.identity import Node
+from roles.node.retries import WaitReporter, keep_trying
+from roles.ports import NotFoundError, ObjectStore, StateError, TooLargeError
+from roles.records import FOREIGN, fetch_record
+from roles.rosters import find_seal
 
 LEDGER = "ledger/"
 FLOOR_PATH = "ledger-floor"
 """The newest window that was sealed although its summary is lost; `grailnode repair` writes it."""
+
+_RETRY_SECONDS: Final = 1.0
+_MAX_FOREIGN: Final = 16  # records of other runs that are read, where a key is used in several
 
 
 def ledger_path(window: int) -> str:
@@ -90,3 +106,43 @@ class Ledger:
         while self.windows[0] <= entry.window - self._run.scoring.windows:
             await self._state.delete(ledger_path(self.windows.pop(0)))
         return entry
+
+
+async def wait_and_check(node: Node, check: Callable[[], Awaitable[None]]) -> None:
+    """Check what this validator has published, as soon as its own storage answers."""
+    reporter = WaitReporter(node.telemetry, "own-space-unread")
+    await keep_trying(check, reporter, "storage", "this node's own storage answers", _RETRY_SECONDS)
+
+
+async def check_published(node: Node, ledger: Ledger) -> None:
+    """Compare a ledger with what this validator has published; StateError if it is behind that, or another one."""
+    key, newest = node.key.public, ledger.closed_window
+    place = f"{LEDGER} of this node's state"
+    for record_type, kind, verb in ((Summary, "summaries", "published"), (Seal, "seals", "sealed")):
+        window = await _newer_window(node, record_type, paths.kind_prefix(key, kind), newest)
+        if window is not None:
+            raise StateError(
+                place, f"ends with window {newest}, but this validator has {verb} window {window}: an old state?"
+            )
+    if newest < 0 or newest != ledger.newest:
+        return
+    try:
+        seal = await find_seal(node, newest, key)
+    except (TooLargeError, ProtocolError):
+        return  # another's bytes in this validator's space: they are written over
+    if seal is not None and seal.record.summary != ledger.tip:
+        raise StateError(place, f"this validator has sealed another summary of window {newest}")
+
+
+async def _newer_window(node: Node, record_type: type[PublishedRecord], prefix: str, newest: int) -> int | None:
+    """Return a window after `newest` of which this space shows a record of the run; None if there is none."""
+    foreign = 0
+    async for item in node.store.list(prefix, after=f"{prefix}{newest:010d}" if newest >= 0 else ""):
+        try:
+            await fetch_record(node, record_type, item.path)
+            return paths.window_of(item.path)
+        except FOREIGN:
+            foreign += 1
+            if foreign == _MAX_FOREIGN:
+                return None
+    return None

@@ -25,6 +25,7 @@ from roles.validator.judge import Judge
 from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import Case
 
+_AMENDED = {"verdict", "accepted", "rejected"}  # what an amendment has of a row
 MAX_AGE_WINDOWS = 16  # older windows are not judged again; their unaudited groups lose their credit
 
 
@@ -67,7 +68,8 @@ class Reaudit:
                     verdict = await self._judge(entry, next(row for row in entry.rows if row.miner == miner))
                 except (StoreError, ProtocolError) as error:
                     self._node.telemetry.event("reaudit-failed", window=window, miner=miner.hex(), error=str(error))
-            self._amendments[window, miner] = _amendment(window, miner, verdict)
+            result = {} if verdict is None else LedgerRow.of(verdict).model_dump(include=_AMENDED)
+            self._amendments[window, miner] = Amendment(window=window, miner=miner, **result)
 
     async def _newest_sealed_window(self) -> int:
         """Return the newest window of the ledger for which no seal counts any more; -1 for none."""
@@ -105,14 +107,3 @@ class Reaudit:
         if signed.digest != digest:
             raise ProtocolError(error, path)
         return signed
-
-
-def _amendment(window: int, miner: bytes, verdict: Verdict | None) -> Amendment:
-    result = None if verdict is None else LedgerRow.of(verdict)
-    return Amendment(
-        window=window,
-        miner=miner,
-        verdict=b"" if result is None else result.verdict,
-        accepted=0 if result is None else result.accepted,
-        rejected=0 if result is None else result.rejected,
-    )

@@ -23,9 +23,8 @@ from roles.gather import gather
 from roles.node.identity import Node
 from roles.node.retries import ChangeReporter
 from roles.ports import FencedError, NotFoundError, StoreError, TooLargeError
-from roles.seals import find_seal
-from roles.validator.ledger_state import Ledger
-from roles.validator.published_ledger import wait_and_check
+from roles.rosters import find_seal
+from roles.validator.ledger_state import Ledger, wait_and_check
 
 SEALED_VERDICTS = "sealed/"
 PENDING = "pending/"

@@ -15,9 +15,8 @@ from protocol import limits
 from protocol.difficulty import Counts
 from protocol.environments.base import SandboxLimitError
 from protocol.errors import GapError, ProtocolError
-from protocol.judging.ledger import Evaluation, LedgerRow, Summary
+from protocol.judging.ledger import Evaluation, LedgerRow, Summary, accepted_groups
 from protocol.judging.roster import Roster
-from protocol.judging.stratum_counts import accepted_groups
 from protocol.judging.verdict import Reason, Verdict
 from roles.node.identity import Node
 from roles.policy.assignment import Task
@@ -28,10 +27,9 @@ from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import BeaconError, Engine, EngineError, StoreError
 from roles.rosters import Rosters
 from roles.validator.audit import Auditor
-from roles.validator.case_queue import CaseQueue
 from roles.validator.evaluation import evaluate
 from roles.validator.judge import Judge
-from roles.validator.judging_scheduler import JudgingScheduler
+from roles.validator.judging_scheduler import CaseQueue, JudgingScheduler
 from roles.validator.ledger_state import Ledger
 from roles.validator.reaudit import Reaudit
 from roles.validator.reveal import Revealer
@@ -218,7 +216,7 @@ class Validator:
         rows = [LedgerRow.of(verdict) for verdict in verdicts]
         versions = ServingVersions.up_to(weights.version, node.run.schedule.max_lag)
         rows += [
-            LedgerRow.undelivered(miner, pledge.groups)
+            LedgerRow(miner=miner, pledged=pledge.groups)
             for miner, pledge in cases.undelivered.items()
             if versions.refusal(pledge.version, was_allowed=pledge.was_allowed) is not Reason.LAPSED
         ]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import trio
@@ -15,7 +16,7 @@ from protocol.identity.participant import Announcement
 from protocol.identity.signing import Signed
 from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Commitment
-from roles.gather import gather
+from roles.gather import answer_of, gather
 from roles.node.identity import Node
 from roles.participants import find_participants
 from roles.ports import NotFoundError, StoreError, TooLargeError
@@ -195,17 +196,15 @@ class _CommitmentReader:
 
     async def _fetch(self, miner: bytes) -> Case:
         path, pledge = paths.commitment(miner, self._window), self._pledges[miner]
-        patience = max(_FEWEST_SECONDS, _TRY * self._seconds)
-        with trio.move_on_after(patience):
-            signed = await fetch_record(self._node, Commitment, path, _COMMITMENT_BYTES * self._node.run.groups)
-            if not signed.record.groups:
-                raise MalformedError("has no groups", path)
-            if signed.record.version != pledge.version:
-                raise MalformedError(f"of version {signed.record.version}, where {pledge.version} was pledged", path)
-            if signed.record.arithmetic != pledge.arithmetic:
-                raise MalformedError(f"in {signed.record.arithmetic}, where {pledge.arithmetic} was pledged", path)
-            return Case(signed, pledge.groups, self._node.time.now(), pledge.was_allowed)
-        raise StoreError(f"{path}: no answer within {patience:g} s")
+        read = partial(fetch_record, self._node, Commitment, path, _COMMITMENT_BYTES * self._node.run.groups)
+        signed = await answer_of(read, max(_FEWEST_SECONDS, _TRY * self._seconds), path)
+        if not signed.record.groups:
+            raise MalformedError("has no groups", path)
+        if signed.record.version != pledge.version:
+            raise MalformedError(f"of version {signed.record.version}, where {pledge.version} was pledged", path)
+        if signed.record.arithmetic != pledge.arithmetic:
+            raise MalformedError(f"in {signed.record.arithmetic}, where {pledge.arithmetic} was pledged", path)
+        return Case(signed, pledge.groups, self._node.time.now(), pledge.was_allowed)
 
     async def _read(self, miner: bytes) -> None:
         is_first = miner not in self._silent

@@ -97,7 +97,7 @@ async def test_many_miners_that_change_their_keys_leave_the_ledger_readable():
     ledger = await Ledger.open(state, testbed.run)
     for window in range(2):
         keys = sorted(rng.randbytes(32) for _ in range(limits.MAX_WINDOW_MINERS // 2))
-        rows = tuple(LedgerRow.undelivered(miner, 1) for miner in keys)
+        rows = tuple(LedgerRow(miner=miner, pledged=1) for miner in keys)
         summary = testbed.summary(FIRST, window=window).model_copy(update={"rows": rows, "previous": ledger.tip})
         entry = await ledger.record(summary)
         assert open_signed(sign(entry, FIRST), Summary, [FIRST.public]).record == entry

@@ -19,8 +19,7 @@ from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer
 from roles.policy.follower import Follower
 from roles.validator.audit import Auditor
-from roles.validator.case_queue import CaseQueue
-from roles.validator.judging_scheduler import JudgingScheduler
+from roles.validator.judging_scheduler import CaseQueue, JudgingScheduler
 from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import Pledge, ServingVersions, read_window_cases
 from tests.support.attacked_nodes.trainer import FIRST, WINDOW, AttackedTrainer

@@ -15,7 +15,6 @@ from protocol.judging.verdict import Judgement, Reason, Verdict
 from roles.trainer.collect.collector import Collector
 from roles.trainer.collect.quorum import LOGPROBS_DISAGREE, Decision, LogprobRule, decide
 from roles.trainer.spool import OUTCOMES
-from roles.validator.judge import reject_group
 from tests.support.attacked_nodes.trainer import (
     FIRST,
     SECOND,
@@ -60,7 +59,7 @@ async def test_a_group_accepted_at_a_wrong_index_is_still_used_at_its_own():
 
 
 async def test_a_contradiction_after_the_outcome_is_reported():
-    refusal = reject_group(0, acceptance(0).digest, Reason.SKETCH)
+    refusal = Judgement(index=0, digest=acceptance(0).digest, reason=Reason.SKETCH.value)
     testbed = await judge_in_turn((acceptance(0),), (refusal,))
     assert await testbed.outcomes() == {"used"}  # one acceptance was enough, and a group that was used stays used
     assert [event["index"] for event in testbed.log.named("validators-disagree")] == [0]

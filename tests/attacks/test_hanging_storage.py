@@ -13,11 +13,10 @@ from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.ledger import SHARE
 from protocol.judging.report import ValidatorReport
-from protocol.judging.verdict import Reason
+from protocol.judging.verdict import Judgement, Reason
 from roles.authority_updates import poll_authority
 from roles.policy.serving import keep_fresh
 from roles.trainer.spool import OUTCOMES
-from roles.validator.judge import reject_group
 from tests.support.attacked_nodes.follower import SECOND as SECOND_TRAINER
 from tests.support.attacked_nodes.follower import VALIDATOR, AttackedFollower, follow_chain
 from tests.support.attacked_nodes.trainer import (
@@ -143,7 +142,7 @@ async def test_miners_whose_spaces_hang_delay_only_each_other():
         await trio.sleep(5.2)  # by now the collector has tried each of them once
         assert await collected_windows(testbed) == set()
         for validator in (FIRST, SECOND):
-            refusal = reject_group(0, testbed.judgement(0).digest, Reason.SKETCH)
+            refusal = Judgement(index=0, digest=testbed.judgement(0).digest, reason=Reason.SKETCH.value)
             await testbed.publish_records(validator, refusal, window=WINDOW + 1)
         await trio.sleep(0.7)
         assert await collected_windows(testbed) == {WINDOW + 1}
@@ -157,7 +156,9 @@ async def test_a_report_that_storage_refuses_delays_nothing():
     store: Any = UnreachableStore(SlowStore(), reports, operations=("put",), seconds=0.0)
     testbed = AttackedTrainer(store=store)
     await testbed.deliver()
-    await testbed.publish_records(FIRST, reject_group(0, testbed.judgement(0).digest, Reason.SKETCH))
+    await testbed.publish_records(
+        FIRST, Judgement(index=0, digest=testbed.judgement(0).digest, reason=Reason.SKETCH.value)
+    )
     await testbed.publish_records(SECOND)
     async with running((await testbed.open_collector()).run):
         await testbed.clock.sleep_until(testbed.run.opening_time(later) + 1)
@@ -174,7 +175,7 @@ async def test_a_report_that_storage_refuses_delays_nothing():
 async def test_an_invented_group_and_a_missing_verdict_delay_no_honest_group():
     testbed = AttackedTrainer()
     await testbed.deliver()
-    invented = testbed.verdict(FIRST, reject_group(1, samples.digest("nothing"), Reason.SKETCH))
+    invented = testbed.verdict(FIRST, Judgement(index=1, digest=samples.digest("nothing"), reason=Reason.SKETCH.value))
     missing_verdict = testbed.verdict(FIRST, miner=STRANGER.public)
     summary = testbed.summary(FIRST, invented, missing_verdict)
     await testbed.seal_and_reveal(FIRST, summary, invented)

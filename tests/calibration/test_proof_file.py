@@ -80,7 +80,7 @@ INVALID_FILES = [
     (b'{"table": [{}]}', "Field required"),
     (b'{"thresholds": {}}', "not an object with a table"),
     (with_changes(table=[]), "table: "),
-    (with_changes(table=2 * packaged()["table"]), "rows must ascend by pair"),
+    (with_changes(table=2 * packaged()["table"]), "do not strictly ascend"),
     (with_changes(row__thresholds__miner="exact"), "exact arithmetic has no measured thresholds"),
     (with_changes(row__thresholds__validator="torch-float16"), "validator: "),
     (b" " * ((1 << 20) + 1), "larger than"),

@@ -15,14 +15,7 @@ from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.procedure import REQUIRED_BITS, check_power, power
 from grailnode.calibration.tail import rate_bounds, tail_rates
-from grailnode.calibration.thresholds import (
-    Honest,
-    ThresholdDemands,
-    choose_thresholds,
-    largest_evidence,
-    likelihood_scores,
-    table,
-)
+from grailnode.calibration.thresholds import Honest, ThresholdDemands, choose_thresholds, likelihood_scores, table
 from protocol.judging.evidence import NO_EVIDENCE, REPRODUCED, UNREPRODUCED, advance, exceeded, is_improbable
 from protocol.limits import MAX_STEPS
 from protocol.proof import DECADE, RATE_UNIT, Thresholds
@@ -214,18 +207,6 @@ def test_the_growth_of_an_alternative_follows_from_the_rates() -> None:
     expectation = 1 + 0.1 * 9 + 0.01 * 90
     growth = built.alternatives[0].growth
     assert math.log10(expectation) * DECADE <= growth <= math.log10(expectation) * DECADE + 3
-
-
-def test_the_largest_evidence_is_that_of_a_run_of_the_validators_own() -> None:
-    honest = groups(50, miss=0.3)
-    spec = thresholds({"pair": groups(200, miss=0.05)})
-    evidence, largest = NO_EVIDENCE, -(10**9)
-    for group in honest:
-        evidence = advance(evidence, group.counts(spec), spec)
-        largest = max(largest, *evidence["sketch"])
-    tallies = [group.counts(spec).sketch for group in honest]
-    counts, trials = np.array([item.steps for item in tallies]), np.array([item.trials for item in tallies])
-    assert largest_evidence(spec.sketch, counts, trials) == largest
 
 
 def heavy_tailed(count: int, seed: int) -> list[GroupMeasurement]:

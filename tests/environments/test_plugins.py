@@ -11,7 +11,7 @@ from grailnode.environments.wheels import PluginError
 from grailnode.sandbox import BubblewrapSandbox
 from grailnode.sandbox.plugin_sandbox import PluginLimits, PluginSandbox, _Host
 from protocol.environments.base import Problem, SandboxError, SandboxLimitError
-from protocol.environments.strata import Strata
+from protocol.environments.mixture import Strata
 from tests.support.builders.plugins import install_module
 from tests.support.builders.tasks import open_sandbox
 

@@ -19,7 +19,7 @@ from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.loss.loss_settings import LOSSES, CorrectionName, LossName, LossSettings
 from roles.trainer.learn.loss.policy_loss import advantages, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
+from roles.trainer.learn.training_settings import OptimizerSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.builders.policies import random_weights, write_policy
 from tests.support.measuring.wrapped_model import WrappedModel

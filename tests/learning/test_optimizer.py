@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roles.trainer.learn.optimizer import MasterOptimizer
-from roles.trainer.learn.optimizer_settings import OptimizerName, OptimizerSettings, ScheduleName
+from roles.trainer.learn.training_settings import OptimizerName, OptimizerSettings, ScheduleName
 
 NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 MATRIX = "model.layers.0.mlp.up_proj.weight"

@@ -19,11 +19,10 @@ from roles.trainer.learn.checkpoint_files import (
     repair_checkpoint,
 )
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer_settings import OptimizerName, OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.state_rows import SavedRows, Share, StateRows
 from roles.trainer.learn.training import Training
-from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
+from roles.trainer.learn.training_settings import OptimizerName, OptimizerSettings, ReplaySettings, TrainingSettings
 from roles.trainer.spool import INBOX, SnapshotName, list_snapshots, put_snapshot
 from roles.trainer.tensor_shards import run_inline
 from tests.support.builders.chains import equal

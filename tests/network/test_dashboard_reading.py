@@ -143,7 +143,7 @@ async def test_a_reading_ends_with_the_group_that_reaches_a_limit_and_waits_for_
     assert len((await read_rollouts(node, tokenizer, WINDOW, keys, ReadingLimits(characters=1))).rollouts) == 2
     read = await read_rollouts(node, tokenizer, WINDOW, keys, ReadingLimits(seconds=5.0))
     assert {rollout.miner for rollout in read.rollouts} == {keys[0], keys[2]}
-    assert read.unread == (f"{slow.hex()[:16]}: no answer in 5 s",)
+    assert read.unread == (f"{slow.hex()[:16]}: no answer within 5 s",)
 
 
 async def test_a_rollout_with_the_reward_of_a_continuation_is_shown_up_to_its_end():

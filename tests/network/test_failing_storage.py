@@ -16,8 +16,7 @@ from protocol.judging.ledger import Seal
 from protocol.judging.verdict import Reason
 from roles.node.identity import Node
 from roles.ports import ObjectStore, StoreError
-from roles.validator.case_queue import Reputation
-from roles.validator.judging_scheduler import Slot
+from roles.validator.judging_scheduler import Reputation, Slot
 from roles.validator.window_cases import read_window_cases
 from tests.support.attacked_nodes.trainer import WINDOW, read_outcomes
 from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator

@@ -21,9 +21,8 @@ from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.judging.accounts import Accounts
-from protocol.judging.ledger import LedgerRow, Seal, Witness
+from protocol.judging.ledger import LedgerRow, Seal, SharesOf, Witness
 from protocol.judging.report import ValidatorReport, canary_key
-from protocol.judging.stratum_counts import SharesOf
 from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
 from protocol.rollout import challenge
 from protocol.rollout.batch import Group

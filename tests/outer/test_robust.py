@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from protocol.outer import comparing
+from protocol.outer import comparing, robust
 from protocol.outer.comparing import (
     PROJECTED,
     REMEMBERED_ROUNDS,
@@ -20,7 +20,7 @@ from protocol.outer.comparing import (
     projection_size,
 )
 from protocol.outer.drift import drift_factors, largest_drift, settled_contributions
-from protocol.outer.robust import DISTRUST, PLAIN_MEAN, RobustSettings, Weighting, weigh_round
+from protocol.outer.robust import DISTRUST, Weighting, limit_shares, weigh_round
 from protocol.outer.round_shares import fits_projections
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DILOCO, decode, encode
@@ -28,7 +28,6 @@ from tests.support.builders.samples import round_rules
 
 Vector = NDArray[np.float64]
 SIZE = 4000
-ROBUST = RobustSettings()
 STEPS = 8  # local steps of a round
 SETTLED = settled_contributions(STEPS)
 
@@ -55,13 +54,13 @@ def comparison_of(vectors: Sequence[Vector] | Vector) -> Comparison:
 def weigh(vectors: list[Vector], sent: SentRounds, places: Sequence[int] | None = None) -> tuple[Weighting, SentRounds]:
     """Weigh a round of the sites at some places, by default the first ones; return what was sent so far as well."""
     workers = [bytes([place]) for place in (range(len(vectors)) if places is None else places)]
-    weighting = weigh_round(workers, comparison_of(vectors), sent, ROBUST)
+    weighting = weigh_round(workers, comparison_of(vectors), sent)
     return weighting, sent.after(weighting.sent)
 
 
-def result(vectors: list[Vector], settings: RobustSettings = ROBUST) -> Weighting:
+def result(vectors: list[Vector]) -> Weighting:
     workers = [bytes([place]) for place in range(len(vectors))]
-    return weigh_round(workers, comparison_of(vectors), SentRounds(), settings)
+    return weigh_round(workers, comparison_of(vectors), SentRounds())
 
 
 def noise(seed: int) -> Vector:
@@ -99,27 +98,22 @@ def test_one_poisoned_site_in_four_counts_for_a_tenth_and_is_refused_if_it_goes_
     assert min(weighting.factors) > 0  # as soon as it agrees again, but for a drift that it had
 
 
-def test_the_plain_mean_refuses_nobody() -> None:
-    vectors = honest(1)
-    vectors[2] *= -10
-    assert result(vectors, PLAIN_MEAN).factors == (1.0,) * 4
-
-
 def test_no_site_has_more_than_its_share() -> None:
-    vectors = [0.01 * vector for vector in honest(3, 4)]
-    vectors[0] *= 100
-    factors = result(vectors, RobustSettings(clips=False, agreement=None, share=0.4)).factors
-    lengths = [factor * float(np.linalg.norm(vector)) for factor, vector in zip(factors, vectors, strict=True)]
-    assert lengths[0] / sum(lengths) == pytest.approx(0.4)
-    assert factors[1:] == (1.0,) * 3
-    two = [10 * vectors[1], vectors[1]]
-    assert result(two, RobustSettings(clips=False, agreement=None, share=0.4)).factors == (1.0, 1.0)
+    lengths, factors = [100.0, 1.1, 0.9, 1.0], [1.0] * 4
+    limit_shares(factors, lengths, range(4), 0.4)
+    scaled = [factor * length for factor, length in zip(factors, lengths, strict=True)]
+    assert scaled[0] / sum(scaled) == pytest.approx(0.4)
+    assert factors[1:] == [1.0] * 3
+    two = [1.0, 1.0]
+    limit_shares(two, [10.0, 1.0], range(2), 0.4)
+    assert two == [1.0, 1.0]
 
 
-def test_fewer_than_half_are_scaled_down_since_they_disagree() -> None:
+def test_fewer_than_half_are_scaled_down_since_they_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robust, "AGREEMENT", 1.0)
     for count in range(1, 8):
         vectors = [noise(seed) for seed in range(count)]
-        factors = result(vectors, RobustSettings(agreement=1.0)).factors
+        factors = result(vectors).factors
         assert sum(factor <= DISTRUST for factor in factors) <= max(0, (count - 1) // 2)
 
 
@@ -209,13 +203,8 @@ def test_a_site_that_drifts_under_several_names_in_turn_is_clipped_under_each() 
     for number in range(4 * (SETTLED + 2)):
         vectors = honest(number, 3, 0.45)
         vectors[2] += 0.6 * direction
-        weighting = weigh_round(
-            [bytes([place]) for place in (0, 1, 2 + number % 4)],
-            comparison_of(vectors),
-            sent,
-            RobustSettings(bounds_drifts=False),
-        )
-        sent = sent.after(weighting.sent)
+        workers = [bytes([place]) for place in (0, 1, 2 + number % 4)]
+        sent = sent.after(weigh_round(workers, comparison_of(vectors), sent).sent)
     factors = drift_factors(sent.rounds, STEPS)
     assert sorted(factors) == [bytes([place]) for place in range(2, 6)]
     assert max(factors.values()) < 0.2
@@ -311,7 +300,7 @@ def test_the_drift_factor_leaves_the_drift_that_is_allowed(
         shared, noises = own.standard_normal(PROJECTED), own.standard_normal((4, PROJECTED))
         vectors = (np.sqrt(0.45) * shared + np.sqrt(0.55) * noises) / np.sqrt(PROJECTED)
         vectors[2] = np.sqrt(0.75) * vectors[2] + 0.5 * direction
-        weighting = weigh_round(workers, comparison_of(vectors), sent, ROBUST)
+        weighting = weigh_round(workers, comparison_of(vectors), sent)
         sent = sent.after(weighting.sent)
     assert weighting.drift_factors[2] == pytest.approx((largest_drift(4) * np.sqrt(0.45) / 0.5) ** 2, abs=error)
     assert [weighting.drift_factors[place] for place in (0, 1, 3)] == [1.0] * 3

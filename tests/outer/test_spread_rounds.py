@@ -13,7 +13,7 @@ from protocol.identity.signing import Signed, open_signed, sign
 from protocol.kernels.inner_products import Matrix
 from protocol.outer.comparing import SentRounds, compare
 from protocol.outer.dithering import first_state
-from protocol.outer.robust import RobustSettings, weigh_round
+from protocol.outer.robust import weigh_round
 from protocol.outer.round_records import RoundManifest, RoundProducts
 from protocol.outer.round_shares import ShareCase, draw_parts, shares_of
 from protocol.pseudogradient import parts
@@ -58,7 +58,7 @@ async def equal_to_the_coordinator_alone(testbed: OuterTestbed) -> list[RoundMan
         if payloads:
             comparison = compare(shared, payloads, RULES, TRAINER.derive(PROJECTIONS))
             workers = [item.worker for item in manifest.counted]
-            weighting = weigh_round(workers, comparison, sent, RobustSettings())
+            weighting = weigh_round(workers, comparison, sent)
             factors = [item.factor for item in manifest.counted]
             assert list(weighting.factors) == factors
             sent, shared = sent.after(weighting.sent), shared.after(payloads, factors, RULES)

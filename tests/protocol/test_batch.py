@@ -15,15 +15,16 @@ from protocol.errors import LimitError, MalformedError, ProtocolError
 from protocol.rollout.batch import (
     Commitment,
     EpisodeRollout,
+    EpisodeRule,
     Group,
     Rollout,
+    Turn,
     assemble,
     join_turns,
     open_group,
     pack_tokens,
     unpack_tokens,
 )
-from protocol.rollout.episode import EpisodeRule, Turn
 from protocol.run import EpisodeSpec, RunManifest
 from tests.support.builders import samples
 
@@ -116,7 +117,7 @@ def test_the_work_digest_depends_on_tokens_only() -> None:
     assert group.model_copy(update={"rollouts": (second, first)}).work_digest() != group.work_digest()
 
 
-# Records and form of episodes (protocol/rollout/episode.py, batch.py)
+# Records and form of episodes (protocol/rollout/batch.py)
 
 
 RULES = st.builds(

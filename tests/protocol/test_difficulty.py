@@ -15,10 +15,9 @@ from protocol.environments.addition import Addition
 from protocol.environments.base import Environment
 from protocol.environments.calculator import Calculator
 from protocol.environments.countdown import Countdown
-from protocol.environments.mixture import Mixture, drawn_member
+from protocol.environments.mixture import Mixture, Strata, drawn_member
 from protocol.environments.record import SHARES
 from protocol.environments.sat import Sat
-from protocol.environments.strata import Strata
 from protocol.errors import ChainError, MalformedError
 from protocol.judging.ledger import Summary
 from tests.protocol.signed_chain import Trainer, follow

@@ -166,7 +166,7 @@ def test_stopping_early_never_pays() -> None:
     for submitted in range(1, 16):
         fewer = row(submitted=submitted, audited=submitted, accepted=submitted)
         assert worth(summary(fewer)) == submitted - (16 - submitted)
-    assert worth(summary(LedgerRow.undelivered(A.public, 16))) == -16
+    assert worth(summary(LedgerRow(miner=A.public, pledged=16))) == -16
 
 
 def test_the_value_of_a_group_decays_by_a_table_of_whole_numbers() -> None:
@@ -328,7 +328,9 @@ def test_a_row_has_the_counts_of_groups_that_are_accepted_or_rejected_for_them()
     for reason in ("wrong-sketch", "wrong-sampling", "wrong-stop", "improbable-window"):
         result = LedgerRow.of(verdict(rejected(0, reason, counts=accepted), rejected(1, reason, counts=other)))
         assert (result.accepted, result.rejected, result.counts) == (0, 2, accepted + other)
-    assert LedgerRow.undelivered(A.public, 3).counts == LedgerRow.of(verdict(rejected(0, "copied"))).counts == NO_COUNTS
+    assert (
+        LedgerRow(miner=A.public, pledged=3).counts == LedgerRow.of(verdict(rejected(0, "copied"))).counts == NO_COUNTS
+    )
 
 
 def test_the_largest_verdict_has_a_row() -> None:
@@ -371,7 +373,7 @@ def plain_balances(ledger: list[Summary], scoring: ScoringSpec, proof: ProofSpec
 def random_row(rng: random.Random, miner: SigningKey, proof: ProofSpec) -> LedgerRow:
     pledged, submitted, dealt, audited, accepted = sorted((rng.randrange(20) for _ in range(5)), reverse=True)
     if not submitted:
-        return LedgerRow.undelivered(miner.public, pledged)
+        return LedgerRow(miner=miner.public, pledged=pledged)
     thresholds, most = rng.choice(proof.table), rng.choice([4, 1 << 20, 1 << 30])
     tallies = {}
     for name in thresholds.statistics if rng.random() < 0.8 else ():

@@ -21,7 +21,7 @@ from protocol.judging.accounts import Accounts
 from protocol.judging.ledger import Summary
 from protocol.outer.comparing import PROJECTED, SentRounds, compare
 from protocol.outer.drift import settled_contributions
-from protocol.outer.robust import RobustSettings, weigh_round
+from protocol.outer.robust import weigh_round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DILOCO, Payload, encode
 from tests.support.builders import samples
@@ -72,7 +72,7 @@ def _weighed_rounds() -> list[Any]:
         digest = state.digests.weights
         payloads = [encode(state.weights, own, None, DILOCO.coding, digest).payload for own in local]
         comparison = compare(state, payloads, round_rules(), bytes(32))
-        weighting = weigh_round(workers, comparison, sent, RobustSettings())
+        weighting = weigh_round(workers, comparison, sent)
         sent = sent.after(weighting.sent)
         projections = hashlib.sha256(weighting.sent.projections.tobytes()).hexdigest()
         weighed.append([weighting.factors, weighting.cosines, weighting.drift_factors, projections])

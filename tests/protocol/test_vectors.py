@@ -44,8 +44,7 @@ from protocol.outer.round_records import (
 )
 from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout import challenge, sampling, sketch
-from protocol.rollout.batch import Commitment, Group, Rollout, open_group
-from protocol.rollout.episode import EpisodeRule
+from protocol.rollout.batch import Commitment, EpisodeRule, Group, Rollout, open_group
 from protocol.run import RunManifest, ScoringSpec
 from protocol.window import Schedule
 from tests.protocol import slow_sampling, slow_sketch

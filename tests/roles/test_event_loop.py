@@ -29,10 +29,9 @@ from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
 from roles.trainer.learn.training import Training
-from roles.trainer.learn.training_settings import ReplaySettings, TrainingSettings
+from roles.trainer.learn.training_settings import OptimizerSettings, ReplaySettings, TrainingSettings
 from roles.trainer.outer.coordinator import Coordinator, CoordinatorSettings, PublisherLink
 from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.outer.site import Site

@@ -4,8 +4,7 @@ import pytest
 import trio
 
 from protocol.errors import ProtocolError
-from roles.first_failure import first_failure
-from roles.gather import fetch_ahead, first_success, gather
+from roles.gather import fetch_ahead, first_failure, first_success, gather
 from roles.node.participant_memory import Backoff
 from roles.node.retries import ChangeReporter, Pause
 from roles.ports import EngineError, StoreError
@@ -107,7 +106,7 @@ async def test_the_first_item_that_succeeds_ends_the_search_or_the_first_failure
     assert attempts == [0, 1, 2][:count]
 
 
-# Tests of roles/first_failure.py: the first expected error comes out by itself, whatever else runs or fails
+# Tests of first_failure of roles/gather.py: the first expected error comes out by itself, whatever else runs or fails
 
 
 async def fail_after(seconds: float, error: Exception) -> None:

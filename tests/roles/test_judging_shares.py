@@ -23,8 +23,7 @@ from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import assemble
 from roles.miner.miner import ChunkTimes
 from roles.policy.assignment import Task
-from roles.validator.case_queue import SHARES, CaseQueue, Reputation
-from roles.validator.judging_scheduler import JudgingScheduler, Slot
+from roles.validator.judging_scheduler import SHARES, CaseQueue, JudgingScheduler, Reputation, Slot
 from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import Case, ServingVersions
 from tests.support.attacked_nodes.trainer import WINDOW

@@ -15,14 +15,15 @@ from grailnode.store.memory import MemoryStore
 from protocol import digest, patch, paths
 from protocol.digest import digest_weights, tensor_digest
 from protocol.errors import ChainError, PatchError, ProtocolError
-from protocol.patch import applying, codec
+from protocol.patch import PatchEncoder, applying, codec
 from roles.authority_updates import refresh_authority
 from roles.ports import FencedError, NotFoundError
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import PublisherSettings
-from roles.trainer.publish.version_build import VersionBuild
+from roles.trainer.publish.version_build import VersionWeights, build_patch
+from roles.trainer.tensor_shards import WeightsHash
 from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, killed_at, published
-from tests.support.builders.chains import TRAINER, small_weights, version_weights
+from tests.support.builders.chains import TRAINER, small_weights
 from tests.support.measuring import store_listing
 from tests.support.measuring.store_listing import copy_objects, names_below
 from tests.support.pytest_options.few_daily import few_daily
@@ -222,21 +223,22 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("profile", ["compact", "fast"])
 def test_every_tensor_is_hashed_once_on_its_way_to_a_patch(hashed_sizes: list[int], profile: str) -> None:
     old = weights(0)
-    before = version_weights(0, old)
+    before = {name: tensor_digest(tensor) for name, tensor in old.items()}
+    base = digest_weights(old)
     new = old | {name: tensor * 1.01 for name, tensor in old.items() if name != "b"}
     hashed_sizes.clear()
-    build = VersionBuild(1, before, profile)
-    for name in "abc":  # each in a file of its own
-        build.add({name: new[name]})
-        build.encode({name: new[name]}, {name: old[name]})
-        build.check({name: new[name]}, {name: old[name]})
-    data, changed = build.patch()
-    assert changed == patch.summary(data).changed > 0
+    encoder, own = PatchEncoder(profile), WeightsHash()
+    for name in "abc":  # each in a file of its own, as `HostFiles` has them
+        own.add({name: new[name]})
+        encoder.add({name: old[name]}, {name: new[name]}, base_digests=before, digests=own.digests)
+        patch.check_frames({name: old[name]}, {name: new[name]}, encoder.tensors)
+    data = build_patch(encoder.tensors, profile, base)
+    assert sum(tensor.row.changed for tensor in encoder.tensors.values()) == patch.summary(data).changed > 0
     assert sum(size == TENSOR_BYTES for size in hashed_sizes) == 3
     assert max(hashed_sizes) == TENSOR_BYTES  # the others are tables of digests
     assert sum(hashed_sizes) < 3.5 * TENSOR_BYTES
-    after = build.weights()
-    assert after.digests == {name: tensor_digest(tensor) for name, tensor in new.items()}
+    after = VersionWeights.of(encoder.tensors)
+    assert own.digests == {name: tensor_digest(tensor) for name, tensor in new.items()}
     assert after.digest == digest_weights(new)
     assert sum(tensor.nbytes for tensor in after.outline.values()) == 3 * TENSOR_BYTES
     assert patch.apply(old, data).keys() == new.keys()  # its tensors share no frame, as those of one file would
@@ -245,15 +247,14 @@ def test_every_tensor_is_hashed_once_on_its_way_to_a_patch(hashed_sizes: list[in
 
 def test_a_fault_of_the_codec_is_found_before_the_patch_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, other = (weights(seed) for seed in range(3))
-    build = VersionBuild(1, version_weights(0, old))
-    build.add(new)
-    build.encode(new, old)
+    encoder = PatchEncoder("compact")
+    encoder.add(old, new)
     with pytest.raises(PatchError):
-        build.check(other, old)
+        patch.check_frames(old, other, encoder.tensors)
     wrong_patch = patch.encode(old, other)
     monkeypatch.setattr(codec, "write_container", lambda *parts: wrong_patch)
     with pytest.raises(PatchError):
-        build.patch()
+        build_patch(encoder.tensors, "compact", digest_weights(old))
 
 
 # A trainer that moves to a new key and is killed before or after any put or delete: the chain moves along, and

@@ -26,11 +26,10 @@ from roles.ports import RepairError, StateError
 from roles.trainer.learn.checkpoint_files import repair_checkpoint
 from roles.trainer.outer.round_files import ROUNDS
 from roles.trainer.outer.round_repair import repair_rounds
-from roles.trainer.publish.chain_repair import ChainRepair
+from roles.trainer.publish.chain_repair import ChainRepair, repair_rewind
 from roles.trainer.publish.head_writer import make_head
 from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import Publisher
-from roles.trainer.publish.rewind_repair import repair_rewind
 from roles.trainer.spool import CHAIN, INBOX
 from tests.roles.publisher_testbed import (
     SETTINGS,

@@ -3,8 +3,7 @@
 from protocol.difficulty import Counts, DifficultySpec, DifficultyTable, Stratum
 from protocol.encoding import pack
 from protocol.environments import get
-from protocol.environments.mixture import drawn_member
-from protocol.environments.strata import Strata
+from protocol.environments.mixture import Strata, drawn_member
 from tests.support.builders import samples
 from tests.vectors.cases import MALFORMED, Case, bad, good
 

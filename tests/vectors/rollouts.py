@@ -7,7 +7,7 @@ import torch
 
 from protocol.encoding import content_digest, pack, unpack
 from protocol.rollout import sampling, sketch
-from protocol.rollout.episode import EpisodeRule, Turn
+from protocol.rollout.batch import EpisodeRule, Turn
 from tests.support.builders import samples
 from tests.vectors.cases import LIMIT, MALFORMED, Case, bad, good, uncompressed_frame
 

@@ -19,7 +19,7 @@ from grailnode.run.rules import Rules
 from grailnode.sandbox import BubblewrapSandbox
 from grailnode.ui.formatting import clean
 from protocol.judging.ledger import Evaluation, pass_at_k
-from protocol.rollout.episode import EpisodeRule
+from protocol.rollout.batch import EpisodeRule
 from protocol.run import ChatSpec, EvaluationSpec, SamplingSpec
 from roles.policy.assignment import PolicyTask
 from roles.validator.evaluation import evaluate as solve

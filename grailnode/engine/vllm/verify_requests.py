@@ -18,7 +18,7 @@ import trio
 from pydantic import TypeAdapter
 
 from grailnode import UserError
-from roles.first_failure import first_failure
+from roles.gather import first_failure
 from roles.ports import EngineError
 
 _SOCKET: Final = "verify"

@@ -47,7 +47,7 @@ from protocol.quantization import dequantize, is_code
 from protocol.rollout import sampling
 from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import SamplingParams
-from roles.first_failure import first_failure
+from roles.gather import first_failure
 from roles.policy.causal_model import CausalModel
 from roles.policy.sequences import check_ids
 from roles.ports import CheckRequest, EngineError, Generation, Request

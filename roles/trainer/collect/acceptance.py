@@ -43,11 +43,11 @@ def object_name(window: int, miner: bytes) -> str:
 
 
 class OutcomeLog:
-    """A trainer's outcome log. Of windows for which no verdicts may come any more, memory holds the miners only."""
+    """A trainer's outcome log. Memory holds of which miners there are entries."""
 
     def __init__(self, state: ObjectStore) -> None:
         self._state = state
-        self._windows: dict[int, dict[bytes, tuple[GroupOutcome, ...] | None]] = {}  # None: on disk only
+        self._windows: dict[int, set[bytes]] = {}
         self.oldest_window: int | None = None
         """The oldest window for which verdicts may still come; None before the first start."""
 
@@ -58,37 +58,29 @@ class OutcomeLog:
             self.oldest_window = CollectorProgress.from_bytes(data).oldest_window
         async for item in self._state.list(OUTCOMES):
             path = item.path.removeprefix(OUTCOMES)
-            self._windows.setdefault(paths.window_of(path), {})[paths.key_at_end(path)] = None
+            self._windows.setdefault(paths.window_of(path), set()).add(paths.key_at_end(path))
 
     def has_entries(self, window: int, miner: bytes) -> bool:
         """Whether something was logged for a miner's window, be it an empty list."""
-        return miner in self._windows.get(window, {})
+        return miner in self._windows.get(window, ())
 
     async def outcomes(self, window: int, miner: bytes) -> tuple[GroupOutcome, ...]:
         """Return what is logged for a miner's window; nothing if there are no entries."""
         if not self.has_entries(window, miner):
             return ()
-        outcomes = self._windows[window][miner]
-        if outcomes is None:
-            data = await self._state.get(OUTCOMES + object_name(window, miner), WindowOutcomes.max_bytes)
-            outcomes = self._windows[window][miner] = WindowOutcomes.from_bytes(data).outcomes
-        return outcomes
+        data = await self._state.get(OUTCOMES + object_name(window, miner), WindowOutcomes.max_bytes)
+        return WindowOutcomes.from_bytes(data).outcomes
 
     async def append(self, window: int, miner: bytes, outcomes: Sequence[GroupOutcome]) -> None:
         """Log what became of more groups of a miner's window."""
         record = WindowOutcomes(window=window, miner=miner, outcomes=(*await self.outcomes(window, miner), *outcomes))
         await self._state.put(OUTCOMES + object_name(window, miner), record.to_bytes())
-        self._windows.setdefault(window, {})[miner] = record.outcomes
+        self._windows.setdefault(window, set()).add(miner)
 
     async def advance(self, oldest_window: int) -> None:
         """Remember the oldest window for which verdicts may still come."""
         self.oldest_window = oldest_window
         await self._state.put(COLLECTOR_PROGRESS, CollectorProgress(oldest_window=oldest_window).to_bytes())
-
-    def release(self, window: int) -> None:
-        """Free the memory of a window's entries, which stay on disk."""
-        for miner in self._windows.get(window, {}):
-            self._windows[window][miner] = None
 
     async def delete_before(self, window: int) -> None:
         """Delete the entries of all windows before one."""

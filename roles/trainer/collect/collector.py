@@ -162,7 +162,6 @@ class Collector:
         self._readers.pop(window).close(self._monitor.distrusted_validators)
         self._rosters.forget(window)
         self._pending.pop(window, None)
-        self._outcome_log.release(window)
         await self._outcome_log.advance(window + 1)
         proven_window = node.run.schedule.window_at(node.time.newest_round)
         await self._outcome_log.delete_before(proven_window - _OUTCOME_WINDOWS)

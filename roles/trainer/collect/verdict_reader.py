@@ -26,7 +26,7 @@ from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_record
-from roles.seals import fetch_witnessed_seals, find_seal
+from roles.rosters import fetch_witnessed_seals, find_seal
 from roles.trainer.collect.validator_monitor import Absences
 
 _AT_ONCE: Final = 64  # verdicts of one validator that are being read

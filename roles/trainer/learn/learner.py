@@ -27,9 +27,9 @@ from roles.trainer.learn.loss.loss_settings import AdvantageName, LossSettings
 from roles.trainer.learn.loss.policy_loss import AGGREGATIONS, advantages, entropy, policy_loss
 from roles.trainer.learn.loss.surrogates import Tokens
 from roles.trainer.learn.optimizer import MasterOptimizer
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.rounded_weights import RoundedWeights, rounded
 from roles.trainer.learn.state_rows import Peers, SavedRows, Share, StateRows
+from roles.trainer.learn.training_settings import OptimizerSettings
 from roles.trainer.tensor_shards import RunSync, TensorSource, WrittenWeights
 from roles.trainer.verified_batch import VerifiedGroup
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from protocol.quantization import is_matrix
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
+from roles.trainer.learn.training_settings import OptimizerSettings
 
 MASTER: Final = "master/"
 STEPS: Final = "steps"

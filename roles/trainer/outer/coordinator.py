@@ -6,7 +6,7 @@ instruction publishes the same manifest again, and no round is decided twice.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -28,7 +28,7 @@ from protocol.outer.comparing import (
     part_products,
 )
 from protocol.outer.dithering import first_state
-from protocol.outer.robust import RobustSettings, Weighting, weigh_round
+from protocol.outer.robust import Weighting, weigh_round
 from protocol.outer.round_records import (
     AggregatedShare,
     CountedContribution,
@@ -43,7 +43,7 @@ from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Payload, parts_of
 from roles.gather import gather
 from roles.node.identity import Node
-from roles.node.retries import WaitReporter
+from roles.node.retries import WaitReporter, keep_trying
 from roles.ports import NotFoundError, StateError, StoreError
 from roles.records import open_record
 from roles.trainer.outer import round_files
@@ -72,7 +72,6 @@ class CoordinatorSettings:
     remembered_rounds: int = 64  # how many manifests are read again at a start, to know which groups are used up
     poll_seconds: float = 0.5  # between two looks for contributions
     threads: int = 1  # that compare and apply contributions
-    robust: RobustSettings = field(default_factory=RobustSettings)  # the bounds of the aggregation
 
 
 @dataclass(frozen=True)
@@ -131,14 +130,9 @@ class Coordinator:
 
     async def _check_published(self, newest: int) -> None:
         """Compare this node's own state with the pointer in storage."""
-        with WaitReporter(self._node.telemetry, "pointer-unread") as reporter:
-            while True:
-                try:
-                    pointer = await fetch_own_pointer(self._node)
-                    break
-                except StoreError as error:
-                    reporter.waiting("storage", error, "this node's own storage answers")
-                    await trio.sleep(self._settings.poll_seconds)
+        reporter, until = WaitReporter(self._node.telemetry, "pointer-unread"), "this node's own storage answers"
+        read, seconds = partial(fetch_own_pointer, self._node), self._settings.poll_seconds
+        pointer = await keep_trying(read, reporter, "storage", until, seconds)
         if pointer is not None and pointer.record.newest > newest:
             raise StateError(
                 round_files.ROUNDS, f"storage shows round {pointer.record.newest}, which this state did not close"
@@ -374,7 +368,7 @@ class Coordinator:
 
         await gather(copy, workers, _CHECKS_AT_ONCE)
         comparison, aggregated = await self._compare(attendance, checked)
-        weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent, self._settings.robust)
+        weighting: Weighting = await node.run_sync(weigh_round, workers, comparison, self._sent)
         factors = dict(zip(workers, weighting.factors, strict=True))
         for worker, cosine, drift in zip(workers, weighting.cosines, weighting.drift_factors, strict=True):
             norm = attendance.contributions[worker].record.norm

@@ -24,8 +24,7 @@ from protocol.outer.round_records import (
 )
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import File, Keep, Part, Payload, read_head
-from roles.first_failure import first_failure
-from roles.gather import STORAGE_ERRORS, first_success, gather
+from roles.gather import STORAGE_ERRORS, first_failure, first_success, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError
 from roles.records import FOREIGN, fetch_object, fetch_record

@@ -10,8 +10,8 @@ from collections.abc import Set
 
 from protocol import paths
 from protocol.identity.signing import Signed
-from protocol.outer.comparing import SentRound, SentRounds, compare
-from protocol.outer.robust import PLAIN_MEAN, weigh_round
+from protocol.outer.comparing import SentRound, compare
+from protocol.outer.robust import sent_round
 from protocol.outer.round_checks import check_next_manifest
 from protocol.outer.round_records import RoundManifest, RoundPointer
 from protocol.outer.shared_state import SharedState
@@ -98,8 +98,8 @@ async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
     await delete_below(node.state, round_files.OUTER)
     for manifest in manifests:
         await round_files.put_manifest(node.state, manifest)
-    for number, sent_round in sent.items():
-        await round_files.put_sent(node.state, number, sent_round)
+    for number, of_round in sent.items():
+        await round_files.put_sent(node.state, number, of_round)
     await round_files.put_state(node, record.newest, shared)
     await node.state.put(round_files.POINTER, pointer.data)
 
@@ -112,12 +112,11 @@ async def _after(
     payloads = await fetch_payloads(node, closing.trainer, closing.number, closing.counted, parts, fetched)
     factors = [item.factor for item in closing.counted]
     comparison = await node.run_sync(compare, shared, payloads, opening.rules, node.key.derive(PROJECTIONS))
-    weighting = weigh_round([item.worker for item in closing.counted], comparison, SentRounds(), PLAIN_MEAN)
     after: SharedState = await node.run_sync(shared.after, payloads, factors, opening.rules)
     after = after.with_momentum(closing.rules)
     if after.digests != closing.state:
         raise RepairError(f"round {closing.number}: its contributions give another state than its manifest")
-    return after, weighting.sent
+    return after, sent_round([item.worker for item in closing.counted], comparison)
 
 
 async def _put_version(node: Node, manifest: RoundManifest, shared: SharedState) -> None:

@@ -19,8 +19,7 @@ from protocol.outer.round_checks import check_next_manifest, sender_digest, turn
 from protocol.outer.round_records import Refusal, RefusalReason, RoundContribution, RoundManifest
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part, Payload, parts_of
-from roles.first_failure import first_failure
-from roles.gather import STORAGE_ERRORS
+from roles.gather import STORAGE_ERRORS, first_failure
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter
 from roles.ports import NotFoundError, StateError, StoreError, TooLargeError
@@ -110,7 +109,7 @@ class Site:
                     break
                 except ForkError:
                     raise
-                except (StoreError, TooLargeError, ProtocolError) as error:
+                except STORAGE_ERRORS as error:
                     reporter.waiting("state", error, "the trainer's storage shows a state of an open round")
                     await trio.sleep(self._settings.poll_seconds)
         used = tuple(

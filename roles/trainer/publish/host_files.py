@@ -6,6 +6,7 @@ answer: it has the bytes of every part of a patch when it signs their digests. E
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -13,14 +14,14 @@ from protocol import paths
 from protocol.errors import PatchError
 from protocol.limits import MAX_SHARD_BYTES
 from protocol.objects import ObjectRef
-from protocol.patch import EncodedTensor
+from protocol.patch import EncodedTensor, PatchEncoder, check_frames
 from roles.gather import STORAGE_ERRORS
 from roles.node.identity import Node
 from roles.ports import StoreError
 from roles.records import fetch_object
-from roles.trainer.publish.version_build import VersionBuild, VersionWeights, reference
+from roles.trainer.publish.version_build import reference, unchanged
 from roles.trainer.spool import stored_versions, weights_folder
-from roles.trainer.tensor_shards import ShardReader, delete_below, shard_path
+from roles.trainer.tensor_shards import ShardReader, WeightsHash, delete_below, shard_path
 
 
 @dataclass(frozen=True)
@@ -68,25 +69,27 @@ class HostFiles:
         """
         run_sync, numbers, self._newest = self._node.run_sync, await self.numbers(version), EncodedFiles({}, 0)
         old_reader = None if base is None else await self._open_base(base, numbers)
-        previous = VersionWeights(version - 1, {}, self._digests, b"") if base else None
-        build, reader = VersionBuild(version, previous, self._profile, self._threads), self._reader(version, numbers)
-        encode_seconds = apply_seconds = 0.0
+        encoder, own = PatchEncoder(self._profile, threads=self._threads), WeightsHash()
+        reader = self._reader(version, numbers)
+        known, encode_seconds, apply_seconds = {"base_digests": self._digests, "digests": own.digests}, 0.0, 0.0
         while (new := await reader.next_shard()) is not None:
             old = {} if old_reader is None else await old_reader.take(new.keys())
             began = trio.current_time()
-            await run_sync(build.add, new)
-            if old_reader is not None:
+            await run_sync(own.add, new)
+            if old_reader is None:
+                encoder.tensors.update(unchanged(new, own.digests))
+            else:
                 if old.keys() != new.keys():
                     raise PatchError("the files of the version before are cut otherwise", f"version {version}")
-                await run_sync(build.encode, new, old)
+                await run_sync(partial(encoder.add, old, new, **known))
                 encode_seconds += trio.current_time() - began
                 began = trio.current_time()
-                await run_sync(build.check, new, old)
+                await run_sync(check_frames, old, new, encoder.tensors)  # decoded, as every follower will
                 apply_seconds += trio.current_time() - began
             for tensors in (new, old):
                 await run_sync(tensors.clear)  # to give memory back takes long on an event loop
-        self._newest = EncodedFiles(build.tensors(), len(numbers), encode_seconds, apply_seconds)
-        self._known, self._digests = (version, numbers), build.weights().digests
+        self._newest = EncodedFiles(encoder.tensors, len(numbers), encode_seconds, apply_seconds)
+        self._known, self._digests = (version, numbers), own.digests
         return self._newest
 
     def _reader(self, version: int, numbers: Sequence[int]) -> ShardReader:
@@ -114,10 +117,10 @@ class HostFiles:
             if version < base.version and version not in base.needed_versions:
                 await delete_below(node.state, weights_folder(version))
         if self._known != (base.version, own):
-            build, reader = VersionBuild(base.version), self._reader(base.version, own)
+            hashes, reader = WeightsHash(), self._reader(base.version, own)
             while (tensors := await reader.next_shard()) is not None:
-                await node.run_sync(build.add, tensors)
-            self._known, self._digests = (base.version, own), build.weights().digests
+                await node.run_sync(hashes.add, tensors)
+            self._known, self._digests = (base.version, own), hashes.digests
         return self._reader(base.version, own)
 
     async def put_part(self, offset: int, ref: ObjectRef) -> bool:

@@ -17,11 +17,11 @@ import trio
 from protocol import paths
 from protocol.chain.manifest import Manifest, PatchRef, tensor_table
 from protocol.difficulty import DifficultyTable
-from protocol.digest import outline, weights_digest
+from protocol.digest import weights_digest
 from protocol.errors import ChainError, PatchError
 from protocol.identity.signing import Signed, sign
 from protocol.objects import ObjectRef
-from protocol.patch import split_parts
+from protocol.patch import EncodedTensor, split_parts
 from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StateError, StoreError
@@ -31,7 +31,7 @@ from roles.trainer.publish.history import History
 from roles.trainer.publish.host_files import Base, EncodedFiles, HostFiles
 from roles.trainer.publish.key_migration import migrate
 from roles.trainer.publish.retention import DeletionSchedule
-from roles.trainer.publish.version_build import VersionBuild, VersionWeights, reference
+from roles.trainer.publish.version_build import VersionWeights, build_patch, reference
 from roles.trainer.spool import (
     DIFFICULTY,
     OUTBOX,
@@ -118,8 +118,9 @@ class Publisher:
         if version >= 0:
             files = await count_shards(node.state, published_path(version))
             if not self._others or len(await self._own.numbers(version)) == files:
-                build = await self._encode(version, files, (self._own,))
-                self._check_weights(await node.run_sync(build.weights), history.manifests[version].record)
+                tensors = await self._encode(version, files, (self._own,))
+                weights = await node.run_sync(VersionWeights.of, tensors)
+                self._check_weights(weights, history.manifests[version].record)
         # After a rotation of the key the chain moves to the new key's space. The writer is recorded last, so a crash in
         # between makes the next start move it again.
         if history.writer not in (None, node.key.public):
@@ -179,8 +180,8 @@ class Publisher:
             self._check_written(name.version, written)
             signed = await self._sign_manifest(name, weights, patch, anchor)
         else:
-            build = await self._encode(name.version, files, self._hosts)
-            weights = await node.run_sync(build.weights)
+            tensors = await self._encode(name.version, files, self._hosts)
+            weights = await node.run_sync(VersionWeights.of, tensors)
         manifest = signed.record
         self._check_weights(weights, manifest)
         # From here on every step may be repeated with the same bytes, and followers see them in an order in which
@@ -217,10 +218,7 @@ class Publisher:
         place, remedy = f"{weights_folder(version)} of this node's state", f"remove {OUTBOX}{version:010d}-*"
         if not written.digests:
             raise StateError(place, f"written by another version of the program; {remedy} from the state of host 0")
-        digests = list[bytes]()
-        for encoded in self._encoded:
-            shapes = outline({name: (item.row.dtype, item.row.shape) for name, item in encoded.tensors.items()})
-            digests.append(weights_digest({name: item.after for name, item in encoded.tensors.items()}, shapes))
+        digests = [VersionWeights.of(encoded.tensors).digest for encoded in self._encoded]
         # A host may have had no files; others may train together now than those that have written the snapshot.
         pairs = zip_longest(digests, written.digests, fillvalue=weights_digest({}, {}))
         for host, (digest, written_digest) in enumerate(pairs):
@@ -244,30 +242,24 @@ class Publisher:
 
     async def _encode(
         self, version: int, files: int, hosts: Sequence[HostFiles], base: Base | None = None
-    ) -> VersionBuild:
-        """Return a version's build with what the hosts have of it; PatchError if one cannot encode its changes."""
-        digest = self._history.manifests[base.version].record.weights if base else b""
-        build = VersionBuild(
-            version, VersionWeights(version - 1, {}, {}, digest) if base else None, self._settings.profile
-        )
+    ) -> dict[str, EncodedTensor]:
+        """Return what the hosts have of a version; PatchError if one cannot encode its changes."""
         self._encoded = ()  # before there are those of another version
         self._encoded = await self._of_all(lambda host: host.encode(version, base), hosts)
-        for encoded in self._encoded:
-            build.merge(encoded.tensors)
         if (found := sum(encoded.files for encoded in self._encoded)) != files:
             place, what = f"{weights_folder(version)} of this node's state", f"{found} of {files} files are there"
             if self._others:
                 counts = ", ".join(f"{encoded.files} on host {host}" for host, encoded in enumerate(self._encoded))
                 what += f" ({counts}); remove {OUTBOX}{version:010d}-* from the state of host 0"
             raise StateError(place, what)
-        return build
+        return {name: tensor for encoded in self._encoded for name, tensor in encoded.tensors.items()}
 
     async def _build(self, version: int, files: int) -> tuple[VersionWeights, PatchRef | None, tuple[ObjectRef, ...]]:
         """Return a version's weights, its uploaded patch if that succeeds, and the shards of its anchor if any."""
-        build, patch_ref = await self._build_patch(version, files) if version else (None, None)
-        build = build or await self._encode(version, files, self._hosts)
-        weights: VersionWeights = await self._node.run_sync(build.weights)
-        if patch_ref is not None and not self._needs_anchor(weights, patch_ref):
+        tensors, patch_ref = await self._build_patch(version, files) if version else (None, None)
+        tensors = tensors or await self._encode(version, files, self._hosts)
+        weights: VersionWeights = await self._node.run_sync(VersionWeights.of, tensors)
+        if patch_ref is not None and not self._needs_anchor(version, patch_ref):
             return weights, patch_ref, ()
         refs = dict[int, ObjectRef]()
         for own_refs in await self._of_all(lambda host: host.references(version)):
@@ -303,28 +295,29 @@ class Publisher:
 
         return PatchRef(parts=tuple(refs), changed=changed) if all(await self._of_all(upload)) else None
 
-    def _needs_anchor(self, weights: VersionWeights, patch: PatchRef) -> bool:
+    def _needs_anchor(self, newest: int, patch: PatchRef) -> bool:
         """Whether who joins fetches less with an anchor here than with the patches since the last, or it is time."""
         nbytes, retired = patch.size, self._history.retired_anchors  # such as those that storage lost
-        for version in range(weights.version - 1, -1, -1):
+        for version in range(newest - 1, -1, -1):
             earlier = self._history.manifests.get(version)
             if earlier is None or earlier.record.patch is None or (earlier.record.anchor and version not in retired):
                 break
             nbytes += earlier.record.patch.size
         # One at a time: on a slow link, anchors must not delay each other and the patches.
-        is_cheaper = not self._uploading and nbytes >= sum(tensor.nbytes for tensor in weights.outline.values())
-        return is_cheaper or weights.version % self._settings.anchor_interval == 0
+        is_cheaper = not self._uploading and nbytes >= self._history.manifests[newest - 1].record.weight_bytes
+        return is_cheaper or newest % self._settings.anchor_interval == 0
 
-    async def _build_patch(self, version: int, files: int) -> tuple[VersionBuild | None, PatchRef | None]:
-        """Return a version's build and its uploaded patch, both measured; None if the codec is at fault."""
+    async def _build_patch(self, version: int, files: int) -> tuple[dict[str, EncodedTensor] | None, PatchRef | None]:
+        """Return a version's encoded tensors and its uploaded patch, both measured; None if the codec is at fault."""
         node, history, base_version = self._node, self._history, version - 1
-        anchor = history.manifests[base_version].record.anchor if base_version in history.anchors else ()
+        before = history.manifests[base_version].record
+        anchor = before.anchor if base_version in history.anchors else ()
         base_files = await count_shards(node.state, published_path(base_version))
         needed_versions = self._uploading | {manifest.version for manifest in history.incomplete_anchors()}
         try:
             base = Base(base_version, base_files, anchor, needed_versions)
-            build = await self._encode(version, files, self._hosts, base)
-            patch, changed = await node.run_sync(build.patch)
+            tensors = await self._encode(version, files, self._hosts, base)
+            patch = await node.run_sync(build_patch, tensors, self._settings.profile, before.weights)
         except PatchError as error:
             node.telemetry.event("patch-refused", version=version, error=str(error))
             return None, None
@@ -332,12 +325,13 @@ class Publisher:
             "patch",
             version=version,
             profile=self._settings.profile,
-            weight_bytes=sum(tensor.nbytes for tensor in build.weights().outline.values()),
+            weight_bytes=before.weight_bytes,
             patch_bytes=len(patch),
             encode_seconds=max(encoded.encode_seconds for encoded in self._encoded),
             apply_seconds=max(encoded.apply_seconds for encoded in self._encoded),
         )
-        return build, await self._upload_patch(patch, changed)
+        changed = sum(tensor.row.changed for tensor in tensors.values())
+        return tensors, await self._upload_patch(patch, changed)
 
     async def _sign_manifest(
         self, name: SnapshotName, weights: VersionWeights, patch: PatchRef | None, anchor: tuple[ObjectRef, ...]

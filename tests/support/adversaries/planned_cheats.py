@@ -144,7 +144,7 @@ def free_bias(keys: int) -> float:
 
 def _shown_balance(withheld: float, groups: int, scoring: ScoringSpec, proof: ProofSpec) -> int:
     plan = PlannedCheat("withhold", saved=0.0, misses=0.0, groups=groups)
-    results = _row(plan, proof.table[0]), LedgerRow.undelivered(MINER.public, groups)
+    results = _row(plan, proof.table[0]), LedgerRow(miner=MINER.public, pledged=groups)
     withholds = [
         math.floor((window + 1) * withheld) > math.floor(window * withheld) for window in range(scoring.windows)
     ]

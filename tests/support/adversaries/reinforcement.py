@@ -15,7 +15,7 @@ from protocol.rollout.sampling import SamplingParams, log_probabilities
 from roles.policy.causal_model import CausalModel
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings, StepReport
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
+from roles.trainer.learn.training_settings import OptimizerSettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.builders.policies import engine_of
 from tests.support.builders.verified_batches import make_group

@@ -15,7 +15,7 @@ from protocol.patch import encode, split_parts, summary
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.ports import Clock, ObjectStore
-from roles.trainer.publish.version_build import VersionBuild, VersionWeights, reference
+from roles.trainer.publish.version_build import reference
 from roles.trainer.tensor_shards import TensorSource
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import BEGIN, Log, draft, inline
@@ -42,13 +42,6 @@ def change_elements(weights: Weights, seed: int) -> dict[str, torch.Tensor]:
     places = torch.randint(tensor.numel(), (3,), generator=generator)
     tensor.view(-1)[places] = torch.randn(3, generator=generator).bfloat16()
     return {**weights, name: tensor}
-
-
-def version_weights(version: int, weights: Weights) -> VersionWeights:
-    """Return what the publisher knows of weights."""
-    build = VersionBuild(version)
-    build.add(weights)
-    return build.weights()
 
 
 class Chain:

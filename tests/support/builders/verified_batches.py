@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from protocol.rollout.batch import pack_tokens
-from protocol.rollout.episode import Turn
+from protocol.rollout.batch import Turn, pack_tokens
 from roles.ports import ObjectStore
 from roles.trainer.spool import INBOX
 from roles.trainer.verified_batch import VerifiedBatch, VerifiedGroup

@@ -29,8 +29,8 @@ from protocol.quantization import Precision
 from roles.policy.causal_model import CausalModel
 from roles.trainer.learn.checkpoint_files import checkpoint_folder
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer_settings import OptimizerSettings
 from roles.trainer.learn.state_rows import SavedRows
+from roles.trainer.learn.training_settings import OptimizerSettings
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.builders.policies import random_weights

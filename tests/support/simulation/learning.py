@@ -31,8 +31,7 @@ from protocol import environments
 from protocol.difficulty import Counts
 from protocol.encoding import REWARD_UNIT
 from protocol.environments import Environment, Problem
-from protocol.environments.mixture import drawn_member
-from protocol.environments.strata import Strata
+from protocol.environments.mixture import Strata, drawn_member
 from protocol.outer.local_work import masters
 from protocol.quantization import Precision, quantize
 from protocol.rollout.sampling import SamplingParams, log_probabilities
@@ -41,9 +40,8 @@ from roles.policy.assignment import PolicyTask, encode_prompt
 from roles.policy.episodes import OpenEpisode, PlayedEpisode, play
 from roles.ports import Request
 from roles.trainer.learn.learner import Learner, LearnerSettings
-from roles.trainer.learn.optimizer_settings import OptimizerName, OptimizerSettings
 from roles.trainer.learn.replay_buffer import ReplayBuffer
-from roles.trainer.learn.training_settings import ReplaySettings
+from roles.trainer.learn.training_settings import OptimizerName, OptimizerSettings, ReplaySettings
 from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.adversaries.weight_changes import changed_share
 from tests.support.builders.policies import inline, run_without_waiting

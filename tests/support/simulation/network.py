@@ -30,8 +30,8 @@ from protocol.beacon import LocalKey
 from protocol.chain.manifest import Head
 from protocol.environments import Sandbox
 from protocol.identity.signing import Signed, SigningKey, open_signed
+from protocol.judging.ledger import SharesOf
 from protocol.judging.report import canary_key
-from protocol.judging.stratum_counts import SharesOf
 from protocol.run import RunManifest
 from roles.miner.miner_settings import MinerSettings
 from roles.miner.produce import HonestProducer

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from protocol import pseudogradient
 from protocol.outer.comparing import SentRounds, compare
-from protocol.outer.robust import RobustSettings, Weighting, weigh_round
+from protocol.outer.robust import Weighting, weigh_round
 from protocol.outer.round_records import RoundRules
 from protocol.outer.shared_state import SharedState
 
@@ -56,14 +56,15 @@ def weighed_rounds(
     rate: float = 3e-5,
     noise: float = 1.0,
     attack: Attack | None = None,
-    settings: RobustSettings = RobustSettings(),  # noqa: B008
+    has_bounds: bool = True,
 ) -> tuple[list[Weighting], Vector]:
     """Return how the contributions of each round are weighed, and the weights at the end.
 
     Args:
         steps: local steps of each site in a round.
         noise: of a step's gradient, whose length is that of `noise` = 1 without it.
-        attack: of site 1; settings: of the coordinator.
+        attack: of site 1.
+        has_bounds: whether the coordinator has bounds; else the mean of all contributions counts.
     """
     random = np.random.default_rng(seed)
     begin = (0.02 * random.standard_normal(SIZE)).astype(np.float32)
@@ -92,7 +93,9 @@ def weighed_rounds(
         payloads = [item.payload for item in encoded]
         comparison = compare(shared, payloads, rules, bytes(32))
         comparison = replace(comparison, projections=comparison.projections[:, :SIZE])  # the others are 0
-        weighting = weigh_round(workers, comparison, sent, settings)
+        weighting = weigh_round(workers, comparison, sent)
+        if not has_bounds:
+            weighting = replace(weighting, factors=(1.0,) * len(workers))
         sent = sent.after(weighting.sent)
         counted = [place for place, factor in enumerate(weighting.factors) if factor > 0]
         shared = shared.after(
