@@ -40,10 +40,6 @@ class UnknownUploadError(StoreError):
     """The service does not know this multipart upload, or no longer."""
 
 
-class UnsupportedError(StoreError):
-    """The service does not implement this operation."""
-
-
 class RangeBeyondEndError(StoreError):
     """The range begins after the end of the object."""
 
@@ -75,8 +71,7 @@ def _store_error(error: ClientError, where: str) -> StoreError:
         return UnknownUploadError(f"{where}: the service does not know this multipart upload")
     if status == 416:
         return RangeBeyondEndError(f"{where}: the range begins after the end of the object")
-    if status == 501:
-        return UnsupportedError(f"{where}: the service does not implement this ({code[:60]!r})")
+
     advice = _advice.get(code) or _by_status.get(status) or "the service refused or failed"
     kind = RefusedError if advice == _advice["AccessDenied"] else StoreError
     return kind(f"{where}: {advice} ({status} {code[:60]!r})")

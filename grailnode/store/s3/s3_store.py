@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class S3Store:
-    """Implements ObjectStore with a bucket; PrefixedStore restricts it to a part of one.
+    """Implements ObjectStore with a bucket, or with the part of one below the place's prefix.
 
     Credentials sign the requests; there are none for a public bucket. Larger objects than `part_bytes` are uploaded in
     parts of this size, several at a time; it is at least 5 MiB, as S3 demands.
@@ -43,6 +43,7 @@ class S3Store:
         self._place, self._part_bytes = place, part_bytes
         self._session = S3Session(place, credentials)
         self._client, self._bucket = self._session.client, place.bucket
+        self._prefix = f"{place.prefix.rstrip('/')}/" if place.prefix else ""
         self._slots = trio.CapacityLimiter(place.concurrency)
         self._threads = trio.CapacityLimiter(place.concurrency + _SPARE_THREADS)
         self._uploads = Uploads(self._client, place.bucket, part_bytes, self._run)
@@ -53,52 +54,45 @@ class S3Store:
 
     async def put(self, path: str, data: bytes) -> None:
         """Implements ObjectStore.put. Large objects are uploaded in parts; a repeated put resumes one that failed."""
-        check_path(path)
+        key = self._prefix + check_path(path)
         if len(data) > self._part_bytes:
-            await self._uploads.put(path, data)
+            await self._uploads.put(key, data)
             return
-        await self._run(path, len(data), lambda: self._client.put_object(Bucket=self._bucket, Key=path, Body=data))
+        await self._run(key, len(data), lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=data))
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        check_path(path)
+        key = self._prefix + check_path(path)
         check_range(max_bytes, offset, size)
         expected_bytes = max_bytes if size is None else min(size, max_bytes)
         try:
-            return await self._run(path, expected_bytes, lambda: self._get(path, max_bytes, offset, size))
+            return await self._run(key, expected_bytes, lambda: self._get(key, max_bytes, offset, size))
         except RangeBeyondEndError:
             return b""
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         """Implements ObjectStore.list. Keys that no put could have created are left out."""
-        check_prefix(prefix)
-        check = PageCheck(f"s3://{self._bucket}/{prefix}", prefix, after)
+        whole, start = self._prefix + check_prefix(prefix), self._prefix + after if after else ""
+        check = PageCheck(f"s3://{self._bucket}/{whole}", whole, start)
         token: str | None = None
         while True:
-            begin: dict[str, Any] = {"StartAfter": after} if token is None else {"ContinuationToken": token}
-            request = partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix, MaxKeys=PAGE, **begin)
-            page = await self._run(prefix, 0, request)
+            begin: dict[str, Any] = {"StartAfter": start} if token is None else {"ContinuationToken": token}
+            request = partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=whole, MaxKeys=PAGE, **begin)
+            page = await self._run(whole, 0, request)
             entries = [(item.get("Key", ""), item.get("Size", 0)) for item in page.get("Contents", [])]
             for info in check.objects(entries):
-                yield info
+                yield ObjectInfo(info.path.removeprefix(self._prefix), info.size)
             token = page.get("NextContinuationToken") if page.get("IsTruncated") else None
             if token is None:
                 return
             check.check_progress()
 
     async def delete(self, path: str) -> None:
-        check_path(path)
-        await self._run(path, 0, lambda: self._client.delete_object(Bucket=self._bucket, Key=path))
+        key = self._prefix + check_path(path)
+        await self._run(key, 0, lambda: self._client.delete_object(Bucket=self._bucket, Key=key))
 
-    async def abort_uploads(self, prefix: str, before: float) -> int:
-        """Abort the multipart uploads below a prefix that began before a moment, by the service's clock in seconds
-        since the Unix epoch, and return their number. The writer of the prefix calls this when it starts: their parts
-        are stored and billed.
-        """
-        return await self._uploads.abort_older(check_prefix(prefix), before)
-
-    async def _run(self, path: str, size: int, work: Callable[[], T]) -> T:
+    async def _run(self, key: str, size: int, work: Callable[[], T]) -> T:
         """Run `work`, which transfers `size` bytes, in a worker thread until its deadline."""
-        where, seconds = f"s3://{self._bucket}/{path}", self._place.seconds_for(size)
+        where, seconds = f"s3://{self._bucket}/{key}", self._place.seconds_for(size)
 
         def translated() -> T:
             with s3_errors(where):
@@ -111,14 +105,14 @@ class S3Store:
             except trio.TooSlowError as error:
                 raise StoreError(f"{where}: no answer within {seconds:.0f} s") from error
 
-    def _get(self, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-        where = f"s3://{self._bucket}/{path}"
+    def _get(self, key: str, max_bytes: int, offset: int, size: int | None) -> bytes:
+        where = f"s3://{self._bucket}/{key}"
         if offset == 0 and size is None:
-            response = self._client.get_object(Bucket=self._bucket, Key=path)
+            response = self._client.get_object(Bucket=self._bucket, Key=key)
         else:
             # an empty range cannot be requested: request one byte, to learn whether the object exists
             last = "" if size is None else str(offset + max(size, 1) - 1)
-            response = self._client.get_object(Bucket=self._bucket, Key=path, Range=f"bytes={offset}-{last}")
+            response = self._client.get_object(Bucket=self._bucket, Key=key, Range=f"bytes={offset}-{last}")
             if not begins_at(response.get("ContentRange", ""), offset):
                 response["Body"].close()
                 raise StoreError(f"{where}: the service did not send the requested range")

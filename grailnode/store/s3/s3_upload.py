@@ -1,4 +1,5 @@
-"""Multipart uploads: parts are sent in parallel, failed uploads are resumed, abandoned ones aborted.
+"""Multipart uploads: parts are sent in parallel, and failed uploads are resumed. Those that nobody resumes end by the
+lifecycle rules of the bucket (grailnode/data/buckets).
 
 A put that fails leaves its parts in the service. The next put of the same bytes to the same path sends only the other
 parts. This process remembers the upload. A new process finds it in the service's list of uploads and adopts the parts
@@ -74,15 +75,6 @@ class Uploads:
         del self._unfinished[path]
         await self._complete(path, upload)
 
-    async def abort_older(self, prefix: str, before: float) -> int:
-        """Abort the uploads below `prefix` that began before a moment (seconds since the epoch), and count them."""
-        count = 0
-        for path, upload_id, start in await self._list_uploads(prefix):
-            if start < before:
-                await self._abort(path, upload_id)
-                count += 1
-        return count
-
     async def _open(self, path: str, data: bytes, parts: dict[int, tuple[int, int]]) -> _Upload:
         digest = await self._run(path, len(data), lambda: hashlib.sha256(data).digest())
         upload = self._unfinished.get(path)
@@ -103,8 +95,7 @@ class Uploads:
         """
         adopted_upload = None
         try:
-            upload_ids = [upload_id for key, upload_id, _ in await self._list_uploads(path) if key == path]
-            for upload_id in upload_ids:
+            for upload_id in await self._list_uploads(path):
                 items = await self._items(path, "list_parts", "Parts", Key=path, UploadId=upload_id)
                 etags = {item["PartNumber"]: item["ETag"] for item in items if "PartNumber" in item and "ETag" in item}
                 same = await self._run(path, len(data), partial(_matching_etags, etags, data, parts))
@@ -139,17 +130,13 @@ class Uploads:
         except UnknownUploadError:
             return  # it has been completed or aborted already
 
-    async def _list_uploads(self, prefix: str) -> list[tuple[str, str, float]]:
-        """Return the unfinished uploads below a prefix: path, upload id, start (seconds since the epoch)."""
+    async def _list_uploads(self, path: str) -> list[str]:
+        """Return the ids of the unfinished uploads to a path."""
         try:
-            items = await self._items(prefix, "list_multipart_uploads", "Uploads", Prefix=prefix)
+            items = await self._items(path, "list_multipart_uploads", "Uploads", Prefix=path)
         except UnknownUploadError:
             return []  # so rclone answers where there are no uploads
-        return [
-            (item["Key"], item["UploadId"], item["Initiated"].timestamp())
-            for item in items
-            if "Key" in item and "UploadId" in item and "Initiated" in item
-        ]
+        return [item["UploadId"] for item in items if item.get("Key") == path and "UploadId" in item]
 
     async def _items(self, path: str, operation: Any, key: str, **arguments: Any) -> list[Any]:
 
