@@ -23,7 +23,6 @@ from grailnode.node.metrics import serve_metrics
 from grailnode.node.node_makers import make_canary, make_node, newest_saved, state_directory
 from grailnode.node.process_launch import TRAINER_KINDS, Kind, Launch, Role, Seat, prepare_rank, process_kinds
 from grailnode.node.state_locks import lock_state
-
 from grailnode.node.supervisor import (
     EXIT_PERMANENT,
     EXIT_TRANSIENT,
@@ -36,7 +35,6 @@ from grailnode.node.telemetry import LONG_STEP_SECONDS, LoopWatch, NodeTelemetry
 from grailnode.node.user_errors import explain, fault_in, is_transient, with_repair_command
 from grailnode.observe.node_logs import equal_failures, recent_starts
 from roles.ports import LineReporter
-
 
 TRAINER_BLOCK = 128 << 10
 """Bytes of a block of memory that a trainer's process gives back when it is freed."""

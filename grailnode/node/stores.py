@@ -29,7 +29,6 @@ from grailnode.store.disk import disk_errors
 from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
 from grailnode.store.place import PlaceSection
-
 from grailnode.store.s3.s3_session import read_credentials
 from grailnode.store.s3.s3_store import S3Store
 from protocol import limits
