@@ -1,19 +1,11 @@
 """The verbs that read a run or a file, and change neither, and those of what goes into a run and comes out of it."""
 
+from pathlib import Path
 from typing import Final
 
 import click
 
-from grailnode.cli.options import (
-    DIRECTORY,
-    EXISTING_DIRECTORY,
-    EXISTING_FILE,
-    FILE,
-    PathType,
-    run_options,
-    shown_option,
-    verb,
-)
+from grailnode.cli.options import DIRECTORY, EXISTING_DIRECTORY, EXISTING_FILE, FILE, run_options, shown_option, verb
 
 _FORMATS: Final = click.Choice(["grailnode", "trl", "slime", "safetensors"])
 
@@ -53,8 +45,8 @@ def inspect() -> None:
 
 
 @verb("run_reading.convert")
-@click.argument("source", type=PathType(exists=True))
-@click.argument("out", type=PathType())
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
 @click.option("--from", "source_format", type=_FORMATS, required=True, help="The format of SOURCE.")
 @click.option("--to", "out_format", type=_FORMATS, required=True, help="The format to write to OUT.")
 @click.option("--base", type=EXISTING_FILE, help="Safetensors file of the weights before; none for a full checkpoint.")

@@ -241,7 +241,7 @@ async def test_an_endless_listing_of_foreign_keys_ends_in_an_error(store, server
         b'<!DOCTYPE a [<!ENTITY b "' + b"c" * 99 + b'">]><ListBucketResult>&b;</ListBucketResult>',
         b'<!DOCTYPE a SYSTEM "http://127.0.0.1/">' + b"<ListBucketResult/>",
         b"<ListBucketResult>" + b"<a>" * 50,
-        b"<ListBucketResult><Contents><Key>" + b"k" * 5000 + b"</Key></Contents></ListBucketResult>",
+        b"<a><ListBucketResult/></a>",
         b"<ListBucketResult><Contents><Size>-1</Size></Contents></ListBucketResult>",
         b"<ListBucketResult><Contents><Size>" + b"9" * 99 + b"</Size></Contents></ListBucketResult>",
         b"<ListBucketResult>&undefined;</ListBucketResult>",
