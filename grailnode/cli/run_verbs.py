@@ -99,7 +99,7 @@ def train() -> None:
     """Step a trainer's learner on the verified groups of a run, to try a loss; nothing is published."""
 
 
-@verb("rollout_listing.rollouts")
+@verb("run_reading.rollouts")
 @run_options
 @click.option("--window", type=click.IntRange(0), help="Which window. Default: the newest judged one that has any.")
 @click.option(
@@ -114,7 +114,7 @@ def rollouts() -> None:
     """Show what miners wrote in a window: prompt, completion, reward, and why validators rejected it."""
 
 
-@verb("version_exchange.publish")
+@verb("model_export.publish")
 @click.argument("directory", type=EXISTING_DIRECTORY)
 @click.option("--run", required=True, type=FILE, metavar="FILE", help="The run.toml of the run.")
 @shown_option("--name", default="trainer", help="The trainer's name, whose key is in the run's keys/.")
@@ -123,7 +123,7 @@ def publish() -> None:
     """Publish the checkpoint in DIRECTORY as the run's next version, and wait until it is in storage."""
 
 
-@verb("version_exchange.follow")
+@verb("model_export.follow")
 @click.argument("run", metavar="FILE-or-URL")
 @click.argument("directory", type=DIRECTORY)
 @shown_option("--keep", type=click.IntRange(1), default=2, help="So many of the newest versions stay.")

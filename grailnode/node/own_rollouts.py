@@ -14,15 +14,13 @@ import torch
 import trio
 
 from grailnode import UserError
-from grailnode.calibration.pairs import CalibrationTask, check_groups, generate_groups
-from grailnode.calibration.prompts import Prompts
+from grailnode.calibration.pairs import CalibrationTask, Prompts, check_groups, generate_groups
 from grailnode.calibration.proof_file import calibration_command
 from grailnode.calibration.variants import ALONE, DType, Pair, Variant
 from grailnode.config import Config
 from grailnode.engine.policy import Policy, PolicyError, load_weights
 from grailnode.environments import registry
-from grailnode.node.disk_check import parameters
-from grailnode.node.free_memory import free_memory
+from grailnode.node.disk_check import free_memory, parameters
 from grailnode.node.role_checks import SkippedError
 from grailnode.store.checks import one_line
 from protocol import environments

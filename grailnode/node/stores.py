@@ -12,19 +12,16 @@ from urllib.parse import urlsplit
 import httpx
 
 from grailnode import UserError
-from grailnode.beacon.public_chains import RELAYS
-from grailnode.beacon.relays import Relay
+from grailnode.beacon.relays import RELAYS, Relay
 from grailnode.config import Config
 from grailnode.node.telemetry import DownloadReport, NodeTelemetry
 from grailnode.run.buckets import parse_bucket
 from grailnode.store.checks import PermanentError
-from grailnode.store.decorators.caching import CachedStore
-from grailnode.store.decorators.disk_cache import DiskCache
+from grailnode.store.decorators.caching import CachedStore, DiskCache
 from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore
 from grailnode.store.decorators.mirrored import MirroredStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
-from grailnode.store.decorators.routed import KnownStores, RoutedStore
-from grailnode.store.decorators.space_directory import SpaceDirectory
+from grailnode.store.decorators.routed import KnownStores, RoutedStore, SpaceDirectory
 from grailnode.store.disk import disk_errors
 from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
@@ -128,7 +125,7 @@ class Storage:
         return CachedStore(store, cache, DownloadReport(self._telemetry))
 
     def relays(self, chain: bytes) -> list[Relay]:
-        """Open the relays of a chain by its hash: those of run.toml, or else public_chains.RELAYS; none when the run's
+        """Open the relays of a chain by its hash: those of run.toml, or else `RELAYS`; none when the run's
         own store serves its rounds. UserError if an entry of run.toml is not the URL of a relay.
         """
         relays = []

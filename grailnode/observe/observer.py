@@ -8,9 +8,8 @@ from functools import partial
 from typing import Final
 
 from grailnode.observe.chain_check import read_chain
-from grailnode.observe.round_history import RoundHistory
 from grailnode.observe.state import STORAGE_ALARM, HeadRow, MinerKind, NetworkState, NodeRow, StageRow, VersionRow
-from grailnode.observe.window_history import MOST_WINDOWS, WindowHistory
+from grailnode.observe.window_history import MOST_WINDOWS, RoundHistory, WindowHistory
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier

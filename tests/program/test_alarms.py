@@ -16,12 +16,12 @@ import trio
 
 from grailnode import UserError
 from grailnode.config import load
-from grailnode.node import alarm_sender, processes
-from grailnode.node.alarm_sender import ALARMS, THROTTLE_SECONDS, AlarmSender
+from grailnode.node import processes
+from grailnode.node.metrics import ALARMS
 from grailnode.node.process_launch import Launch
 from grailnode.node.processes import keep_processes, make_spec
 from grailnode.node.supervisor import Supervisor
-from grailnode.node.telemetry import NodeTelemetry
+from grailnode.node.telemetry import THROTTLE_SECONDS, AlarmSender, NodeTelemetry
 from grailnode.observe.node_logs import recent_starts
 from roles.ports import StoreError
 
@@ -104,7 +104,7 @@ def test_each_kind_is_throttled_by_itself_and_counted(pager: Pager) -> None:
 
 
 async def test_a_pager_that_hangs_or_refuses_stops_nothing(pager: Pager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarm_sender, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("grailnode.node.telemetry._ANSWER_SECONDS", 1.0)
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")  # takes connections, and never answers
     hanging = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
     pager.status = 500
@@ -122,7 +122,7 @@ async def test_a_pager_that_hangs_or_refuses_stops_nothing(pager: Pager, monkeyp
 def test_the_next_alarm_of_a_kind_waits_for_its_turn_or_for_the_end(
     pager: Pager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alarm_sender, "THROTTLE_SECONDS", 1.0)
+    monkeypatch.setattr("grailnode.node.telemetry.THROTTLE_SECONDS", 1.0)
     sender = AlarmSender(pager.url, "miner-1")
     for error in ("one", "another"):
         sender.take("alarm", {"error": error})
@@ -136,7 +136,7 @@ def test_the_next_alarm_of_a_kind_waits_for_its_turn_or_for_the_end(
 def test_a_pager_whose_answer_does_not_end_receives_the_next_alarm(
     pager: Pager, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
-    monkeypatch.setattr(alarm_sender, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("grailnode.node.telemetry._ANSWER_SECONDS", 1.0)
     pager.dripping = start
     sender = AlarmSender(pager.url, "miner-1")
     for kind in ("alarm", "disk-failing"):

@@ -11,7 +11,7 @@ from grailnode import UserError
 from grailnode.config import EngineSection, TrainerSection, load
 from grailnode.demo import smollm2
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
-from grailnode.node.settings import learner_settings, publisher_settings
+from grailnode.node.run_model import learner_settings, publisher_settings
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.run_toml import read_recipe

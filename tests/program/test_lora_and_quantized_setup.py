@@ -9,7 +9,7 @@ import pytest
 
 from grailnode import UserError
 from grailnode.calibration import proof_file
-from grailnode.calibration.copies import ADAPTER_SHARE
+from grailnode.calibration.procedure import ADAPTER_SHARE
 from grailnode.calibration.proof_file import MeasuredAdapters
 from grailnode.config import Config, load
 from grailnode.engine.lora_model import LoraModel, read_adapters

@@ -16,12 +16,17 @@ import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
 from grailnode import UserError
-from grailnode.node.alarm_sender import ALARMS
 from grailnode.node.http_server import Answer, Request, serve_http
-from grailnode.node.metrics import serve_metrics
+from grailnode.node.metrics import ALARMS, serve_metrics
 from grailnode.node.telemetry import NodeTelemetry
-from grailnode.observe.bottleneck import TrainerTime, bottleneck, read_trainer_time, unjudged_cases
-from grailnode.observe.node_logs import recent_starts, troubles
+from grailnode.observe.node_logs import (
+    TrainerTime,
+    bottleneck,
+    read_trainer_time,
+    recent_starts,
+    troubles,
+    unjudged_cases,
+)
 from grailnode.observe.state import MinerRow, NetworkState, VersionRow
 from roles.node.retries import WAIT_REPORT_SECONDS, WaitReporter
 from tests.support.simulation.virtual_clock import running, simulate

@@ -10,8 +10,7 @@ import trio
 
 from grailnode.store.checks import PermanentError
 from grailnode.store.https.addresses import is_public
-from grailnode.store.https.https_store import HttpsStore, open_client
-from grailnode.store.https.listing import ListingError, read_page
+from grailnode.store.https.https_store import HttpsStore, ListingError, open_client, read_page
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError

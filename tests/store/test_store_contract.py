@@ -15,8 +15,7 @@ import trio
 import grailnode.store.local
 import grailnode.store.memory
 import grailnode.store.s3.s3_store
-from grailnode.store.decorators.caching import CachedStore
-from grailnode.store.decorators.disk_cache import DiskCache
+from grailnode.store.decorators.caching import CachedStore, DiskCache
 from grailnode.store.decorators.limiting import LimitedStore, MeteredStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client

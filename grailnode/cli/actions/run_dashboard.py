@@ -20,7 +20,7 @@ from grailnode.node.dashboard_server import Dashboard, View
 from grailnode.node.http_server import Answer, Request, serve_http
 from grailnode.node.node_makers import make_auditor
 from grailnode.node.supervisor import run_until_interrupted
-from grailnode.observe.bottleneck import with_local_knowledge
+from grailnode.observe.node_logs import with_local_knowledge
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
 from grailnode.observe.rollout_reader import PublishedRollout, ReadingLimits, read_rollouts
 from grailnode.observe.state import NetworkState

@@ -13,8 +13,7 @@ import trio
 
 from grailnode.store.checks import PageCheck, begins_at, check_path, check_prefix, check_range
 from grailnode.store.place import PlaceSection
-from grailnode.store.s3.s3_errors import RangeBeyondEndError, s3_errors
-from grailnode.store.s3.s3_session import S3Credentials, S3Session
+from grailnode.store.s3.s3_session import RangeBeyondEndError, S3Credentials, S3Session, s3_errors
 from grailnode.store.s3.s3_upload import Uploads
 from protocol.limits import MIB
 from roles.ports import ObjectInfo, StoreError, TooLargeError

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from grailnode.store.s3.s3_errors import UnknownUploadError
+from grailnode.store.s3.s3_session import UnknownUploadError
 from protocol.limits import MIB
 from roles.gather import gather
 from roles.ports import StoreError
