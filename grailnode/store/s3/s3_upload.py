@@ -34,7 +34,7 @@ T = TypeVar("T")
 class Runner(Protocol):
     """Runs blocking work that transfers `size` bytes of an object, in a worker thread, until its deadline."""
 
-    def __call__(self, path: str, size: int, work: Callable[[], T]) -> Awaitable[T]: ...
+    def __call__(self, key: str, size: int, work: Callable[[], T]) -> Awaitable[T]: ...
 
 
 @dataclass
