@@ -6,6 +6,7 @@ A command's declaration is imported when that command is asked for, and what it 
 import importlib
 import io
 import sys
+from itertools import pairwise
 from typing import Any, Final, cast
 
 import click
@@ -44,9 +45,10 @@ class LazyGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse an empty text, as an unset variable of a script gives it: a verb would take it for no filter, or for
-        the current directory.
+        the current directory. An answer to try may be empty.
         """
-        if "" in args and not ctx.resilient_parsing:
+        is_empty = any(not text and option != "--answer" for option, text in pairwise(["", *args]))
+        if is_empty and not ctx.resilient_parsing:
             raise click.UsageError("an empty text is among the arguments", ctx)
         return super().parse_args(ctx, args)
 

@@ -12,8 +12,7 @@ from botocore.exceptions import ConnectionClosedError
 
 from grailnode.store.place import PlaceSection
 from grailnode.store.s3.s3_session import S3Credentials
-from grailnode.store.s3.s3_store import S3Store
-from grailnode.store.s3.s3_upload import _part_size
+from grailnode.store.s3.s3_store import S3Store, _part_size
 from protocol.limits import GIB, MIB
 from roles.ports import StoreError
 from tests.store.s3_buckets import Bucket

@@ -63,7 +63,8 @@ def test_every_state_has_all_sections(state):
 async def test_news_are_what_has_changed_and_no_more():
     source = usual()
     async with serving(source) as address, httpx.AsyncClient() as client:
-        first, news = await news_of(client, address), {"sections": {}}
+        first = await news_of(client, address)
+        news: dict[str, Any] = {"sections": {}}
         assert set(first["sections"]) == set(SECTIONS) - {"sites"}
         source.change(alarms=("a fork",))
         with trio.fail_after(10):

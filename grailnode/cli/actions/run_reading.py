@@ -33,10 +33,10 @@ from grailnode.ui.terminal.pages import run_page
 from grailnode.ui.terminal.verb_tables import patch_table, recheck_table
 from protocol import limits, paths
 from protocol.chain import safetensors
-from protocol.errors import ProtocolError, error_context
+from protocol.errors import error_context
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
-from roles.ports import NotFoundError, StoreError, TooLargeError
+from roles.ports import NotFoundError, TooLargeError
 
 _WATCHES: Final = 20  # of a window
 
@@ -65,9 +65,7 @@ async def _show_status(config: Config, node: Node, as_json: bool, watch: bool) -
             if not watch:
                 return
             await trio.sleep(max(1.0, state.window_seconds / _WATCHES))
-            with suppress(StoreError, ProtocolError):
-                observer.last_window = await newest_summarized(node)
-            await observer.refresh()
+            await observer.follow()
 
 
 def verify(rollout: str | None, ledger: bool, **run_options: Unpack[RunOptions]) -> None:
