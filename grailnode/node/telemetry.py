@@ -8,7 +8,6 @@ no head is renewed. Work that takes long belongs into a worker thread (`Node.run
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from roles.ports import Telemetry
 THROTTLE_SECONDS: Final = 600.0
 """From one message of a kind to the next; each has the fields of the last event and says how many there were."""
 _ANSWER_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 1.0
 _HEADERS: Final = {"Content-Type": "application/json"}
 
 
@@ -35,53 +35,42 @@ class AlarmSender:
         self._now = now
         self._due: dict[str, float] = {}  # when the next message of a kind may be sent
         self._waiting: dict[str, dict[str, Any]] = {}  # by kind, the message that waits for this
-        self._ready: deque[dict[str, Any]] = deque()
-        self._is_closed = False
-        self._changed = threading.Condition()
+        self._lock, self._changed, self._is_closed = threading.Lock(), threading.Event(), False
         self._thread = threading.Thread(target=self._send_all, name="grailnode-alarms", daemon=True)
 
     def take(self, kind: str, fields: Mapping[str, str | int | float]) -> None:
         """Send an event if it is an alarm: at once, or when the last message of its kind is long enough ago."""
         if kind not in ALARMS:
             return
-        with self._changed:
+        with self._lock:
             count = self._waiting.get(kind, {"count": 0})["count"] + 1
             head = {"time": round(time.time(), 3), "node": self._name, "kind": kind, "meaning": ALARMS[kind]}
             self._waiting[kind] = head | {"count": count, "fields": dict(fields)}
-            self._move_due()
             if self._thread.ident is None:
                 self._thread.start()
-            self._changed.notify()
+        self._changed.set()
 
     def close(self) -> None:
         """Send what waits, and wait for the messages that are on their way, at most as long as one may take."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
+        self._is_closed = True
+        self._changed.set()
         if self._thread.ident is not None:
             self._thread.join(_ANSWER_SECONDS)
 
-    def _move_due(self) -> None:
-        now = self._now()
-        for kind in [kind for kind in self._waiting if self._is_closed or self._due.get(kind, now) <= now]:
-            self._due[kind] = now + THROTTLE_SECONDS
-            self._ready.append(self._waiting.pop(kind))
-
-    def _next(self) -> dict[str, Any] | None:
-        """Wait for the next message; None when there is none any more."""
-        with self._changed:
-            while True:
-                self._move_due()
-                if self._ready or self._is_closed:
-                    return self._ready.popleft() if self._ready else None
-                soonest = min((self._due[kind] for kind in self._waiting), default=None)
-                self._changed.wait(None if soonest is None else soonest - self._now())
-
     def _send_all(self) -> None:
-        while (message := self._next()) is not None:
-            # The log has the event: a node does not stop because somebody's pager does not answer.
-            with suppress(Exception):
-                trio.run(self._send, json.dumps(message).encode())
+        is_last = False
+        while not is_last:
+            self._changed.wait(_POLL_SECONDS)
+            self._changed.clear()
+            with self._lock:
+                is_last, now = self._is_closed, self._now()
+                kinds = [kind for kind in self._waiting if is_last or self._due.get(kind, now) <= now]
+                self._due |= dict.fromkeys(kinds, now + THROTTLE_SECONDS)
+                messages = [self._waiting.pop(kind) for kind in kinds]
+            for message in messages:
+                # The log has the event: a node does not stop because somebody's pager does not answer.
+                with suppress(Exception):
+                    trio.run(self._send, json.dumps(message).encode())
 
     async def _send(self, message: bytes) -> None:
         """Send a message. The answer is not read, and its head must be complete in time, however slowly it comes."""

@@ -83,22 +83,19 @@ def test_an_alarm_reaches_the_pager_with_what_the_log_says(pager: Pager, kind: s
 
 
 def test_each_kind_is_throttled_by_itself_and_counted(pager: Pager) -> None:
-    now, taken_at = 0.0, [0.0]
-
-    def clock() -> float:  # the sender's thread never sees a time at which no event was taken yet
-        if threading.current_thread() is threading.main_thread():
-            taken_at[0] = now
-        return taken_at[0]
-
-    sender = AlarmSender(pager.url, "miner-1", clock)
-    for now in (0.0, 1.0, THROTTLE_SECONDS - 1, THROTTLE_SECONDS):
+    now = 0.0
+    sender = AlarmSender(pager.url, "miner-1", lambda: now)
+    sender.take("beacon-late", {"round": 0})
+    pager.received(1)
+    for now in (1.0, 2.0, THROTTLE_SECONDS - 1):
         sender.take("beacon-late", {"round": int(now)})
+    now = THROTTLE_SECONDS
     sender.take("cannot-follow", {})
     sender.close()
     seen = [(message["kind"], message["count"], message["fields"]) for message in pager.messages]
     assert seen == [
         ("beacon-late", 1, {"round": 0}),
-        ("beacon-late", 3, {"round": int(THROTTLE_SECONDS)}),
+        ("beacon-late", 3, {"round": int(THROTTLE_SECONDS) - 1}),
         ("cannot-follow", 1, {}),
     ]
 
@@ -124,7 +121,8 @@ def test_the_next_alarm_of_a_kind_waits_for_its_turn_or_for_the_end(
 ) -> None:
     monkeypatch.setattr("grailnode.node.telemetry.THROTTLE_SECONDS", 1.0)
     sender = AlarmSender(pager.url, "miner-1")
-    for error in ("one", "another"):
+    for number, error in enumerate(("one", "another")):
+        pager.received(number)
         sender.take("alarm", {"error": error})
     assert [message["fields"]["error"] for message in pager.received(2)] == ["one", "another"]
     sender.take("alarm", {"error": "a third"})
