@@ -304,7 +304,7 @@ CALLED_BY_LIBRARIES = {  # public methods without a caller in the product: the l
     "grailnode.engine.vllm.inside.sampling_v1": ("vLLM", {"validate_params", "is_argmax_invariant", "update_state"}),
     "grailnode.engine.vllm.inside.sampling_v2": ("vLLM", {"validate_params", "add_request"}),
     "grailnode.node.telemetry": ("trio", {"before_task_step", "after_task_step"}),
-    "grailnode.store.https.addresses": ("httpx", {"connect_tcp"}),
+    "grailnode.store.https.https_store": ("httpx", {"connect_tcp"}),
 }
 
 
