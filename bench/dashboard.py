@@ -76,9 +76,11 @@ async def _until(run: GrowingRun, readings: int) -> None:
 
 
 async def _view(address: str) -> None:
-    async with httpx.AsyncClient(timeout=None) as client, client.stream("GET", f"{address}events?since=0") as answer:
-        async for _ in answer.aiter_bytes():
-            pass
+    revision = 0
+    async with httpx.AsyncClient(timeout=None) as client:
+        while True:
+            revision = (await client.get(f"{address}news?since={revision}")).json()["revision"]
+            await trio.sleep(2.0)
 
 
 def _first_paints(address: str) -> list[int]:

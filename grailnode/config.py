@@ -89,7 +89,7 @@ class BeaconSection(Settings):
 
     relays: tuple[str, ...] = ()
     """URLs of relays of a public chain, in the order in which they are asked; without any, those of
-    grailnode/beacon/public_chains.py.
+    grailnode/beacon/relays.py.
     """
     key: str = "beacon"
     """The key of the run's own beacon, which the trainer's node runs; empty where somebody else runs the beacon."""

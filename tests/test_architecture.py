@@ -199,7 +199,7 @@ MAY_OPEN = {  # the modules outside of protocol/ that check signatures themselve
     "roles.trainer.publish.fencing",  # any head under its own key counts, one of another run too
     "roles.trainer.publish.history",  # its own manifests, in its own state
     "grailnode.run.creation",  # the run manifest, from which everything else is checked
-    "grailnode.store.decorators.space_directory",  # it finds the stores that the door reads from
+    "grailnode.store.decorators.routed",  # it finds the stores that the door reads from
     "grailnode.store.decorators.mirrored",  # it asks the origin where a mirror's answer is not what was signed
 }
 
@@ -220,7 +220,6 @@ MAY_COMPARE_DIGESTS = {  # beside `roles.records.fetch_object`, the one door for
     "roles.validator.ledger_repair",  # the links between the entries of a ledger
     "grailnode.observe.ledger_check",  # likewise
     "grailnode.store.decorators.caching",  # what storage and an earlier process left on this machine's disk
-    "grailnode.store.decorators.disk_cache",  # likewise
     "grailnode.store.decorators.mirrored",  # it asks the origin where a mirror has other bytes
     "grailnode.run.files",  # a file that was fetched before
     "grailnode.run.requirements",  # the file that the operator has named
@@ -298,14 +297,14 @@ def test_every_module_of_support_lies_in_a_room() -> None:
 
 
 CALLED_BY_LIBRARIES = {  # public methods without a caller in the product: the library that calls them
-    "grailnode.cli.main": ("click", {"get_command", "list_commands"}),
+    "grailnode.cli.main": ("click", {"get_command", "list_commands", "parse_args"}),
     "grailnode.environments.extras.reasoning_gym": ("entry points", {"ReasoningGym"}),
     "grailnode.environments.extras.verifiers": ("tasksets", {"SystemMessage", "TaskData", "Verifiers"}),
     "grailnode.engine.vllm.inside.process_guard": ("vLLM", {"guard"}),
     "grailnode.engine.vllm.inside.sampling_v1": ("vLLM", {"validate_params", "is_argmax_invariant", "update_state"}),
     "grailnode.engine.vllm.inside.sampling_v2": ("vLLM", {"validate_params", "add_request"}),
     "grailnode.node.telemetry": ("trio", {"before_task_step", "after_task_step"}),
-    "grailnode.store.https.addresses": ("httpx", {"connect_tcp"}),
+    "grailnode.store.https.https_store": ("httpx", {"connect_tcp"}),
 }
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from bench.engines.setting import directory, report
 from grailnode.calibration import proof_file
-from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
+from grailnode.calibration.procedure import quantized
 from grailnode.calibration.variants import Variant, VllmServers, VllmVariant
 from grailnode.cli.actions.policy_evaluation import PolicyRules
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights

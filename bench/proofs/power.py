@@ -21,8 +21,8 @@ from bench.proofs.runs_of_evidence import Additions
 from bench.proofs.setting import Setting
 from bench.proofs.sides import Pair, Side
 from bench.proofs.trading_task import TradingTask
-from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import GroupMeasurement
+from grailnode.calibration.procedure import quantized
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3Config
 from protocol.digest import Weights

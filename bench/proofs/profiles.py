@@ -13,7 +13,7 @@ import torch
 from bench.proofs.rounding import Inaccurate, RoundingErrors
 from bench.proofs.setting import CALIBRATION_SEED, Setting
 from bench.proofs.sides import Pair, Side
-from grailnode.calibration.copies import quantized
+from grailnode.calibration.procedure import quantized
 from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
 from grailnode.calibration.variants import DType, Variant, run_pairs
 from protocol.proof import Arithmetic, Thresholds

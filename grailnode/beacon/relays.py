@@ -2,24 +2,52 @@
 
 A relay is any object store with objects at `{chain hash}/public/{round}`: drand's HTTP relays through HttpsStore, a
 local run's own storage, or a static file server. `protocol.beacon.open_round` checks every answer. A relay that gives a
-false answer is logged, and is asked after all others from then on.
+false answer is logged, and is asked after all others from then on. The run pins a chain by its key
+and its hash; `[beacon] relays` in run.toml replaces the relays below.
 """
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
 from protocol import limits
-from protocol.beacon import ChainInfo, LocalKey, open_round
+from protocol.beacon import ChainInfo, LocalKey, open_round, quicknet
 from protocol.errors import ProtocolError
 from roles.node.retries import Pause
 from roles.ports import BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
 
 log = logging.getLogger(__name__)
+
+CHAINS: Final[Mapping[str, ChainInfo]] = {"quicknet": quicknet}
+"""Chains by the names that `grailnode init --beacon` accepts."""
+
+RELAYS: Final[Mapping[bytes, tuple[str, ...]]] = {
+    quicknet.chain_hash: (
+        "https://api.drand.sh",
+        "https://drand.cloudflare.com",
+        "https://api2.drand.sh",
+        "https://api3.drand.sh",
+    )
+}
+"""Relays of several operators by chain hash, in the order in which they are asked (docs.drand.love)."""
+
+MIN_WINDOW_ROUNDS: Final = 3
+"""Rounds of a window (protocol/window.py)."""
+
+
+def rounds_of(chain: ChainInfo, window: float) -> int:
+    """Return the number of rounds nearest to `window` seconds; ValueError if it is less than MIN_WINDOW_ROUNDS."""
+    rounds = round(window * 1000 / chain.period_ms)
+    if rounds < MIN_WINDOW_ROUNDS:
+        raise ValueError(
+            f"a window is at least {MIN_WINDOW_ROUNDS} rounds, {MIN_WINDOW_ROUNDS * chain.period_ms / 1000:g} s here"
+        )
+    return rounds
+
 
 MAX_CACHED_ROUNDS: Final = 64
 """Verified rounds in memory; a node asks for the same few rounds repeatedly."""
@@ -148,12 +176,26 @@ async def publish_rounds(
         raise ValueError("the beacon key does not sign this chain")
     if keep < 2:
         raise ValueError("a beacon keeps at least its last two rounds")
-    publisher = _RoundPublisher(key, chain, store, keep)
+    stored: set[int] | None = None  # until the store has been listed
     while True:
         newest = chain.round_at(clock.now())
         start = trio.current_time()
         try:
-            is_complete = await publisher.step(newest)
+            if stored is None:
+                names = [item.path.removeprefix(chain.rounds_prefix) async for item in store.list(chain.rounds_prefix)]
+                stored = {int(name) for name in names if name.isdecimal() and str(int(name)) == name}
+            kept = range(newest, max(0, newest - keep), -1)
+            number = next((number for number in kept if number not in stored), None)
+            stale = min(stored, default=newest)
+            if number is not None:
+                await store.put(chain.path(number), key.answer(number))
+                stored.add(number)
+            elif kept and stale < kept[-1]:
+                await store.delete(chain.path(stale))
+                stored.remove(stale)
+            else:
+                await clock.sleep_until(chain.round_time(newest + 1))
+                continue
         except StoreError as error:
             if telemetry is not None:
                 telemetry.event("round-unpublished", round=newest, error=str(error))
@@ -163,42 +205,3 @@ async def publish_rounds(
         if telemetry is not None and seconds > chain.period_ms / 1000:
             report = f"storage took {seconds:.1f} s, where a round lasts {chain.period_ms / 1000:g} s: rounds come late"
             telemetry.event("round-late", round=newest, error=report)
-        if is_complete:
-            await clock.sleep_until(chain.round_time(newest + 1))
-
-
-class _RoundPublisher:
-    """Knows which rounds the store has, and writes or removes one round at a time."""
-
-    def __init__(self, key: LocalKey, chain: ChainInfo, store: ObjectStore, keep: int) -> None:
-        self._key = key
-        self._chain = chain
-        self._store = store
-        self._keep = keep
-        self._stored_rounds: set[int] | None = None  # None until the store has been listed
-
-    async def step(self, newest: int) -> bool:
-        """Write or remove the most urgent round, and return whether there was none."""
-        if newest >= 1 and (self._stored_rounds is None or newest not in self._stored_rounds):
-            # before anything else, because a window may be waiting for this round
-            await self._store.put(self._chain.path(newest), self._key.answer(newest))
-            if self._stored_rounds is not None:
-                self._stored_rounds.add(newest)
-                return False
-        if self._stored_rounds is None:
-            prefix = self._chain.rounds_prefix
-            names = [info.path.removeprefix(prefix) async for info in self._store.list(prefix)]
-            self._stored_rounds = {int(name) for name in names if name.isdecimal() and str(int(name)) == name}
-            return False
-        oldest = max(1, newest - self._keep + 1)
-        for number in range(newest, oldest - 1, -1):
-            if number not in self._stored_rounds:
-                await self._store.put(self._chain.path(number), self._key.answer(number))
-                self._stored_rounds.add(number)
-                return False
-        stale = min(self._stored_rounds, default=oldest)
-        if stale < oldest:
-            await self._store.delete(self._chain.path(stale))
-            self._stored_rounds.remove(stale)
-            return False
-        return True

@@ -7,6 +7,7 @@ several ways can check the same rollouts, one after the other.
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,10 @@ import torch
 import trio
 from torch import Tensor
 
-from grailnode.engine.policy import Policy
+from grailnode import UserError
+from grailnode.engine.policy import Policy, Tokenizer
+from protocol import bounded_json
+from protocol.errors import MalformedError
 from protocol.judging.evidence import Counts, count_group, repeated_positions, whole_margins
 from protocol.lora import LoraSpec
 from protocol.proof import Thresholds
@@ -27,6 +31,40 @@ from protocol.run import ChatSpec
 from roles.policy.assignment import PolicyTask, encode_prompt
 from roles.policy.episodes import OpenEpisode, PlayedEpisode, play, replayed_reward
 from roles.ports import CheckRequest, Engine, Generation, Request
+
+Prompts = Callable[[bytes], str]
+"""Returns the prompt for a group's 32-byte seed."""
+
+_MAX_PROMPT_BYTES: Final = 1 << 30
+
+
+def drawn_from(prompts: Sequence[str]) -> Prompts:
+    """Return prompts of which each is as likely as the others."""
+    return lambda seed: prompts[int.from_bytes(seed[:8], "little") % len(prompts)]
+
+
+def read_prompts(path: Path, tokenizer: Tokenizer) -> list[str]:
+    """Return the prompts of a file of JSON Lines, each {"prompt": "..."}; a UserError names the wrong line."""
+    with path.open("rb") as file:
+        data = file.read(_MAX_PROMPT_BYTES + 1)
+    if len(data) > _MAX_PROMPT_BYTES:
+        raise UserError(f"{path}: larger than {_MAX_PROMPT_BYTES} bytes")
+    prompts: list[str] = []
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = bounded_json.parse(line)
+        except MalformedError as error:
+            raise UserError(f"{path}: line {number}: {error}") from error
+        prompt = value.get("prompt") if isinstance(value, dict) else None
+        if not isinstance(prompt, str) or not tokenizer.encode(prompt):
+            raise UserError(f'{path}: line {number}: not {{"prompt": "..."}} with at least one token')
+        prompts.append(prompt)
+    if not prompts:
+        raise UserError(f"{path}: contains no prompt")
+    return prompts
+
 
 _CHUNK_BYTES: Final = 1 << 28
 """Bound on the bytes of the logits (float32) of groups that are generated and checked together."""

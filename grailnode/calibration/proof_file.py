@@ -193,50 +193,30 @@ class ProofFile(_Part):
         0, or of the base of a LoRA run), temperature or form of prompts, other adapters, longer completions or
         episodes, or larger groups of episodes whose replies are not exact.
         """
-        self._check_adapters(lora)
+        subject, forms = self.subject, ("bare prompts", "conversations")
         replies = replies_digest(environment) if turns > 1 else None
-        subject, calibrate, forms = self.subject, "run `grailnode calibrate`", ("bare prompts", "conversations")
-        if subject.policy != policy.hex():
-            measured = f"weights {subject.policy[:16]}, the policy's are {policy.hex()[:16]}"
-            command = f"{calibrate} on this policy"
-        elif subject.chat != chat:
-            measured = f"{forms[subject.chat]}, the run has {forms[chat]}"
-            command = f"{calibrate} {'with' if chat else 'without'} --chat"
-        elif subject.temperature != temperature or subject.max_tokens < max_tokens:
-            measured = (
-                f"completions at temperature {subject.temperature:g} up to {subject.max_tokens} tokens, the run has "
-                f"{temperature:g} and {max_tokens}"
-            )
-            command = f"{calibrate} with its options"
-        elif subject.turns < turns:
-            measured = f"episodes of {subject.turns} turns at most, the run has {turns}"
-            command = f"{calibrate} with the run's environment and --turns"
-        elif subject.replies != replies or any(
-            (item.thresholds.replay is None) != (replies is None) for item in self.table
-        ):
-            measured = "exact replies, or on those of another environment"
-            command = f"{calibrate} with the run's environment"
-        elif replies is not None and subject.group_size < group_size:
-            measured = f"groups of {subject.group_size} episodes, more of which are reproduced than of {group_size}"
-            command = f"{calibrate} with --group-size {group_size}"
-        else:
-            return
-        raise ProofFileError(f"the proof was measured on {measured}; {command}")
-
-    def _check_adapters(self, lora: LoraSpec | None) -> None:
-        measured = self.subject.lora
-        run = None if lora is None else MeasuredAdapters.of(lora, 0.0 if measured is None else measured.share)
-        if measured == run:
-            return
-        names = [f"with {item}" if item else "without adapters" for item in (measured, run)]
-        options = "without --lora-rank"
+        adapters, options = None, "without --lora-rank"
         if lora is not None:
+            adapters = MeasuredAdapters.of(lora, 0.0 if subject.lora is None else subject.lora.share)
             targets = ",".join(lora.targets)
             options = f"with --lora-rank {lora.rank} --lora-alpha {lora.alpha:g} --lora-targets {targets}"
-        raise ProofFileError(
-            f"the proof was measured {names[0]}, the run computes {names[1]}; run `grailnode calibrate` {options}, and "
-            "give `grailnode init` the file that it writes by --proof"
-        )
+        has_rates = {item.thresholds.replay is not None for item in self.table}
+        sampling = f"temperature {subject.temperature:g} up to {subject.max_tokens} tokens"
+        for is_wrong, measured, own, how in (
+            (subject.lora != adapters, subject.lora or "all weights", adapters or "all weights", options),
+            (subject.policy != policy.hex(), f"weights {subject.policy[:16]}", policy.hex()[:16], "on its policy"),
+            (subject.chat != chat, forms[subject.chat], forms[chat], f"{'with' if chat else 'without'} --chat"),
+            (subject.temperature != temperature, f"completions at {sampling}", temperature, "with --temperature"),
+            (subject.max_tokens < max_tokens, f"completions at {sampling}", max_tokens, "with --max-tokens"),
+            (subject.turns < turns, f"episodes of {subject.turns} turns at most", turns, "with --turns"),
+            (subject.replies != replies or has_rates != {replies is not None}, "other replies", "its own", "on them"),
+            (replies and subject.group_size < group_size, f"groups of {subject.group_size}", group_size, "on them"),
+        ):
+            if is_wrong:
+                raise ProofFileError(
+                    f"the proof was measured on {measured}, the run has {own}: run `grailnode calibrate` {how}, and "
+                    "give `grailnode init` the file that it writes by --proof"
+                )
 
 
 def calibration_command(miner: Arithmetic, validator: Arithmetic) -> str:

@@ -6,12 +6,13 @@ A command's declaration is imported when that command is asked for, and what it 
 import importlib
 import io
 import sys
+from itertools import pairwise
 from typing import Any, Final, cast
 
 import click
 
 from grailnode import UserError
-from grailnode.cli.options import EXIT_INTERRUPTED, refuse_empty_texts, run_action, trust_option
+from grailnode.cli.options import EXIT_INTERRUPTED, run_action, trust_option
 
 EXIT_FAILED: Final = 1
 
@@ -42,6 +43,15 @@ class LazyGroup(click.Group):
         module = importlib.import_module(f"grailnode.cli.{VERBS[cmd_name]}")
         return cast(click.Command, getattr(module, cmd_name))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse an empty text, as an unset variable of a script gives it: a verb would take it for no filter, or for
+        the current directory. An answer to try may be empty.
+        """
+        is_empty = any(not text and option != "--answer" for option, text in pairwise(["", *args]))
+        if is_empty and not ctx.resilient_parsing:
+            raise click.UsageError("an empty text is among the arguments", ctx)
+        return super().parse_args(ctx, args)
+
 
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="grailnode")
@@ -64,7 +74,6 @@ def cli(context: click.Context, /, role: str | None, run: str | None, **paramete
         if role is not None:
             raise click.UsageError("give either --role or a command")
         return
-    refuse_empty_texts(context)
     if role is None:
         click.echo(context.get_help())
         return

@@ -13,27 +13,14 @@ from pathlib import Path
 from typing import Any, Final, TypedDict
 
 import click
-from click.core import ParameterSource
 
 EXIT_INTERRUPTED: Final = 130
 
 
-class PathType(click.Path):
-    """A path of the command line: not an empty text, of which `Path` makes the current directory."""
-
-    def __init__(self, **options: bool) -> None:
-        super().__init__(path_type=Path, **options)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("an empty text", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-FILE: Final = PathType(dir_okay=False)
-DIRECTORY: Final = PathType(file_okay=False)
-EXISTING_FILE: Final = PathType(dir_okay=False, exists=True)
-EXISTING_DIRECTORY: Final = PathType(file_okay=False, exists=True)
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+DIRECTORY: Final = click.Path(file_okay=False, path_type=Path)
+EXISTING_FILE: Final = click.Path(dir_okay=False, exists=True, path_type=Path)
+EXISTING_DIRECTORY: Final = click.Path(file_okay=False, exists=True, path_type=Path)
 
 shown_option: Final = partial(click.option, show_default=True)
 """An option whose help shows its default."""
@@ -63,20 +50,6 @@ def run_action(module: str, verb: str, parameters: Mapping[str, Any]) -> None:
     action(**parameters)
 
 
-def refuse_empty_texts(context: click.Context) -> None:
-    """Raise BadParameter where the command line gives an empty text, as an unset variable of a script does: it would
-    mean that nothing was given, such as no filter. The texts of options that may be repeated are left to their verbs.
-    """
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        value = context.params.get(name)
-        texts: tuple[Any, ...] = (value,)
-        if isinstance(parameter, click.Argument) and parameter.nargs < 0:
-            texts = tuple(value or ())
-        if "" in texts and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.BadParameter("an empty text", context, parameter)
-
-
 def verb(action: str, group: click.Group | None = None) -> Callable[[Callable[[], None]], click.Command]:
     """Return a decorator that makes a command with a function's name, docstring and options, or a subcommand of a
     group. It runs an action, 'MODULE.FUNCTION' as for `run_action`.
@@ -86,7 +59,7 @@ def verb(action: str, group: click.Group | None = None) -> Callable[[Callable[[]
     def declare(function: Callable[[], None]) -> click.Command:
         @wraps(function)
         def run(**parameters: Any) -> None:
-            refuse_empty_texts(click.get_current_context())
+
             run_action(module, name, parameters)
 
         return (click.command if group is None else group.command)(name.rstrip("_"))(run)

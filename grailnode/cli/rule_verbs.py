@@ -142,7 +142,7 @@ def evaluate() -> None:
     """
 
 
-@verb("conversation.chat")
+@verb("policy_evaluation.chat")
 @policy_options
 @click.option("--message", help="Print the answer to this, and end.")
 @click.option("--max-tokens", type=click.IntRange(1, limits.MAX_COMPLETION_TOKENS), help="Of an answer.")

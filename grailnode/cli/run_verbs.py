@@ -1,19 +1,11 @@
 """The verbs that read a run or a file, and change neither, and those of what goes into a run and comes out of it."""
 
+from pathlib import Path
 from typing import Final
 
 import click
 
-from grailnode.cli.options import (
-    DIRECTORY,
-    EXISTING_DIRECTORY,
-    EXISTING_FILE,
-    FILE,
-    PathType,
-    run_options,
-    shown_option,
-    verb,
-)
+from grailnode.cli.options import DIRECTORY, EXISTING_DIRECTORY, EXISTING_FILE, FILE, run_options, shown_option, verb
 
 _FORMATS: Final = click.Choice(["grailnode", "trl", "slime", "safetensors"])
 
@@ -53,8 +45,8 @@ def inspect() -> None:
 
 
 @verb("run_reading.convert")
-@click.argument("source", type=PathType(exists=True))
-@click.argument("out", type=PathType())
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
 @click.option("--from", "source_format", type=_FORMATS, required=True, help="The format of SOURCE.")
 @click.option("--to", "out_format", type=_FORMATS, required=True, help="The format to write to OUT.")
 @click.option("--base", type=EXISTING_FILE, help="Safetensors file of the weights before; none for a full checkpoint.")
@@ -107,7 +99,7 @@ def train() -> None:
     """Step a trainer's learner on the verified groups of a run, to try a loss; nothing is published."""
 
 
-@verb("rollout_listing.rollouts")
+@verb("run_reading.rollouts")
 @run_options
 @click.option("--window", type=click.IntRange(0), help="Which window. Default: the newest judged one that has any.")
 @click.option(
@@ -122,7 +114,7 @@ def rollouts() -> None:
     """Show what miners wrote in a window: prompt, completion, reward, and why validators rejected it."""
 
 
-@verb("version_exchange.publish")
+@verb("model_export.publish")
 @click.argument("directory", type=EXISTING_DIRECTORY)
 @click.option("--run", required=True, type=FILE, metavar="FILE", help="The run.toml of the run.")
 @shown_option("--name", default="trainer", help="The trainer's name, whose key is in the run's keys/.")
@@ -131,7 +123,7 @@ def publish() -> None:
     """Publish the checkpoint in DIRECTORY as the run's next version, and wait until it is in storage."""
 
 
-@verb("version_exchange.follow")
+@verb("model_export.follow")
 @click.argument("run", metavar="FILE-or-URL")
 @click.argument("directory", type=DIRECTORY)
 @shown_option("--keep", type=click.IntRange(1), default=2, help="So many of the newest versions stay.")

@@ -38,7 +38,6 @@ KINDS = ("own-noise", "perturbed-model", "edited-tokens", "false-reward", "copie
 """The kinds of false rollouts; window w gets KINDS[w % 6]."""
 
 _PERTURBATION = 0.05  # relative, of every weight: about the error of a 4-bit copy
-_REDRAWS = 10  # of a group whose own noise happens to give the assigned tokens
 _COPY_WINDOWS = 8  # earlier windows that are searched for groups to copy
 
 
@@ -88,23 +87,17 @@ class Cheater(HonestProducer):
         return [self._falsify(group, kind) for group in groups]
 
     async def _own_noise_groups(self, mining_window: MiningWindow, assignments: Sequence[Assignment]) -> list[Group]:
-        """Sample the right policy with the miner's own noise; sample again if this gives the assigned tokens."""
-        honest_tokens = [_tokens(generations) for generations in await self.generate(mining_window, assignments)]
-        groups: dict[int, Group] = {}
-        for _ in range(_REDRAWS):
-            todo = [item for item in assignments if item.index not in groups]
-            reseeded = [self._reseeded(item) for item in todo]
-            for assignment, generations in zip(todo, await self.generate(mining_window, reseeded), strict=True):
-                if _tokens(generations) != honest_tokens[assignments.index(assignment)]:
-                    rollouts = await self.rollouts(mining_window, assignment, generations)
-                    groups[assignment.index] = self.group(mining_window, assignment, rollouts)
-            if len(groups) == len(assignments):
-                break
-        honest = await super().produce(mining_window, [item.index for item in assignments if item.index not in groups])
-        by_index = {item.index: item for item in assignments}
-        for group in honest:  # the policy is so certain that all noise gives the same tokens: edit one of them
-            groups[group.index] = await self._edit(mining_window, group, by_index[group.index])
-        return [groups[item.index] for item in assignments]
+        """Sample the right policy with the miner's own noise; edit groups that still have the assigned tokens."""
+        honest = await super().produce(mining_window, [item.index for item in assignments])
+        drawn = await self.generate(mining_window, [self._reseeded(item) for item in assignments])
+        groups = []
+        for assignment, group, generations in zip(assignments, honest, drawn, strict=True):
+            if [item.tokens for item in generations] == [item.tokens for item in group.rollouts]:
+                groups.append(await self._edit(mining_window, group, assignment))
+            else:
+                rollouts = await self.rollouts(mining_window, assignment, generations)
+                groups.append(self.group(mining_window, assignment, rollouts))
+        return groups
 
     def _reseeded(self, assignment: Assignment) -> Assignment:
         return replace(assignment, seeds=tuple(self._random.randbytes(16) for _ in assignment.seeds))
@@ -166,10 +159,6 @@ def perturbed(weights: Weights, seed: int) -> Weights:
         name: tensor * (1 + _PERTURBATION * torch.randn(tensor.shape, generator=noise)).to(tensor.dtype)
         for name, tensor in dequantize(weights).items()
     }
-
-
-def _tokens(group: Sequence[Generation]) -> list[tuple[int, ...]]:
-    return [item.tokens for item in group]
 
 
 async def run_cheater(node: Node, task: Task, compute: Compute, settings: MinerSettings) -> None:

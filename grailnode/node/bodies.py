@@ -22,8 +22,17 @@ from grailnode.node.canary import CanaryAudit, CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.node_makers import engine_directory, make_spectator, open_trainer_state, read_key, state_directory
 from grailnode.node.process_launch import Kind, Launch
-from grailnode.node.run_model import DTYPES, follower_model, genesis_reader, policy_directory, trainer_model
-from grailnode.node.settings import coordinator_settings, learner_settings, publisher_settings, site_settings
+from grailnode.node.run_model import (
+    DTYPES,
+    coordinator_settings,
+    follower_model,
+    genesis_reader,
+    learner_settings,
+    policy_directory,
+    publisher_settings,
+    site_settings,
+    trainer_model,
+)
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry

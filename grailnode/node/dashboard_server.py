@@ -1,12 +1,12 @@
 """The dashboard of a run over HTTP: one task reads the run, and every viewer gets what that task has read.
 
-A viewer's page is kept new by server-sent events: each has the sections that changed since the revision that the viewer
-has, and the time of this machine.
+A viewer's page keeps itself new: it asks every two seconds for the sections that changed since the revision that it
+has, and for the time of this machine.
 """
 
 import gzip
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -20,8 +20,6 @@ from grailnode.ui.report import templates
 from grailnode.ui.report.dashboard_sections import Choice, dashboard, rollout_list, sections_of
 from grailnode.ui.report.templates import asset, asset_urls
 
-_HEARTBEAT_SECONDS: Final = 15.0
-_STREAM_SECONDS: Final = 600.0  # then a browser asks again
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -50,15 +48,11 @@ class Dashboard:
     read: Callable[[], Awaitable[View]]  # says in the state what it could not read
     pace: float  # seconds from one reading to the next
     now: Callable[[], float]  # returns the seconds since the Unix epoch
-    streams: int = 400  # of events at a time: fewer than the server has connections, of which the page needs some
     _revision: int = field(default=0, init=False)
     _sections: dict[str, tuple[int, str]] = field(default_factory=dict, init=False)
     _rollouts: tuple[PublishedRollout, ...] = field(default=(), init=False)
     _rollout_revision: int = field(default=0, init=False)
     _names: dict[str, str] = field(default_factory=dict, init=False)
-    _changed: trio.Event = field(default_factory=trio.Event, init=False)
-    _open_streams: int = field(default=0, init=False)
-    _encoded: dict[tuple[str, ...], bytes] = field(default_factory=dict, init=False)  # news of a revision by sections
 
     def __post_init__(self) -> None:
         templates.load()
@@ -80,12 +74,9 @@ class Dashboard:
                 self._sections[name] = self._revision, html
         if rollouts != self._rollouts:
             self._rollouts, self._rollout_revision = rollouts, self._revision
-        self._encoded.clear()
-        self._changed.set()
-        self._changed = trio.Event()
 
     def respond(self, request: Request) -> Answer:
-        """Answer a request: the page, its files, the rollouts of a choice, or the events."""
+        """Answer a request: the page, its files, the rollouts of a choice, or the news."""
         packed = "gzip" in request.headers.get("accept-encoding", "")
         if request.path == "/":
             sections = {name: html for name, (_, html) in self._sections.items()}
@@ -97,39 +88,20 @@ class Dashboard:
             return _text(self._list(Choice.of(request.query)), _HTML, packed)
         if name := asset_urls().get(f"{request.path[1:]}?{request.query}"):
             return _text(asset(name), _ASSET_TYPES[name.rpartition(".")[2]], packed, _KEPT_HEADERS)
-        if request.path == "/events":
-            since = request.headers.get("last-event-id") or request.query.removeprefix("since=")
+        if request.path == "/news":
+            since = request.query.removeprefix("since=")
             number = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else 0
-            return Answer(self._events(number), "text/event-stream", headers=_HEADERS)
+            return _text(self._news(number), "application/json", packed)
         return Answer(b"there is no such page\n", status="404 Not Found", headers=_HEADERS)
 
     def _list(self, choice: Choice) -> str:
         return rollout_list(self._rollouts, self._names, choice)
 
-    async def _events(self, since: int) -> AsyncGenerator[bytes]:
-        if self._open_streams >= self.streams:
-            yield b"retry: 10000\n\n"  # an EventSource asks again after so many milliseconds
-            return
-        self._open_streams += 1
-        try:
-            end = trio.current_time() + _STREAM_SECONDS
-            while trio.current_time() < end:
-                changed, news = self._changed, self._news(since)
-                since = self._revision
-                yield f'id: {since}\nretry: 2000\ndata: {{"now": {self.now()}, '.encode()
-                yield news
-                with trio.move_on_after(_HEARTBEAT_SECONDS):
-                    await changed.wait()
-        finally:
-            self._open_streams -= 1
-
-    def _news(self, since: int) -> bytes:
-        """Return what changed after a revision; viewers that lack the same sections share the same bytes."""
+    def _news(self, since: int) -> str:
+        """Return what changed after a revision; within a second, viewers that lack the same share the same text."""
         sections = {name: html for name, (revision, html) in self._sections.items() if revision > since}
-        if (names := tuple(sections)) not in self._encoded:
-            news = json.dumps({"rollouts": self._rollout_revision, "sections": sections})
-            self._encoded[names] = f"{news.removeprefix('{')}\n\n".encode()
-        return self._encoded[names]
+        numbers = {"now": round(self.now()), "revision": self._revision, "rollouts": self._rollout_revision}
+        return json.dumps({**numbers, "sections": sections})
 
 
 def _text(words: str, content_type: str, packed: bool, headers: Mapping[str, str] = _HEADERS) -> Answer:

@@ -1,10 +1,12 @@
-"""How much room a node needs on the disk of its state, from the run's files and the model's parameters."""
+"""How much room a node needs on the disk of its state, and how much memory new programs can have."""
 
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +16,29 @@ from grailnode.engine import models
 from grailnode.engine.policy import Policy
 from protocol.lora import DOWN, UP, LoraSpec
 from protocol.run import RunManifest
+
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int:
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert available is not None  # Linux 3.14 and later
+    return min(int(available[1]) << 10, *_cgroup_rooms(), 1 << 62)
+
+
+def _cgroup_rooms() -> Iterator[int]:
+    """Yield the bytes that this process's cgroup, and each one around it, leaves free; nothing where none limits."""
+    own = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    directory = _CGROUPS / (own[1] if own else "")
+    for cgroup in (directory, *directory.parents):
+        if not cgroup.is_relative_to(_CGROUPS):
+            return
+        with suppress(OSError):  # a container sees only its own
+            limit, used = ((cgroup / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+            cache = re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.MULTILINE)
+            if limit != "max":
+                yield int(limit) - int(used) + (int(cache[1]) if cache else 0)
+
 
 _SMALL_BYTES: Final = 64 << 20  # records, verdicts and groups of a few windows, and logs
 _WEIGHT_BYTES: Final = 2  # of a parameter: BF16

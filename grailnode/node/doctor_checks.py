@@ -6,7 +6,6 @@ start: memory, GPU, what storage shows of this node, and honest rollouts judged 
 
 import importlib.metadata
 import platform
-import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,31 +21,27 @@ import trio
 from packaging.requirements import Requirement
 
 from grailnode import UserError
-from grailnode.beacon.public_chains import RELAYS
+from grailnode.beacon.relays import RELAYS
 from grailnode.config import Config
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.verify_requests import NoAnswerError, request_verification
-from grailnode.node.disk_check import parameters
-from grailnode.node.free_memory import free_memory
+from grailnode.node.disk_check import free_memory, parameters
 from grailnode.node.node_makers import engine_directory
 from grailnode.node.own_rollouts import judge_own_rollouts
 from grailnode.node.process_launch import Role
 from grailnode.node.role_checks import Check, RoleChecks, SkippedError
 from grailnode.node.run_model import policy_directory
 from grailnode.node.state_locks import is_locked
-from grailnode.node.stores import Storage
-from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.time_check import TOLERANCE_SECONDS, date_reader
 from grailnode.node.user_errors import explain
 from grailnode.sandbox import BubblewrapSandbox
-from grailnode.store.checks import RefusedError
 from grailnode.store.state.state_store import REMAKEABLE
 from protocol import paths
 from protocol.identity.participant import Announcement
 from protocol.rollout.sampling import triton_fault
 from roles.authority_updates import AUTHORITY
 from roles.node.identity import Node
-from roles.ports import LineReporter, NotFoundError, ObjectStore, StoreError
+from roles.ports import LineReporter, NotFoundError, ObjectStore
 from roles.records import fetch_record
 
 Outcome = Literal["ok", "warning", "failed", "skipped"]
@@ -123,7 +118,6 @@ def node_checks(config: Config, role: Role, name: str, report: LineReporter) -> 
         Check("gpu", _check_gpu),
         *checks.all(),
         Check("memory", partial(_check_memory, checks)),
-        Check("other keys", partial(_check_other_keys, checks), needs="storage"),
         Check("browsers", partial(_check_browsers, checks)),
         Check("twin", partial(_check_twin, checks), needs="storage"),
         Check("engine's weights", partial(_check_engine_weights, checks)),
@@ -218,31 +212,6 @@ def _policy_at_hand(checks: RoleChecks) -> Policy:
         if all(path.is_file() and path.stat().st_size == size for path, size in sizes):
             return Policy.load(directory)
     raise SkippedError("the run's model is not on this machine yet: give its directory with --set trainer.policy=DIR")
-
-
-def _check_other_keys(checks: RoleChecks) -> str:
-    """Try to write below the prefix of a key that is not this node's."""
-    if checks.config.store.meeting is None:
-        raise SkippedError("all participants of this run share one store")
-    store, path = Storage(checks.config, NodeTelemetry(checks.name)).own(), paths.probe(secrets.token_bytes(32), "00")
-
-    async def write() -> bool:
-        try:
-            await store.put(path, bytes(_PROBE_BYTES))
-        except StoreError as error:
-            if isinstance(error.__cause__, RefusedError):
-                return False
-            raise SkippedError(f"not tried: {error}") from error
-        with suppress(StoreError):
-            await store.delete(path)
-        return True
-
-    if trio.run(write):
-        raise AdviceError(
-            "this node's credentials may write below other keys, too: whoever steals them can do more than this node; "
-            "give it those of bucket/policy.json (docs/guide/founder.md)"
-        )
-    return "storage refuses this node's credentials below other keys"
 
 
 def _check_browsers(checks: RoleChecks) -> str:

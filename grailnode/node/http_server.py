@@ -1,13 +1,13 @@
 """A small HTTP server, for the metrics of a process and for the dashboard.
 
-It answers a request with one text or one stream of pieces, and closes the connection: no keep-alive, no bodies, no
-methods but GET and HEAD. A client that sends nothing, or sends or reads without end, occupies one of a limited number
-of connections for a limited time; while none is free, new ones are closed at once.
+It answers a request with one text, and closes the connection: no keep-alive, no bodies, no methods but GET and HEAD. A
+client that sends nothing, or sends or reads without end, occupies one of a limited number of connections for a limited
+time; while none is free, new ones are closed at once.
 """
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,9 +30,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request gets: the pieces of a stream are sent as they come."""
+    """What a request gets."""
 
-    body: bytes | AsyncGenerator[bytes]
+    body: bytes
     content_type: str = PLAIN_TEXT
     status: str = "200 OK"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ async def serve_http(
     """Serve a number of connections at a time until cancelled; OSError if the port is in use, or not for this process.
 
     `respond` computes the answer to a GET or HEAD; an exception ends that connection alone, and is logged. A client
-    must take a body, or one piece of a stream, in `send_seconds`.
+    must take a body in `send_seconds`.
     """
     limiter = trio.CapacityLimiter(connections)
 
@@ -91,15 +91,8 @@ async def _send(
         answer = respond(Request(path, query, {name.lower(): value.strip() for name, _, value in fields}))
     else:
         answer = Answer(b"only GET is answered\n", status="405 Method Not Allowed")
-    headers = {"Content-Type": answer.content_type, "Connection": "close", **answer.headers}
-    if isinstance(answer.body, bytes):
-        headers["Content-Length"] = str(len(answer.body))
-    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    headers = {"Content-Type": answer.content_type, "Connection": "close", "Content-Length": str(len(answer.body))}
+    head = "".join(f"{name}: {value}\r\n" for name, value in {**headers, **answer.headers}.items())
     first = f"HTTP/1.1 {answer.status}\r\n{head}\r\n".encode()
     with trio.fail_after(send_seconds):
-        await stream.send_all(first + (answer.body if isinstance(answer.body, bytes) and method != "HEAD" else b""))
-    if not isinstance(answer.body, bytes) and method == "GET":
-        async with aclosing(answer.body) as pieces:
-            async for piece in pieces:
-                with trio.fail_after(send_seconds):
-                    await stream.send_all(piece)
+        await stream.send_all(first + (answer.body if method != "HEAD" else b""))

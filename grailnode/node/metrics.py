@@ -18,8 +18,20 @@ from prometheus_client import (
 )
 
 from grailnode import UserError
-from grailnode.node.alarm_sender import ALARMS
 from grailnode.node.http_server import Answer, Request, serve_http
+
+ALARMS: Final = {
+    "alarm": "a contradiction was signed: somebody has a key of this run, or is dishonest",
+    "epoch-contested": "a second trainer runs with this key",
+    "canary-failure": "a validator judged a canary's work wrongly",
+    "validators-disagree": "two validators judged one group differently",
+    "validator-excluded": "a validator did not seal or reveal in time",
+    "beacon-late": "windows wait for the beacon",
+    "cannot-follow": "this node keeps an older version",
+    "disk-failing": "the disk refuses this node's state",
+    "failed": "a process has ended",
+}
+"""The events that are alarms, by kind, with what they mean (docs/guide/operate.md)."""
 
 # otherwise every counter has a second series with the time at which it was created
 _disable_created_metrics: Callable[[], None] = disable_created_metrics  # the function itself has no annotations

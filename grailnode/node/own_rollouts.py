@@ -10,19 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import torch
 import trio
 
 from grailnode import UserError
-from grailnode.calibration.pairs import CalibrationTask, check_groups, generate_groups
-from grailnode.calibration.prompts import Prompts
+from grailnode.calibration.pairs import CalibrationTask, Prompts, check_groups, generate_groups
 from grailnode.calibration.proof_file import calibration_command
 from grailnode.calibration.variants import ALONE, DType, Pair, Variant
 from grailnode.config import Config
 from grailnode.engine.policy import Policy, PolicyError, load_weights
 from grailnode.environments import registry
-from grailnode.node.disk_check import parameters
-from grailnode.node.free_memory import free_memory
+from grailnode.node.disk_check import free_memory, parameters
 from grailnode.node.role_checks import SkippedError
 from grailnode.store.checks import one_line
 from protocol import environments
@@ -38,6 +35,7 @@ from protocol.run import RunManifest
 _SECONDS: Final = 45.0
 _MOST_GROUPS: Final = 16  # of each pair
 _MOST_TOKENS: Final = 64  # of a completion
+_MOST_PARAMETERS: Final = 200_000_000  # of a policy that generates on a CPU: a group takes about a minute
 _BYTES: Final = {"bfloat16": 2, "float32": 4}  # of a parameter
 
 
@@ -105,29 +103,8 @@ def _check_costs(pairs: Sequence[Pair], work: CalibrationTask) -> None:
     free = free_memory()
     if needed > free:
         raise SkippedError(f"the policy computed twice takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free")
-    seconds = sum(_group_seconds(both[0], work) for both in sides) * count
-    if seconds > _SECONDS:
-        raise SkippedError(
-            f"this machine would take about {seconds:.0f} s for a group, and {_SECONDS:.0f} s are allowed"
-        )
-
-
-def _group_seconds(generating: Variant, work: CalibrationTask) -> float:
-    """Return about how many seconds each parameter takes to generate a group on the CPU; a check takes less."""
-    if generating.device != "cpu":
-        return 0.0
-    is_alone = generating.batch_tokens == ALONE
-    passes = work.params.max_tokens * (work.group_size if is_alone else 1)
-    tensor = torch.ones(2048, 2048, dtype=getattr(torch, generating.dtype))
-    rows, before = tensor[: 1 if is_alone else work.group_size], torch.get_num_threads()
-    torch.set_num_threads(generating.threads)
-    try:
-        rows @ tensor
-        began = time.perf_counter()
-        rows @ tensor
-        return passes * (time.perf_counter() - began) / tensor.numel()
-    finally:
-        torch.set_num_threads(before)
+    if count > _MOST_PARAMETERS and any(both[0].device == "cpu" for both in sides):
+        raise SkippedError(f"a CPU takes too long for rollouts of {count:,} parameters")
 
 
 def _prompts(config: Config, run: RunManifest) -> Prompts:

@@ -23,7 +23,6 @@ from grailnode.node.metrics import serve_metrics
 from grailnode.node.node_makers import make_canary, make_node, newest_saved, state_directory
 from grailnode.node.process_launch import TRAINER_KINDS, Kind, Launch, Role, Seat, prepare_rank, process_kinds
 from grailnode.node.state_locks import lock_state
-from grailnode.node.stores import sweep_orphans
 from grailnode.node.supervisor import (
     EXIT_PERMANENT,
     EXIT_TRANSIENT,
@@ -37,8 +36,6 @@ from grailnode.node.user_errors import explain, fault_in, is_transient, with_rep
 from grailnode.observe.node_logs import equal_failures, recent_starts
 from roles.ports import LineReporter
 
-_ORPHAN_SWEEPERS: tuple[Kind, ...] = ("upload", "canary", "coordinator", "site", "miner", "validator")
-"""One for each space."""
 TRAINER_BLOCK = 128 << 10
 """Bytes of a block of memory that a trainer's process gives back when it is freed."""
 FOLLOWER_BLOCK = 1 << 20
@@ -120,8 +117,6 @@ async def _run_body(launch: Launch, body: ProcessBody, telemetry: NodeTelemetry,
         make = make_canary if kind == "canary" else make_node
         node = await trio.to_thread.run_sync(make, config, launch.name, telemetry)
         async with trio.open_nursery() as nursery:
-            if kind in _ORPHAN_SWEEPERS:
-                nursery.start_soon(sweep_orphans, config, node.key.public, telemetry, node.clock.now())
             if config.node.metrics_port:
                 nursery.start_soon(serve_metrics, metrics_port(config, kind), telemetry.metrics.exposition)
             await body(node, launch)

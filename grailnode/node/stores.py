@@ -12,30 +12,26 @@ from urllib.parse import urlsplit
 import httpx
 
 from grailnode import UserError
-from grailnode.beacon.public_chains import RELAYS
-from grailnode.beacon.relays import Relay
+from grailnode.beacon.relays import RELAYS, Relay
 from grailnode.config import Config
 from grailnode.node.telemetry import DownloadReport, NodeTelemetry
 from grailnode.run.buckets import parse_bucket
 from grailnode.store.checks import PermanentError
-from grailnode.store.decorators.caching import CachedStore
-from grailnode.store.decorators.disk_cache import DiskCache
-from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore, PrefixedStore
+from grailnode.store.decorators.caching import CachedStore, DiskCache
+from grailnode.store.decorators.limiting import BoundedStore, LimitedStore, MeteredStore
 from grailnode.store.decorators.mirrored import MirroredStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
-from grailnode.store.decorators.routed import KnownStores, RoutedStore
-from grailnode.store.decorators.space_directory import SpaceDirectory
+from grailnode.store.decorators.routed import KnownStores, RoutedStore, SpaceDirectory
 from grailnode.store.disk import disk_errors
 from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
 from grailnode.store.place import PlaceSection
-from grailnode.store.s3.s3_errors import UnsupportedError
 from grailnode.store.s3.s3_session import read_credentials
 from grailnode.store.s3.s3_store import S3Store
-from protocol import limits, paths
+from protocol import limits
 from protocol.identity.authority import Revisions
 from protocol.run import RunManifest
-from roles.ports import Clock, ObjectStore, StoreError, Telemetry
+from roles.ports import Clock, ObjectStore
 
 STRANGER: Final = PlaceSection(
     kind="https", url="https://announced.invalid", concurrency=4, attempts=2, deadline_seconds=120.0
@@ -48,34 +44,6 @@ _LIMIT_NAMES: Final = {
 }
 _CONNECTIONS: Final = 64
 _LOOPBACK_HOSTS: Final = {"127.0.0.1", "localhost"}
-_ORPHAN_SECONDS: Final = 86_400.0  # a younger upload may be one that this writer's next put resumes after a crash
-
-
-async def sweep_orphans(config: Config, key: bytes, telemetry: Telemetry, now: float) -> None:
-    """Abort multipart uploads below a key's own paths that began more than a day before `now`, seconds since the Unix
-    epoch.
-
-    Their parts are stored and billed until then. The writer of these paths calls this when it starts. A service that
-    refuses causes an event and no failure, because orphans only cost money; one that does not implement this, neither.
-    """
-    section = config.store
-    if section.kind != "s3":
-        return  # LocalStore removes its temporary files when it is opened
-    file = section.credentials
-    store = S3Store(section, read_credentials(config.at(file) if file is not None else None))
-    own_prefix = paths.writer_prefix(key)
-    prefix = f"{section.prefix.rstrip('/')}/{own_prefix}" if section.prefix else own_prefix
-    try:
-        count = await store.abort_uploads(prefix, now - _ORPHAN_SECONDS)
-    except UnsupportedError:
-        pass  # a service that lists no uploads
-    except StoreError as error:
-        telemetry.event("orphan-sweep-failed", error=str(error))
-    else:
-        if count:
-            telemetry.event("orphans-swept", uploads=count)
-    finally:
-        store.close()
 
 
 class Storage:
@@ -157,7 +125,7 @@ class Storage:
         return CachedStore(store, cache, DownloadReport(self._telemetry))
 
     def relays(self, chain: bytes) -> list[Relay]:
-        """Open the relays of a chain by its hash: those of run.toml, or else public_chains.RELAYS; none when the run's
+        """Open the relays of a chain by its hash: those of run.toml, or else `RELAYS`; none when the run's
         own store serves its rounds. UserError if an entry of run.toml is not the URL of a relay.
         """
         relays = []
@@ -191,8 +159,7 @@ class Storage:
             store: ObjectStore = LocalStore(self._config.at(section.path))
             return BoundedStore(MeteredStore(store, self._meter))  # a retry does not mend a disk
         store = self._https(section, public_only=False) if section.kind == "https" else self._s3(name, section, writes)
-        decorated = self._decorated(store, section)
-        return PrefixedStore(decorated, section.prefix.rstrip("/") + "/") if section.prefix else decorated
+        return self._decorated(store, section)
 
     def _s3(self, name: str, section: PlaceSection, writes: bool) -> ObjectStore:
         file = section.credentials

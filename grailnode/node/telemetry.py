@@ -1,20 +1,84 @@
-"""What a process reports: events as JSON lines in a file, in short on the terminal, and counted for Prometheus.
+"""What a process reports: events as JSON lines in a file, in short on the terminal, and counted for Prometheus. An
+operator's own address (`node.alarm_url`) is told of those that should wake somebody.
 
 Long steps of the event loop are such events: while one task computes on the loop's thread, no other task goes on, and
 no head is renewed. Work that takes long belongs into a worker thread (`Node.run_sync`).
 """
 
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
+import httpx
 import trio
 
-from grailnode.node.alarm_sender import AlarmSender
-from grailnode.node.metrics import Metrics
+from grailnode.node.metrics import ALARMS, Metrics
 from roles.ports import Telemetry
+
+THROTTLE_SECONDS: Final = 600.0
+"""From one message of a kind to the next; each has the fields of the last event and says how many there were."""
+_ANSWER_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 1.0
+_HEADERS: Final = {"Content-Type": "application/json"}
+
+
+class AlarmSender:
+    """Sends messages from a thread of its own: nobody waits for the address, and a process that ends still sends."""
+
+    def __init__(self, url: str, name: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._url = url
+        self._name = name
+        self._now = now
+        self._due: dict[str, float] = {}  # when the next message of a kind may be sent
+        self._waiting: dict[str, dict[str, Any]] = {}  # by kind, the message that waits for this
+        self._lock, self._changed, self._is_closed = threading.Lock(), threading.Event(), False
+        self._thread = threading.Thread(target=self._send_all, name="grailnode-alarms", daemon=True)
+
+    def take(self, kind: str, fields: Mapping[str, str | int | float]) -> None:
+        """Send an event if it is an alarm: at once, or when the last message of its kind is long enough ago."""
+        if kind not in ALARMS:
+            return
+        with self._lock:
+            count = self._waiting.get(kind, {"count": 0})["count"] + 1
+            head = {"time": round(time.time(), 3), "node": self._name, "kind": kind, "meaning": ALARMS[kind]}
+            self._waiting[kind] = head | {"count": count, "fields": dict(fields)}
+            if self._thread.ident is None:
+                self._thread.start()
+        self._changed.set()
+
+    def close(self) -> None:
+        """Send what waits, and wait for the messages that are on their way, at most as long as one may take."""
+        self._is_closed = True
+        self._changed.set()
+        if self._thread.ident is not None:
+            self._thread.join(_ANSWER_SECONDS)
+
+    def _send_all(self) -> None:
+        is_last = False
+        while not is_last:
+            self._changed.wait(_POLL_SECONDS)
+            self._changed.clear()
+            with self._lock:
+                is_last, now = self._is_closed, self._now()
+                kinds = [kind for kind in self._waiting if is_last or self._due.get(kind, now) <= now]
+                self._due |= dict.fromkeys(kinds, now + THROTTLE_SECONDS)
+                messages = [self._waiting.pop(kind) for kind in kinds]
+            for message in messages:
+                # The log has the event: a node does not stop because somebody's pager does not answer.
+                with suppress(Exception):
+                    trio.run(self._send, json.dumps(message).encode())
+
+    async def _send(self, message: bytes) -> None:
+        """Send a message. The answer is not read, and its head must be complete in time, however slowly it comes."""
+        client = httpx.AsyncClient(timeout=_ANSWER_SECONDS)  # which reads certificates first
+        with trio.move_on_after(_ANSWER_SECONDS):
+            async with client, client.stream("POST", self._url, content=message, headers=_HEADERS):
+                pass
+
 
 Field = str | int | float
 _MAX_LIST_CHARACTERS = 40  # on the terminal; the file has the whole list

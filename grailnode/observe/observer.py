@@ -8,9 +8,8 @@ from functools import partial
 from typing import Final
 
 from grailnode.observe.chain_check import read_chain
-from grailnode.observe.round_history import RoundHistory
 from grailnode.observe.state import STORAGE_ALARM, HeadRow, MinerKind, NetworkState, NodeRow, StageRow, VersionRow
-from grailnode.observe.window_history import MOST_WINDOWS, WindowHistory
+from grailnode.observe.window_history import MOST_WINDOWS, RoundHistory, WindowHistory
 from protocol import paths
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier
@@ -62,13 +61,8 @@ async def newest_summarized(node: Node) -> int | None:
 
 async def observe_newest(node: Node) -> "Observer":
     """Return an observer that has read the newest judged windows; it says itself what cannot be read."""
-    newest = None
-    with suppress(StoreError, ProtocolError):
-        await refresh_authority(node)
-        newest = await newest_summarized(node)
-    window = node.window() if newest is None else newest
-    observer = Observer(node, max(0, window - RECENT_WINDOWS), last_window=newest)
-    await observer.refresh()
+    observer = Observer(node, max(0, node.window() - RECENT_WINDOWS))
+    await observer.follow()
     return observer
 
 
@@ -104,6 +98,20 @@ class Observer:
         self._validator_alarms: deque[str] = deque(maxlen=_MOST_ALARMS)  # apart: one of them may have too many
         self._storage_alarm = ""  # why storage could not be read at the last refresh
         self._read_at: float | None = None
+
+    async def follow(self) -> None:
+        """Refresh up to the newest window that a validator has summarized, of a run that has ended the last one."""
+        if self.last_window is None or not self._has_ended():
+            with suppress(StoreError, ProtocolError):
+                await refresh_authority(self._node)
+                self.last_window = await newest_summarized(self._node)
+        if self.last_window is not None and not self._history.window_rows():
+            self._next_window = self._oldest = min(self._oldest, max(0, self.last_window - RECENT_WINDOWS))
+        await self.refresh()
+
+    def _has_ended(self) -> bool:
+        head = self._chain.head
+        return head is not None and self._node.clock.now() * 1000 >= head.expires_ms
 
     async def refresh(self) -> None:
         """Read the objects that are new.
@@ -264,7 +272,6 @@ class Observer:
         miners, recent = self._history.miner_rows(names, self._operator.kinds)
         tokens = self._history.tokens()
         head = self._chain.head
-        has_ended = head is not None and now * 1000 >= head.expires_ms
         return NetworkState(
             run_id=node.run_id.hex(),
             run_name=run.name,
@@ -290,7 +297,7 @@ class Observer:
             tokens_verified=tokens["verified"],
             check_rate=self._history.check_rate(),
             head_age=None if head is None else max(0.0, now - head.expires_ms / 1000 + run.head_ttl),
-            has_ended=has_ended,
+            has_ended=self._has_ended(),
             silent=tuple(self._silent),
             alarms=(*self._validator_alarms, *self._alarms, *([self._storage_alarm] if self._storage_alarm else [])),
         )

@@ -186,65 +186,43 @@ class Rules(TimingRules):
         return value
 
     @model_validator(mode="after")
-    def _check_task(self) -> Self:
-        if self.system_prompt and not self.chat:
-            raise ValueError("a system prompt belongs to a conversation: set chat as well")
-        if self.pass_at > max(1, self.evaluation_samples):
-            raise ValueError(f"pass_at = {self.pass_at} needs evaluation_samples of at least as many")
-        return self
-
-    @model_validator(mode="after")
-    def _check_weights(self) -> Self:
-        if bool(self.lora_rank) != bool(self.lora_targets):
-            raise ValueError("lora_rank and lora_targets go together")
-        if self.lora_alpha and not self.lora_rank:
-            raise ValueError("lora_alpha belongs to adapters: set lora_rank as well")
-        if self.lora_rank and self.precision != "bf16":
-            raise ValueError(f"precision = {self.precision!r} is for runs that train all weights: drop lora_rank")
-        if self.sites and self.lora_rank:
-            raise ValueError(
-                "a run of several sites trains all weights: pseudo-gradients of adapters were never tried; drop "
-                "lora_rank, or trainers"
-            )
-        if self.sites and self.difficulty:
-            raise ValueError("rounds of several sites count no groups by stratum: drop difficulty, or trainers")
-        if self.sites and self.precision != "bf16":
-            raise ValueError(
-                "a run of several sites trains BF16 weights: pseudo-gradients of quantized ones were never tried; drop "
-                f"precision = {self.precision!r}, or trainers"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_exactness(self) -> Self:
-        if self.numerics != "exact":
-            return self
-        if self.miner_arithmetics or self.validator_arithmetics:
-            raise ValueError(
-                "--numerics exact: all nodes compute in exact arithmetic; drop --miner-arithmetic, "
-                "--validator-arithmetic"
-            )
-        if self.lora_rank:
-            raise ValueError(
-                "an exact run trains all weights: exact arithmetic does not cover adapters; drop --lora-rank or "
-                "--numerics"
-            )
-        if self.top_k or self.top_p < 1.0 or self.min_p:
-            raise ValueError("--numerics exact: without --top-k, --top-p and --min-p, whose sums are not exact")
-        return self
-
-    @model_validator(mode="after")
-    def _check_participants(self) -> Self:
-        validators = self.validators + len(self.validator_keys)
-        if not validators:
-            raise ValueError("a run without validators; name one with --validator, or raise --validators")
-        if self.root_threshold > self.roots:
-            raise ValueError(f"{self.threshold} of {self.roots} root keys can never sign; lower --threshold")
-        if self.quorum > validators:
-            raise ValueError(
-                f"{self.quorum} of {validators} validators can never accept; lower --quorum, or name more with "
-                "--validator"
-            )
+    def _check(self) -> Self:
+        validators, is_exact = self.validators + len(self.validator_keys), self.numerics == "exact"
+        filters = self.top_k or self.top_p < 1.0 or self.min_p
+        never_tried = "a run of several sites trains all weights, in BF16: pseudo-gradients of others were never tried"
+        for is_wrong, fault in (
+            (self.system_prompt and not self.chat, "a system prompt belongs to a conversation: set chat as well"),
+            (
+                self.pass_at > max(1, self.evaluation_samples),
+                f"pass_at = {self.pass_at} needs evaluation_samples of at least as many",
+            ),
+            (bool(self.lora_rank) != bool(self.lora_targets), "lora_rank and lora_targets go together"),
+            (self.lora_alpha and not self.lora_rank, "lora_alpha belongs to adapters: set lora_rank as well"),
+            (
+                self.lora_rank and self.precision != "bf16",
+                f"precision = {self.precision!r} is for runs that train all weights: drop lora_rank",
+            ),
+            (self.sites and self.lora_rank, f"{never_tried}; drop lora_rank, or trainers"),
+            (self.sites and self.precision != "bf16", f"{never_tried}; drop {self.precision}, or trainers"),
+            (self.sites and self.difficulty, "several sites count no groups by stratum: drop difficulty, or trainers"),
+            (
+                is_exact and (self.miner_arithmetics or self.validator_arithmetics),
+                "--numerics exact: all nodes compute alike; drop --miner-arithmetic, --validator-arithmetic",
+            ),
+            (is_exact and self.lora_rank, "exact arithmetic does not cover adapters; drop --lora-rank or --numerics"),
+            (is_exact and filters, "--numerics exact: without --top-k, --top-p and --min-p, whose sums are not exact"),
+            (not validators, "a run without validators; name one with --validator, or raise --validators"),
+            (
+                self.root_threshold > self.roots,
+                f"{self.threshold} of {self.roots} root keys can never sign; lower --threshold",
+            ),
+            (
+                self.quorum > validators,
+                f"{self.quorum} of {validators} validators can never accept; lower --quorum, or add --validator",
+            ),
+        ):
+            if is_wrong:
+                raise ValueError(fault)
         return self
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import tomlkit
 
-from grailnode.beacon.public_chains import RELAYS
+from grailnode.beacon.relays import RELAYS
 from grailnode.config import Config, EngineSection, OuterSection, TrainerSection, read_toml, section_of, validate
 from grailnode.run.buckets import Bucket
 from grailnode.run.rules import Rules

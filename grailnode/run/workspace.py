@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from grailnode import UserError
-from grailnode.beacon import public_chains
+from grailnode.beacon.relays import CHAINS, rounds_of
 from grailnode.calibration import proof_file
 from grailnode.config import TrainerSection
 from grailnode.engine.lora_model import adapter_files
@@ -121,7 +121,7 @@ def create(
     signing = {name: SigningKey(secret) for name, secret in seeds.items()}
     public = {name: key.public for name, key in signing.items()}
     moment = time.time() if begin is None else begin
-    public_chain = public_chains.CHAINS.get(rules.beacon)
+    public_chain = CHAINS.get(rules.beacon)
     if public_chain is None:
         seeds["beacon"] = _secret("beacon", seed)
         period_ms = round((rules.window or _OWN_WINDOW_SECONDS) * 1000 / rules.rounds)
@@ -191,7 +191,7 @@ def _validator_keys(texts: tuple[str, ...]) -> tuple[bytes, ...]:
 
 def _in_rounds_of(rules: Rules, chain: ChainInfo) -> Rules:
     try:
-        return rules.in_rounds(public_chains.rounds_of(chain, rules.window or _PUBLIC_WINDOW_SECONDS))
+        return rules.in_rounds(rounds_of(chain, rules.window or _PUBLIC_WINDOW_SECONDS))
     except ValueError as error:
         raise UserError(f"{error}; raise --window") from None
 

@@ -23,10 +23,6 @@ class PermanentError(StoreError):
     """The store will never carry out this operation; a retry cannot help."""
 
 
-class RefusedError(StoreError):
-    """The service does not allow this operation to these credentials, which it knows."""
-
-
 def check_path(path: str) -> str:
     """Return the path if it is the path of an object.
 

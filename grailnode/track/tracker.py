@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import trio
 
@@ -51,19 +51,6 @@ _STEP: Final = {  # field of the event 'step': name of the curve
 }
 
 
-class Tracker(Protocol):
-    """Takes numbers and samples. Whatever its package raises comes through: the caller goes on without it."""
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Record values by name at a step, which is a number that grows."""
-
-    def samples(self, step: int, rows: Sequence[PublishedRollout]) -> None:
-        """Record a table of rollouts."""
-
-    def close(self) -> None:
-        """Write what is not written yet."""
-
-
 class TensorBoard:
     """Writes event files into a directory, which it creates."""
 
@@ -76,7 +63,7 @@ class TensorBoard:
         self._writer.flush()
 
     def samples(self, step: int, rows: Sequence[PublishedRollout]) -> None:
-        """Implements Tracker.samples: a text in Markdown, with the words of strangers as code."""
+        """Record rollouts as a text in Markdown, with the words of strangers as code."""
         parts = [
             f"{row.place}, reward {row.reward:g}, {row.status}\n\n{_as_code(row.prompt)}\n\n{_as_code(row.completion)}"
             for row in rows
@@ -98,7 +85,7 @@ class ExperimentRun:
         self._run: Any = module.init(project="grailnode", name=name, **options)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Implements Tracker.scalars; the step is a value of its own, as versions and windows come between steps."""
+        """Record values by name; the step is a value of its own, as versions and windows come between steps."""
         axis = next(iter(values)).partition("/")[0]
         self._run.log({f"{axis}/number": step, **values})
 
@@ -114,6 +101,10 @@ class ExperimentRun:
 
     def close(self) -> None:
         self._run.finish()
+
+
+Tracker = TensorBoard | ExperimentRun
+"""Takes numbers and samples. Whatever its package raises comes through: the caller goes on without it."""
 
 
 def check_tracker(name: TrackerName) -> ModuleType:

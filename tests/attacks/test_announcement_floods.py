@@ -9,8 +9,7 @@ import trio
 
 from grailnode.observe.observer import Observer
 from grailnode.store.decorators.limiting import MeteredStore
-from grailnode.store.decorators.routed import KnownStores, RoutedStore
-from grailnode.store.decorators.space_directory import SpaceDirectory
+from grailnode.store.decorators.routed import KnownStores, RoutedStore, SpaceDirectory
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.identity.admission import do_work, draw_places, lottery

@@ -7,7 +7,7 @@ import pytest
 import torch
 import trio
 
-from grailnode.calibration.copies import quantized
+from grailnode.calibration.procedure import quantized
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.torch_engine import TorchEngine
 from protocol import environments

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from grailnode.calibration.copies import quantized
+from grailnode.calibration.procedure import quantized
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.digest import Weights

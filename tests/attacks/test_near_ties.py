@@ -10,8 +10,8 @@ import torch
 import trio
 
 from grailnode.calibration import proof_file
-from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement
+from grailnode.calibration.procedure import quantized
 from grailnode.calibration.variants import Variant
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments

@@ -15,10 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from grailnode import UserError
-from grailnode.calibration import prompts, proof_file
-from grailnode.calibration.copies import quantized, random_adapters
-from grailnode.calibration.pairs import Submission, generate_groups
-from grailnode.calibration.procedure import calibrate
+from grailnode.calibration import proof_file
+from grailnode.calibration.pairs import Submission, drawn_from, generate_groups, read_prompts
+from grailnode.calibration.procedure import calibrate, quantized, random_adapters
 from grailnode.calibration.proof_file import ProofFileError
 from grailnode.calibration.variants import Variant
 from grailnode.cli.actions.calibration_run import Options, make_job
@@ -335,7 +334,7 @@ def test_the_error_for_a_broken_file_names_the_line(policy: Policy, tmp_path: Pa
     path = tmp_path / "prompts.jsonl"
     path.write_text(text)
     with pytest.raises(UserError) as error_info:
-        prompts.read_file(path, policy.tokenizer)
+        read_prompts(path, policy.tokenizer)
     assert str(error_info.value).startswith(f"{path}: ")
     assert message in str(error_info.value)
 
@@ -343,7 +342,7 @@ def test_the_error_for_a_broken_file_names_the_line(policy: Policy, tmp_path: Pa
 def test_every_prompt_of_a_file_is_used(policy: Policy, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(f'{{"prompt": "{number}"}}\n' for number in range(5)))
-    prompt = prompts.drawn_from(prompts.read_file(path, policy.tokenizer))
+    prompt = drawn_from(read_prompts(path, policy.tokenizer))
     assert {prompt(bytes([number]) * 32) for number in range(50)} == {str(number) for number in range(5)}
 
 
@@ -416,9 +415,9 @@ def test_the_thresholds_of_a_run_of_adapters_are_for_that_run_alone(tmp_path: Pa
     manifest = open_run((tmp_path / "run" / "run.manifest").read_bytes()).record
     assert manifest.proof.table == tuple(row.thresholds for row in proof_file.read(out).table)
     for rules, proof, message in (
-        (demo_rules(), out, r"with adapters of rank 4.*the run computes without.*calibrate` without --lora-rank"),
-        (run.changed(lora_alpha=4.0), out, "alpha 8, of q_proj, v_proj, the run computes with .* rank 4, alpha 4"),
-        (run, None, "without adapters, the run .* --lora-rank 4 --lora-alpha 8 --lora-targets q_proj,v_proj"),
+        (demo_rules(), out, r"adapters of rank 4.*the run has all weights.*calibrate` without --lora-rank"),
+        (run.changed(lora_alpha=4.0), out, "alpha 8, of q_proj, v_proj, the run has .* rank 4, alpha 4"),
+        (run, None, "all weights, the run .* --lora-rank 4 --lora-alpha 8 --lora-targets q_proj,v_proj"),
     ):
         with pytest.raises(ProofFileError, match=message):
             workspace.create(tmp_path / "other", Recipe(rules=rules), proof=proof)

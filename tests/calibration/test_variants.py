@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from grailnode.calibration import pairs
-from grailnode.calibration.copies import quantized
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement
+from grailnode.calibration.procedure import quantized
 from grailnode.calibration.variants import ALONE, FEW_SEQUENCES, Pair, Variant, VllmVariant, run_pairs
 from grailnode.engine.hf import TransformersModel
 from grailnode.engine.policy import Policy

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grailnode.node.alarm_sender import ALARMS
-from grailnode.node.metrics import SPECS
+from grailnode.node.metrics import ALARMS, SPECS
 from grailnode.node.telemetry import NodeTelemetry
 
 ROOT = Path(__file__).parents[2]

@@ -15,11 +15,10 @@ import trio.testing
 
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
-from grailnode.engine.vllm.engine_calls import GenerationCall
 from grailnode.engine.vllm.inside.hidden_taps import WIDTHS, checked
 from grailnode.engine.vllm.inside.request_records import GIVEN, CheckArguments, RequestArguments, RequestRecords
 from grailnode.engine.vllm.inside.row_sampling import DrawnRows
-from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
+from grailnode.engine.vllm.vllm_client import BrokenEngineError, GenerationCall, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ExternalServer
 from protocol.rollout.checking import CheckRules

@@ -11,9 +11,8 @@ import trio
 from grailnode import UserError
 from grailnode.cli.actions.model_export import export_version
 from grailnode.cli.actions.offline_training import make_learner, take_steps
-from grailnode.cli.actions.policy_evaluation import asked_task
-from grailnode.cli.actions.rollout_listing import select
-from grailnode.cli.actions.served_policy import serve_newest
+from grailnode.cli.actions.policy_evaluation import asked_task, serve_newest
+from grailnode.cli.actions.run_reading import select
 from grailnode.config import Config
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.observe.rollout_reader import ReadWindow, find_miners, read_rollouts, read_verified_groups

@@ -16,12 +16,12 @@ import trio
 
 from grailnode import UserError
 from grailnode.config import load
-from grailnode.node import alarm_sender, processes
-from grailnode.node.alarm_sender import ALARMS, THROTTLE_SECONDS, AlarmSender
+from grailnode.node import processes
+from grailnode.node.metrics import ALARMS
 from grailnode.node.process_launch import Launch
 from grailnode.node.processes import keep_processes, make_spec
 from grailnode.node.supervisor import Supervisor
-from grailnode.node.telemetry import NodeTelemetry
+from grailnode.node.telemetry import THROTTLE_SECONDS, AlarmSender, NodeTelemetry
 from grailnode.observe.node_logs import recent_starts
 from roles.ports import StoreError
 
@@ -83,28 +83,25 @@ def test_an_alarm_reaches_the_pager_with_what_the_log_says(pager: Pager, kind: s
 
 
 def test_each_kind_is_throttled_by_itself_and_counted(pager: Pager) -> None:
-    now, taken_at = 0.0, [0.0]
-
-    def clock() -> float:  # the sender's thread never sees a time at which no event was taken yet
-        if threading.current_thread() is threading.main_thread():
-            taken_at[0] = now
-        return taken_at[0]
-
-    sender = AlarmSender(pager.url, "miner-1", clock)
-    for now in (0.0, 1.0, THROTTLE_SECONDS - 1, THROTTLE_SECONDS):
+    now = 0.0
+    sender = AlarmSender(pager.url, "miner-1", lambda: now)
+    sender.take("beacon-late", {"round": 0})
+    pager.received(1)
+    for now in (1.0, 2.0, THROTTLE_SECONDS - 1):
         sender.take("beacon-late", {"round": int(now)})
+    now = THROTTLE_SECONDS
     sender.take("cannot-follow", {})
     sender.close()
     seen = [(message["kind"], message["count"], message["fields"]) for message in pager.messages]
     assert seen == [
         ("beacon-late", 1, {"round": 0}),
-        ("beacon-late", 3, {"round": int(THROTTLE_SECONDS)}),
+        ("beacon-late", 3, {"round": int(THROTTLE_SECONDS) - 1}),
         ("cannot-follow", 1, {}),
     ]
 
 
 async def test_a_pager_that_hangs_or_refuses_stops_nothing(pager: Pager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alarm_sender, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("grailnode.node.telemetry._ANSWER_SECONDS", 1.0)
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")  # takes connections, and never answers
     hanging = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/"
     pager.status = 500
@@ -122,9 +119,10 @@ async def test_a_pager_that_hangs_or_refuses_stops_nothing(pager: Pager, monkeyp
 def test_the_next_alarm_of_a_kind_waits_for_its_turn_or_for_the_end(
     pager: Pager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alarm_sender, "THROTTLE_SECONDS", 1.0)
+    monkeypatch.setattr("grailnode.node.telemetry.THROTTLE_SECONDS", 1.0)
     sender = AlarmSender(pager.url, "miner-1")
-    for error in ("one", "another"):
+    for number, error in enumerate(("one", "another")):
+        pager.received(number)
         sender.take("alarm", {"error": error})
     assert [message["fields"]["error"] for message in pager.received(2)] == ["one", "another"]
     sender.take("alarm", {"error": "a third"})
@@ -136,7 +134,7 @@ def test_the_next_alarm_of_a_kind_waits_for_its_turn_or_for_the_end(
 def test_a_pager_whose_answer_does_not_end_receives_the_next_alarm(
     pager: Pager, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
-    monkeypatch.setattr(alarm_sender, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("grailnode.node.telemetry._ANSWER_SECONDS", 1.0)
     pager.dripping = start
     sender = AlarmSender(pager.url, "miner-1")
     for kind in ("alarm", "disk-failing"):

@@ -11,7 +11,7 @@ from grailnode import UserError
 from grailnode.config import EngineSection, TrainerSection, load
 from grailnode.demo import smollm2
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
-from grailnode.node.settings import learner_settings, publisher_settings
+from grailnode.node.run_model import learner_settings, publisher_settings
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.run_toml import read_recipe
@@ -61,12 +61,6 @@ def test_every_key_can_be_overridden_on_the_command_line(run_toml: Path):
         ("[trainer.hosts]\nmeeting = 'a:65535'\n", "ADDRESS:PORT of host 0, with a port from 1 to 65534"),
         ("[trainer]\ngpus = 1\noptimizer = 'muon'\nhosts.meeting = 'a:1'\n", "trainer: 2 processes need optimizer"),
         ("[engine]\ndtype = 'int4'\n", "engine.dtype: input should be 'float32' or 'bfloat16'"),
-        ("[engine]\nflags = ['--pipeline-parallel-size', '2']\n", "engine.flags: --pipeline-parallel-size 2: pipeline"),
-        ("[engine]\nflags = ['--pipeline_parallel_size=2']\n", "engine.flags: --pipeline-parallel-size 2: pipeline"),
-        ("[engine]\nflags = ['-pp', '4']\n", "engine.flags: --pipeline-parallel-size 4: pipeline"),
-        ("[engine]\nflags = ['--pipeline-par', '4']\n", "one GPU has only some layers; drop it, and set engine.ranks"),
-        ("[engine]\nflags = ['--data-parallel-size', '2']\n", "engine.flags: --data-parallel-size 2: data parallelism"),
-        ("[engine]\nflags = ['-dp=2']\n", "set engine.replicas instead"),
         ("miner = 3\n", "miner: is a section: write [miner], and its keys below it"),
         ("[beacon]\nrelays = 'https://a.example'\n", "beacon.relays: a list is needed: write [ ] around it"),
         ("not toml", "not TOML"),
@@ -90,13 +84,6 @@ def test_a_wrong_file_is_reported_in_one_line_that_names_the_key(tmp_path: Path,
     assert message in line
     assert str(file) in line
     assert len(line.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    "flags", [(), ("--pipeline-parallel-size", "1"), ("-dp=1",), ("--data-parallel-backend", "mp")]
-)
-def test_other_flags_of_vllm_are_taken_as_they_are(run_toml: Path, flags: tuple[str, ...]):
-    assert load(run_toml, [f"engine.flags={list(flags)}"]).engine.flags == flags
 
 
 @pytest.mark.parametrize("override", ["miner", "miner.groups", "=3", "miner.=3", "groups=3"])

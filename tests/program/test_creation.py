@@ -10,7 +10,7 @@ import pytest
 from grailnode import UserError
 from grailnode.config import TrainerSection, load
 from grailnode.engine.policy import PACKAGED_POLICY
-from grailnode.node.settings import coordinator_settings, site_settings
+from grailnode.node.run_model import coordinator_settings, site_settings
 from grailnode.node.stores import Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace

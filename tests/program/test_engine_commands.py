@@ -100,7 +100,7 @@ def test_install_says_for_which_device_and_where(
 
     def make(directory: Path, device: str) -> Installation:
         made.append((directory, device))
-        return Installation(directory / "bin" / "python", "0.32.0", "2.13.0", 60.0, 3_000_000_000)
+        return Installation(directory / "bin" / "python", "0.32.0", "2.13.0")
 
     monkeypatch.setattr(installation, "install", make)
     lines = succeed("engine", "install", *options).splitlines()
@@ -109,7 +109,7 @@ def test_install_says_for_which_device_and_where(
     if not options:
         reason = "nvidia-smi lists GPU 0: NVIDIA H100 80GB HBM3"
         assert lines.pop(0) == f"for cuda, because {reason}; --device chooses otherwise"
-    assert lines[0] == f"{directory}: vLLM 0.32.0 with torch 2.13.0, 60 s, 3.0 GB"
+    assert lines[0] == f"{directory}: vLLM 0.32.0 with torch 2.13.0"
     assert lines[1] == 'used by [engine] kind = "vllm" in run.toml, `grailnode demo --engine vllm` and `calibrate`'
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from grailnode import UserError
 from grailnode.calibration import proof_file
-from grailnode.calibration.copies import ADAPTER_SHARE
+from grailnode.calibration.procedure import ADAPTER_SHARE
 from grailnode.calibration.proof_file import MeasuredAdapters
 from grailnode.config import Config, load
 from grailnode.engine.lora_model import LoraModel, read_adapters
@@ -157,7 +157,7 @@ def test_a_site_is_refused_by_name_and_its_key_gets_no_role(local_run: Path) -> 
         ({"lora_targets": ("q_proj",), "lora_rank": 2000}, UserError, "lora_rank: input should be less"),
         ({"lora_targets": ("v_proj",), "lora_rank": 65}, PolicyError, "rank 65 is more than model.layers.0"),
         ({"lora_targets": ("lm_head",)}, PolicyError, "'lm_head' is no linear module"),
-        ({"lora_rank": 0, "precision": "fp8", "trainers": 2}, UserError, "several sites trains BF16 weights"),
+        ({"lora_rank": 0, "precision": "fp8", "trainers": 2}, UserError, "several sites trains all weights, in BF16"),
         (
             {"lora_targets": ("q_proj",), "precision": "fp8"},
             UserError,

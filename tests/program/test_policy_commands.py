@@ -74,7 +74,6 @@ def test_a_plug_in_is_asked_in_its_sandbox(tmp_path: Path, monkeypatch: pytest.M
         ("evaluate --run run.toml --data run.toml", "--data: the run has its own"),
         (f"evaluate {GENESIS} --environment addition --k 8 --samples 4", "--k 8: needs at least as many --samples"),
         (f"evaluate {GENESIS} --environment addition --k 1,,2", "write numbers from 1 to 64"),
-        (f"chat {GENESIS} --message=", "'--message': an empty text"),
         ("chat --message hello", "give a DIRECTORY with a checkpoint, or --run"),
     ],
 )

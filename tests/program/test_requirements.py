@@ -77,7 +77,7 @@ def test_difficulty_is_of_levels_members_or_kinds_in_the_data(reader: Policy, da
     assert list(shares(environment="math", data=data)) == ["0", "1", "2"]
     with pytest.raises(UserError, match=r"^--difficulty: the task's problems are of 0 kinds"):
         shares(environment="wordle")
-    with pytest.raises(ValueError, match="rounds of several sites count no groups"):
+    with pytest.raises(ValueError, match="several sites count no groups"):
         Rules(trainers=2, difficulty=True)
 
 

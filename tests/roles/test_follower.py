@@ -16,8 +16,7 @@ import torch
 import trio
 from torch import Tensor
 
-from grailnode.store.decorators.caching import CachedStore
-from grailnode.store.decorators.disk_cache import DiskCache
+from grailnode.store.decorators.caching import CachedStore, DiskCache
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.chain.manifest import Manifest, PatchRef

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from grailnode.store.decorators.caching import CachedStore
-from grailnode.store.decorators.disk_cache import DiskCache
+from grailnode.store.decorators.caching import CachedStore, DiskCache
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.encoding import content_digest

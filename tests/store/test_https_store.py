@@ -9,9 +9,7 @@ import pytest
 import trio
 
 from grailnode.store.checks import PermanentError
-from grailnode.store.https.addresses import is_public
-from grailnode.store.https.https_store import HttpsStore, open_client
-from grailnode.store.https.listing import ListingError, read_page
+from grailnode.store.https.https_store import HttpsStore, ListingError, is_public, open_client, read_page
 from grailnode.store.s3.s3_store import S3Store
 from protocol.limits import MIB
 from roles.ports import NotFoundError, StoreError, TooLargeError
@@ -241,7 +239,7 @@ async def test_an_endless_listing_of_foreign_keys_ends_in_an_error(store, server
         b'<!DOCTYPE a [<!ENTITY b "' + b"c" * 99 + b'">]><ListBucketResult>&b;</ListBucketResult>',
         b'<!DOCTYPE a SYSTEM "http://127.0.0.1/">' + b"<ListBucketResult/>",
         b"<ListBucketResult>" + b"<a>" * 50,
-        b"<ListBucketResult><Contents><Key>" + b"k" * 5000 + b"</Key></Contents></ListBucketResult>",
+        b"<a><ListBucketResult/></a>",
         b"<ListBucketResult><Contents><Size>-1</Size></Contents></ListBucketResult>",
         b"<ListBucketResult><Contents><Size>" + b"9" * 99 + b"</Size></Contents></ListBucketResult>",
         b"<ListBucketResult>&undefined;</ListBucketResult>",
@@ -335,7 +333,7 @@ async def test_an_allowed_address_is_read_through_the_same_transport(nursery, mo
     server = FileServer()
     server.objects["/o"] = bytes(300_000)
     url = await nursery.start(serve, server.answer)
-    monkeypatch.setattr("grailnode.store.https.addresses.is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr("grailnode.store.https.https_store.is_public", lambda address: address == "127.0.0.1")
     async with open_client(public_only=True) as client:
         store = HttpsStore(url, client, plain_http=True)
         assert await store.get("o", 300_000) == bytes(300_000)

@@ -3,8 +3,7 @@
 import pytest
 
 from grailnode.store.checks import PermanentError
-from grailnode.store.decorators.routed import KnownStores, RoutedStore
-from grailnode.store.decorators.space_directory import STATE_PREFIX, SpaceDirectory
+from grailnode.store.decorators.routed import STATE_PREFIX, KnownStores, RoutedStore, SpaceDirectory
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.identity.signing import SigningKey, sign

@@ -15,9 +15,8 @@ import trio
 import grailnode.store.local
 import grailnode.store.memory
 import grailnode.store.s3.s3_store
-from grailnode.store.decorators.caching import CachedStore
-from grailnode.store.decorators.disk_cache import DiskCache
-from grailnode.store.decorators.limiting import LimitedStore, MeteredStore, PrefixedStore
+from grailnode.store.decorators.caching import CachedStore, DiskCache
+from grailnode.store.decorators.limiting import LimitedStore, MeteredStore
 from grailnode.store.decorators.retrying import RetryingStore, RetryPolicy
 from grailnode.store.https.https_store import HttpsStore, open_client
 from grailnode.store.local import LocalStore
@@ -265,7 +264,7 @@ class TestDecorated(StoreContract):
         whole = MemoryStore()
         rng = random.Random(1)
         limited = LimitedStore(FaultyStore(whole, rng), concurrency=3, rate=1e6, burst=1000, max_bytes=10**6)
-        return PrefixedStore(MeteredStore(RetryingStore(limited, rng, BRIEF), TallyMeter()), "participant/one/")
+        return MeteredStore(RetryingStore(limited, rng, BRIEF), TallyMeter())
 
 
 class TestCached(StoreContract):
@@ -306,6 +305,13 @@ class TestS3OfMoto(S3Contract):
     @pytest.fixture
     def bucket(self, moto_bucket):
         return moto_bucket
+
+
+class TestPartOfABucket(S3Contract):
+    @pytest.fixture
+    def bucket(self, moto_bucket):
+        place, credentials = moto_bucket
+        return place.model_copy(update={"prefix": "participant/one"}), credentials
 
 
 class TestHttps(ReadContract):

@@ -1,7 +1,5 @@
 """The dashboard over HTTP: what it shows, who pays for viewers, and that no stranger's text acts in it."""
 
-import json
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
@@ -9,27 +7,18 @@ import httpx
 import pytest
 import trio
 
-from grailnode.node.dashboard_server import Dashboard
-from grailnode.node.http_server import Request
 from grailnode.observe.state import STORAGE_ALARM
 from grailnode.ui.report.dashboard_sections import SECTIONS, Choice, sections_of
 from grailnode.ui.report.templates import asset_urls
 from tests.support.builders.observed_runs import observed_run
-from tests.support.simulation.virtual_clock import simulated
 from tests.ui import runs
 from tests.ui.dashboards import HOSTILE, Source, serving, usual
 from tests.ui.tags import Tags
 
 
-async def events(address: str, headers: dict[str, str] | None = None) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the server-sent events, each with its id."""
-    url, identity = f"{address}events?since=0", ""
-    async with httpx.AsyncClient() as client, client.stream("GET", url, headers=headers) as answer:
-        async for line in answer.aiter_lines():
-            if line.startswith("id: "):
-                identity = line[4:]
-            elif line.startswith("data: "):
-                yield json.loads(line[6:]) | {"id": identity}
+async def news_of(client: httpx.AsyncClient, address: str, since: int = 0) -> dict[str, Any]:
+    news: dict[str, Any] = (await client.get(f"{address}news?since={since}")).json()
+    return news
 
 
 async def test_the_page_has_every_part_and_may_run_nothing_but_its_own_script():
@@ -71,22 +60,19 @@ def test_every_state_has_all_sections(state):
     assert sections == sections_of(state)
 
 
-async def test_an_event_brings_what_has_changed_and_no_more():
+async def test_news_are_what_has_changed_and_no_more():
     source = usual()
-    async with serving(source) as address:
-        stream = events(address)
-        first = await anext(stream)
+    async with serving(source) as address, httpx.AsyncClient() as client:
+        first = await news_of(client, address)
+        news: dict[str, Any] = {"sections": {}}
         assert set(first["sections"]) == set(SECTIONS) - {"sites"}
         source.change(alarms=("a fork",))
         with trio.fail_after(10):
-            while "alarms" not in (news := await anext(stream))["sections"]:
-                pass
+            while "alarms" not in news["sections"]:
+                news = await news_of(client, address, first["revision"])
         assert "a fork" in news["sections"]["alarms"]
         assert set(news["sections"]) <= {"alarms", "tiles", "head"}
-        await stream.aclose()
-        again = events(address, headers={"Last-Event-ID": news["id"]})  # as a browser that was cut off
-        assert not {"miners", "plots"} & set((await anext(again))["sections"])
-        await again.aclose()
+        assert not {"miners", "plots"} & set((await news_of(client, address, news["revision"]))["sections"])
 
 
 async def test_viewers_cost_no_readings():
@@ -105,11 +91,9 @@ async def test_the_page_goes_on_without_storage_and_says_how_old_its_figures_are
     source = usual()
     async with serving(source) as address, httpx.AsyncClient() as client:
         source.change(alarms=(f"{STORAGE_ALARM}: no route to <b>host</b>",))
-        stream = events(address)
         with trio.fail_after(10):
-            while STORAGE_ALARM not in (await anext(stream))["sections"].get("head", ""):
+            while STORAGE_ALARM not in (await news_of(client, address))["sections"].get("head", ""):
                 pass
-        await stream.aclose()
         text = (await client.get(address)).text
     assert "no route to &lt;b&gt;host&lt;/b&gt;" in text
     assert f'<time data-at="{source.view.state.read_at:.3f}">' in text
@@ -149,9 +133,7 @@ async def test_fifty_hostile_strings_stay_text():
         assert "HTTP/1.1" not in page.partition("<html")[0]
         listing = "".join([(await client.get(f"{address}rollouts", params={"miner": word})).text for word in HOSTILE])
         filtered = [(await client.get(address, params={"miner": word})).text for word in HOSTILE]
-        stream = events(address)
-        sections = (await anext(stream))["sections"]
-        await stream.aclose()
+        sections = (await news_of(client, address))["sections"]
     for html in (page, listing, *filtered, *sections.values()):
         tags = Tags(html)
         assert tags.open == []
@@ -166,53 +148,12 @@ async def test_fifty_hostile_strings_stay_text():
 
 async def test_a_reading_that_finds_new_rollouts_has_a_new_number():
     source = usual()
-    async with serving(source) as address:
-        stream = events(address)
-        first = (await anext(stream))["rollouts"]
+    async with serving(source) as address, httpx.AsyncClient() as client:
+        first = (await news_of(client, address))["rollouts"]
         source.view = replace(source.view, rollouts=source.view.rollouts[1:])
         with trio.fail_after(10):
-            while (await anext(stream))["rollouts"] == first:
+            while (await news_of(client, address))["rollouts"] == first:
                 pass
-        await stream.aclose()
-
-
-def idle_page(streams: int = 2) -> Dashboard:
-    """Return a page that shows a state and reads no other."""
-    source = usual()
-    page = Dashboard("run", source.read, 1.0, source.now, streams)
-    page.show(source.view.rollouts, sections_of(source.view.state))
-    return page
-
-
-def stream_of(page: Dashboard, since: str = "0") -> AsyncGenerator[bytes]:
-    body = page.respond(Request("/events", f"since={since}", {})).body
-    assert not isinstance(body, bytes)
-    return body
-
-
-@simulated
-async def test_streams_are_few_and_end():
-    page = idle_page()
-    first, second, third = (stream_of(page) for _ in range(3))
-    assert b'"now"' in await anext(first)
-    assert b'"now"' in await anext(second)
-    assert [piece async for piece in third] == [b"retry: 10000\n\n"]
-    await first.aclose()
-    with trio.fail_after(3600):
-        assert b'"now"' in b"".join([piece async for piece in stream_of(page)])
-        assert [piece async for piece in second]
-
-
-@simulated
-async def test_viewers_who_lack_the_same_sections_share_the_same_bytes():
-    page = idle_page(streams=9)
-    pieces = []
-    for since in ("0", "1", "2"):
-        stream = stream_of(page, since)
-        await anext(stream)
-        pieces.append(await anext(stream))
-        await stream.aclose()
-    assert pieces[0] is pieces[1] is pieces[2]
 
 
 def test_the_table_has_the_miners_that_earn_most_and_says_how_many_there_are():

@@ -11,8 +11,7 @@ from rich.console import Console, RenderableType
 
 from grailnode.observe.state import MinerRow, NetworkState, StratumRow, WindowRow
 from grailnode.ui.terminal import open_view
-from grailnode.ui.terminal.pages import LiveView, render_summary, run_page
-from grailnode.ui.terminal.plain import PlainView
+from grailnode.ui.terminal.pages import LiveView, PlainView, render_summary, run_page
 from tests.ui import runs
 
 STATES = {

@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from grailnode import UserError
-from grailnode.calibration import prompts, proof_file
-from grailnode.calibration.copies import ADAPTER_SHARE
-from grailnode.calibration.pairs import CalibrationTask
-from grailnode.calibration.procedure import CalibrationJob
+from grailnode.calibration import proof_file
+from grailnode.calibration.pairs import CalibrationTask, Prompts, drawn_from, read_prompts
+from grailnode.calibration.procedure import ADAPTER_SHARE, CalibrationJob
 from grailnode.calibration.procedure import calibrate as run_calibration
 from grailnode.calibration.proof_file import PairRow, ProofFile, ProofFileError
 from grailnode.calibration.thresholds import ThresholdDemands
@@ -176,17 +175,15 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     )
 
 
-def _prompts(
-    options: Options, policy: Policy
-) -> tuple[prompts.Prompts, ChatSpec | None, Environment | None, MixtureSpec]:
+def _prompts(options: Options, policy: Policy) -> tuple[Prompts, ChatSpec | None, Environment | None, MixtureSpec]:
     """Return the prompts, how they become conversations (None if they do not), and the environment that generates
     them with its record (None if none does).
     """
     rules = options.rules
     if options.prompts is not None:
-        texts = prompts.read_file(options.prompts, policy.tokenizer)
+        texts = read_prompts(options.prompts, policy.tokenizer)
         chat = None if rules.system is None else ChatTemplate.read(policy.directory).chat(rules.system, texts)
-        return prompts.drawn_from(texts), chat, None, ()
+        return drawn_from(texts), chat, None, ()
     task = requirements.check(rules, policy)
     return lambda seed: task.problem(seed).prompt, task.chat, task.environment, task.members
 

@@ -23,8 +23,7 @@ def install(directory: Path | None, device: installation.Device | None) -> None:
         click.echo(f"for {device}, because {reason}; --device chooses otherwise")
     target = directory or installation.default_directory()
     environment = installation.install(target, device)
-    size, seconds = f"{environment.nbytes / 1e9:.1f} GB", f"{environment.seconds:.0f} s"
-    click.echo(f"{target}: vLLM {environment.vllm} with torch {environment.torch}, {seconds}, {size}")
+    click.echo(f"{target}: vLLM {environment.vllm} with torch {environment.torch}")
     if directory is None:
         click.echo('used by [engine] kind = "vllm" in run.toml, `grailnode demo --engine vllm` and `calibrate`')
     else:

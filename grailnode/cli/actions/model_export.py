@@ -1,6 +1,7 @@
-"""`grailnode export`: the weights of a version as a Hugging Face directory."""
+"""`grailnode export`, `publish` and `follow`: the weights of versions as files, of a run or of versions alone."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Final, Unpack
@@ -11,8 +12,8 @@ from jinja2 import Environment, StrictUndefined
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from grailnode import UserError
-from grailnode.cli.options import RunOptions
+from grailnode import UserError, library
+from grailnode.cli.options import RunOptions, check_name, report_line
 from grailnode.engine import models
 from grailnode.engine.lora_model import adapter_files, merged_weights
 from grailnode.node.node_makers import make_spectator
@@ -20,7 +21,9 @@ from grailnode.observe.chain_check import fetch_first_head
 from grailnode.observe.observer import observe_newest
 from grailnode.run.base_files import fetch_base
 from grailnode.run.creation import fetch_model
+from grailnode.run.files import write_whole
 from grailnode.run.joining import open_config_to_read
+from protocol.chain import safetensors
 from protocol.digest import Weights
 from protocol.quantization import dequantize
 from roles.authority_updates import refresh_authority
@@ -122,3 +125,28 @@ def _write_weights(path: Path, weights: Weights) -> None:
 def _plain(text: str) -> str:
     """Return a text without characters that Markdown gives a meaning."""
     return "".join(char if char.isprintable() and char not in _MARKUP else " " for char in text).strip()
+
+
+_own_name: Final = re.compile(r"\d{10}\.safetensors")
+
+
+def publish(directory: Path, run: Path, name: str, step: int) -> None:
+    check_name(name)
+    with library.open_trainer(run, name, report=report_line) as trainer:
+        version = trainer.publish(directory, step=step)
+        trainer.wait_for_uploads()
+    click.echo(f"{directory}: version {version} is in storage")
+
+
+def follow(run: str, directory: Path, keep: int, once: bool) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for version in library.follow(run, report=report_line):
+        file = directory / f"{version.number:010d}.safetensors"
+        write_whole(file, safetensors.write(version.weights))
+        click.echo(f"{file}: version {version.number}, step {version.step}, weights {version.digest.hex()}")
+        # After a rewind a newer version has a lower number, so the time of writing decides.
+        own = [path for path in directory.iterdir() if _own_name.fullmatch(path.name) and path != file]
+        for old in sorted(own, key=lambda path: path.stat().st_mtime_ns, reverse=True)[keep - 1 :]:
+            old.unlink()
+        if once:
+            return

@@ -14,8 +14,7 @@ from grailnode import UserError
 from grailnode.cli.options import RunOptions
 from grailnode.config import Config
 from grailnode.node.node_makers import make_spectator
-from grailnode.node.run_model import genesis_reader, policy_directory, trainer_model
-from grailnode.node.settings import learner_settings
+from grailnode.node.run_model import genesis_reader, learner_settings, policy_directory, trainer_model
 from grailnode.observe.observer import RECENT_WINDOWS, newest_summarized
 from grailnode.observe.rollout_reader import read_verified_groups
 from grailnode.run.joining import open_config_to_read

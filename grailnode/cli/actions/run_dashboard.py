@@ -20,21 +20,19 @@ from grailnode.node.dashboard_server import Dashboard, View
 from grailnode.node.http_server import Answer, Request, serve_http
 from grailnode.node.node_makers import make_auditor
 from grailnode.node.supervisor import run_until_interrupted
-from grailnode.observe.bottleneck import with_local_knowledge
-from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized
+from grailnode.observe.node_logs import with_local_knowledge
+from grailnode.observe.observer import RECENT_WINDOWS, Observer
 from grailnode.observe.rollout_reader import PublishedRollout, ReadingLimits, read_rollouts
 from grailnode.observe.state import NetworkState
 from grailnode.run.creation import fetch_model
 from grailnode.run.joining import open_config_to_read
 from protocol.errors import ProtocolError
-from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.ports import StoreError
 
 _POLLS_PER_WINDOW: Final = 40
 _FASTEST_SECONDS: Final = 1.0
 _SLOWEST_SECONDS: Final = 30.0
-_READINGS_OF_AN_ENDED_RUN: Final = 60
 _WINDOWS_BACK: Final = 100  # older windows at each reading, for their curves
 _VIEWERS: Final = 500  # connections at a time
 _SEND_SECONDS: Final = 30.0
@@ -94,33 +92,27 @@ class RunReader:
     """Reads the state of a run, and the rollouts of its newest judged window, for which it needs the tokenizer in the
     directory of the run's model files.
 
-    Of a run that has ended only the windows up to its last are read, and now and then whether there is a newer one. The
-    config's logs say for what this machine's nodes wait; it is left out where others may see the page.
+    The config's logs say for what this machine's nodes wait; it is left out where others may see the page.
     """
 
     def __init__(self, node: Node, directory: Path, config: Config | None = None) -> None:
         self._node = node
         self._config = config
         self._directory = directory
-        self._observer: Observer | None = None
-        self._first = 0  # window that the observer reads
+        self._observer = Observer(node, max(0, node.window() - RECENT_WINDOWS))
         self._policy: Policy | None = None
         self._rollouts: tuple[PublishedRollout, ...] = ()
         self._read_window: tuple[int, frozenset[str]] = (-1, frozenset())  # and the validators that had revealed it
         self._state: NetworkState | None = None
         self._state_is_new = trio.Event()
-        self._readings = 0
-        self._has_ended = False
 
     async def read(self) -> View:
         """Read the state as far as it is new, and return it with the newest rollouts that `keep_rollouts` has read."""
-        observer = await self._observe()
-        await observer.refresh()
-        await observer.read_back(_WINDOWS_BACK)
-        self._state = observer.state()
+        await self._observer.follow()
+        await self._observer.read_back(_WINDOWS_BACK)
+        self._state = self._observer.state()
         if self._config is not None:
             self._state = await trio.to_thread.run_sync(with_local_knowledge, self._config, self._node, self._state)
-        self._has_ended = self._state.has_ended
         self._state_is_new.set()
         return View(self._state, self._rollouts)
 
@@ -134,25 +126,6 @@ class RunReader:
                 await self._read_rollouts()
                 if self._rollouts != before:
                     show(self._rollouts)
-
-    async def _observe(self) -> Observer:
-        """Return the observer, told of the newest window with a summary.
-
-        One that was made while storage did not answer is replaced if the run had ended before its windows.
-        """
-        node, due = self._node, not self._has_ended or self._readings % _READINGS_OF_AN_ENDED_RUN == 0
-        self._readings += 1
-        newest, is_known = None, False
-        if due or self._observer is None:
-            with suppress(StoreError, ProtocolError):
-                await refresh_authority(node)
-                newest, is_known = await newest_summarized(node), True
-        if self._observer is None or (newest is not None and newest < self._first):
-            self._first = max(0, (node.window() if newest is None else newest) - RECENT_WINDOWS)
-            self._observer = Observer(node, self._first)
-        if is_known:
-            self._observer.last_window = newest
-        return self._observer
 
     async def _read_rollouts(self) -> None:
         """Read rollouts of the newest window with a summary, miners with rejected groups first.

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -37,13 +36,11 @@ class InstallationError(UserError):
 
 @dataclass(frozen=True)
 class Installation:
-    """An environment with vLLM: its interpreter, the versions in it, how long it took, and its size."""
+    """An environment with vLLM: its interpreter, and the versions in it."""
 
     python: Path
     vllm: str
     torch: str
-    seconds: float
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -89,14 +86,12 @@ def install(directory: Path, device: Device) -> Installation:
     """Make an environment; InstallationError if the directory exists, or pip or the import of vLLM fails."""
     if directory.exists() and any(directory.iterdir()):
         raise InstallationError(f"{directory}: not empty; choose another directory, or remove it")
-    start = time.monotonic()
     _run([sys.executable, "-m", "venv", str(directory)], "the virtual environment cannot be made")
     python = directory.absolute() / "bin" / "python"
     packages = ["--no-deps", "-r", str(CPU_LOCK)] if device == "cpu" else list(GPU_PACKAGES)
     _run([str(python), "-m", "pip", "install", "--quiet", *packages], "pip cannot install vLLM")
     vllm, torch = _run([str(python), "-c", _CHECK], "vLLM cannot be imported").splitlines()[-1].split()
-    nbytes = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
-    return Installation(python, vllm, torch, time.monotonic() - start, nbytes)
+    return Installation(python, vllm, torch)
 
 
 def installed_version(python: Path) -> str:

@@ -24,7 +24,7 @@ from grailnode.engine.vllm.inside.row_sampling import probe_draws
 from grailnode.engine.vllm.installation import SUPPORTED
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
 from grailnode.engine.vllm.vllm_server import Server
-from grailnode.engine.vllm.vllm_settings import PARALLELISM_REFUSALS, EngineLimits
+from grailnode.engine.vllm.vllm_settings import EngineLimits
 from roles.ports import EngineError
 
 T = TypeVar("T")
@@ -138,12 +138,21 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
     version = tuple(int(number) if number.isdigit() else 0 for number in numbers)
     low, high, least = (".".join(map(str, bound)) for bound in (*SUPPORTED, INVARIANT_CAPABILITY))
     expected, probe = str(dtype).removeprefix("torch."), probe_draws(torch.device("cpu"))
-    sizes = dict(zip(PARALLELISM_REFUSALS, (worker.pipeline_parallel, worker.data_parallel), strict=True))
+
     has_invariant_mode = tuple(worker.capability or ()) >= INVARIANT_CAPABILITY
     faults = (
         (not SUPPORTED[0] <= version < SUPPORTED[1], f"vLLM {worker.vllm}; versions from {low} to below {high} fit"),
         # Before the checks of the model: a stage of a pipeline has only a part of it.
-        *((size > 1, f"{option} {size}: {PARALLELISM_REFUSALS[option]}") for option, size in sizes.items()),
+        (
+            worker.pipeline_parallel > 1,
+            f"--pipeline-parallel-size {worker.pipeline_parallel}: pipeline parallelism is not supported: one GPU has "
+            "only some layers; drop it, and set engine.ranks to divide each layer among several GPUs",
+        ),
+        (
+            worker.data_parallel > 1,
+            f"--data-parallel-size {worker.data_parallel}: data parallelism is not supported: only one of the copies "
+            "of the model would answer the node; drop it, and set engine.replicas instead",
+        ),
         (worker.dtype != expected, f"it computes in {worker.dtype}, and engine.dtype is {expected}"),
         (
             worker.head != "float32",

@@ -31,12 +31,18 @@ from grailnode.engine.models import check_fit
 from grailnode.engine.torch_engine import RunSync
 from grailnode.engine.version_gate import VersionGate
 from grailnode.engine.vllm.checkpoints import Checkpoints, RecoveryStep
-from grailnode.engine.vllm.engine_calls import Call, CheckCall, GenerationCall
 from grailnode.engine.vllm.inside import adapters
 from grailnode.engine.vllm.layout_check import PARAMS, check_layout, probes
 from grailnode.engine.vllm.server_supervisor import EventReport, ServerSupervisor
 from grailnode.engine.vllm.verify_requests import Verification
-from grailnode.engine.vllm.vllm_client import BrokenEngineError, RefusedCommandError, VllmClient
+from grailnode.engine.vllm.vllm_client import (
+    BrokenEngineError,
+    Call,
+    CheckCall,
+    GenerationCall,
+    RefusedCommandError,
+    VllmClient,
+)
 from grailnode.engine.vllm.vllm_server import Server
 from grailnode.engine.vllm.vllm_settings import EngineLimits
 from protocol.chain.manifest import Manifest

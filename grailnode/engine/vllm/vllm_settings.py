@@ -1,27 +1,12 @@
 """How vLLM is run, by the keys of a node's section [engine] that are for vLLM, and how long an engine waits for it."""
 
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from roles.settings_base import Settings
-
-PARALLELISM_REFUSALS: Final = {
-    "--pipeline-parallel-size": (
-        "pipeline parallelism is not supported: one GPU has only some layers; drop it, and set engine.ranks to "
-        "divide each layer among several GPUs"
-    ),
-    "--data-parallel-size": (
-        "data parallelism is not supported: only one of the copies of the model would answer the node; drop it, and "
-        "set engine.replicas instead"
-    ),
-}
-"""Options of vLLM's command line that may only be 1, each with the reason and what to do."""
-
-_SHORT: Final = {"-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
 
 
 class VllmSettings(Settings):
@@ -66,19 +51,6 @@ class VllmSettings(Settings):
         if self.url and self.replicas > 1:
             raise ValueError("replicas are servers that the node starts: drop engine.url, or set engine.replicas to 1")
         return self
-
-    @field_validator("flags")
-    @classmethod
-    def _check_flags(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
-        # vLLM takes underscores for dashes, a value behind a space or a sign of equality, and abbreviations.
-        for word, next_word in zip_longest(flags, flags[1:], fillvalue=""):
-            name, has_value, value = word.partition("=")
-            value = value if has_value else next_word
-            name = _SHORT.get(name, name.replace("_", "-"))
-            for option, refusal in PARALLELISM_REFUSALS.items():
-                if len(name) > len("--p") and option.startswith(name) and value != "1":
-                    raise ValueError(f"{option} {value}: {refusal}")
-        return flags
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,192 @@
 
 Readers learn paths from signed indexes and from the protocol's naming. The root URL of a bucket can be listed when the
 bucket permits public listing. A bucket that does not answers 403 for a missing object, so 403 means the same as 404
-(docs/adr/0211).
+(docs/adr/0211). The XML in listings may be hostile.
+
+Of a host that a stranger names, the name is resolved here, all its addresses must be public, and the connection is made
+to one of them: a second resolution could give another answer (DNS rebinding). TLS and the Host header use the name.
 """
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Final
-from urllib.parse import quote, urlsplit
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+from xml.etree import ElementTree
 
+import httpcore
 import httpx
 import trio
 
-from grailnode.store.checks import PermanentError, begins_at, check_path, check_prefix, check_range, one_line
-from grailnode.store.https.addresses import PublicTransport
-from grailnode.store.https.listing import list_bucket
+from grailnode.store.checks import PageCheck, PermanentError, begins_at, check_path, check_prefix, check_range, one_line
+from protocol.limits import MIB
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
+
+_global_unicast: Final = IPv6Network("2000::/3")
+_nat64: Final = IPv6Network("64:ff9b::/96")
+_not_public_4: Final = (
+    IPv4Network("168.63.129.16/32"),  # Azure's platform services: only virtual machines on Azure reach it
+    IPv4Network("192.0.0.0/24"),  # IETF protocol assignments; older versions of ipaddress call most of it global
+)
+
+
+def is_public(address: str) -> bool:
+    """Return whether everybody can reach an IP address: it is not loopback, private, link-local, shared, multicast,
+    reserved, or one that a cloud provides inside its own network.
+    """
+    ip = ip_address(address.partition("%")[0])
+    if isinstance(ip, IPv4Address):
+        return _is_public_4(ip)
+    embedded = _embedded_ipv4(ip)
+    if embedded:
+        return all(_is_public_4(address) for address in embedded)
+    return ip in _global_unicast and ip.is_global
+
+
+def _is_public_4(ip: IPv4Address) -> bool:
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or any(ip in network for network in _not_public_4))
+
+
+def _embedded_ipv4(ip: IPv6Address) -> tuple[IPv4Address, ...]:
+    """Return the IPv4 addresses that an IPv6 address contains; most contain none."""
+    if ip.ipv4_mapped is not None:
+        return (ip.ipv4_mapped,)
+    if ip.sixtofour is not None:
+        return (ip.sixtofour,)
+    if ip.teredo is not None:
+        return ip.teredo
+    if ip in _nat64:
+        return (IPv4Address(int(ip) & 0xFFFF_FFFF),)
+    return ()
+
+
+class _PublicBackend(httpcore.TrioBackend):
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect to the first address that accepts the connection."""
+        failure: Exception | None = None
+        with trio.move_on_after(timeout if timeout is not None else float("inf")):
+            for address in await self._resolve(host, port):
+                try:
+                    return await super().connect_tcp(
+                        address, port, local_address=local_address, socket_options=socket_options
+                    )
+                except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                    failure = error
+            raise failure or httpcore.ConnectError("no address")
+        raise httpcore.ConnectTimeout(f"no connection within {timeout:g} s") from failure
+
+    @staticmethod
+    async def _resolve(host: str, port: int) -> list[str]:
+        try:
+            infos = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise httpcore.ConnectError(f"{host}: not resolved") from error
+        addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
+        private = next((address for address in addresses if not is_public(address)), None)
+        if private is not None:
+            raise PermanentError(
+                f"{host}: resolves to {private}, which is not a public address; "
+                "store.private_addresses = true allows it in a network of your own"
+            )
+        return addresses
+
+
+class PublicTransport(httpx.AsyncHTTPTransport):
+    """A transport for httpx that connects to public addresses only. HTTP/1.1, without proxies."""
+
+    def __init__(self, connections: int) -> None:
+        super().__init__(trust_env=False)
+        # httpx has no option for how its connections are opened, so its pool is replaced
+        if not hasattr(self, "_pool"):  # a later httpx would connect to any address
+            raise RuntimeError(f"httpx {httpx.__version__} keeps its connections elsewhere: install an older one")
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=httpx.create_ssl_context(trust_env=False),
+            max_connections=connections,
+            max_keepalive_connections=connections,
+            network_backend=_PublicBackend(),
+        )
+
+
+MAX_PAGE_BYTES: Final = 4 * MIB
+"""A listing page of 1,000 keys has at most some 3 MiB of XML."""
+
+_PAGE_SECONDS: Final = 60.0
+
+
+class ListingError(Exception):
+    """A document is not a page of a listing."""
+
+
+def read_page(data: bytes) -> tuple[list[tuple[str, int]], bool, str]:
+    """Return the keys and sizes of a page, whether more pages follow, and the token that requests the next one."""
+    if b"<!DOCTYPE" in data:  # in keys, '<' is written as an entity
+        raise ListingError("the document has a document type declaration")
+    try:
+        root = ElementTree.fromstring(data, ElementTree.XMLParser(encoding="UTF-8"))  # noqa: S314 -- no entities
+    except (ElementTree.ParseError, ValueError) as error:
+        raise ListingError(str(error)) from error
+    if root.tag.rpartition("}")[2] != "ListBucketResult":
+        raise ListingError("the document is not a ListBucketResult")
+    objects = []
+    for entry in root.iterfind("{*}Contents"):
+        size = entry.findtext("{*}Size", "0")
+        if not (size.isascii() and size.isdecimal() and len(size) < 19):
+            raise ListingError("a size is not a number")
+        objects.append((entry.findtext("{*}Key", ""), int(size)))
+    return objects, root.findtext("{*}IsTruncated") == "true", root.findtext("{*}NextContinuationToken", "")
+
+
+async def list_bucket(client: httpx.AsyncClient, base: str, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
+    """Yield the objects below a prefix whose paths sort after `after`, page by page, from a bucket's root URL with '/'
+    at its end; StoreError if there is no response, or the listing is out of order or does not end.
+    """
+    where = base + prefix
+    query = {"list-type": "2", "prefix": prefix} | ({"start-after": after} if after else {})
+    check = PageCheck(where, prefix, after)
+    while True:
+        try:
+            objects, is_truncated, token = read_page(
+                await _fetch(client, f"{base}?{urlencode(query, quote_via=quote)}", where)
+            )
+        except ListingError as error:
+            raise PermanentError(f"{where}: cannot be listed ({error})") from error
+        for info in check.objects(objects):
+            yield info
+        if not is_truncated:
+            return
+        check.check_progress()
+        if not token:
+            raise StoreError(f"{where}: the listing announces more pages, but does not say how to request them")
+        query = {"list-type": "2", "prefix": prefix, "continuation-token": token}
+
+
+async def _fetch(client: httpx.AsyncClient, url: str, where: str) -> bytes:
+    data = bytearray()
+    try:
+        with trio.fail_after(_PAGE_SECONDS):
+            async with client.stream("GET", url) as response:
+                status = response.status_code
+                if status == 429 or status >= 500:
+                    raise StoreError(f"{where}: the server answered {status}")
+                if status != 200:
+                    raise PermanentError(f"{where}: cannot be listed (the server answered {status})")
+                async for piece in response.aiter_raw():
+                    data += piece
+                    if len(data) > MAX_PAGE_BYTES:
+                        raise StoreError(f"{where}: a page of more than {MAX_PAGE_BYTES} bytes")
+        return bytes(data)
+    except trio.TooSlowError as error:
+        raise StoreError(f"{where}: no page of the listing within {_PAGE_SECONDS:g} s") from error
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+        raise StoreError(f"{where}: {one_line(error)}") from error
 
 
 def open_client(

@@ -5,19 +5,176 @@ caller receives a StoreError, while the thread ends at botocore's own timeouts. 
 RetryingStore retries; botocore does not.
 """
 
-from collections.abc import AsyncIterator, Callable
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import trio
 
 from grailnode.store.checks import PageCheck, begins_at, check_path, check_prefix, check_range
 from grailnode.store.place import PlaceSection
-from grailnode.store.s3.s3_errors import RangeBeyondEndError, s3_errors
-from grailnode.store.s3.s3_session import S3Credentials, S3Session
-from grailnode.store.s3.s3_upload import Uploads
+from grailnode.store.s3.s3_session import RangeBeyondEndError, S3Credentials, S3Session, UnknownUploadError, s3_errors
 from protocol.limits import MIB
+from roles.gather import gather
 from roles.ports import ObjectInfo, StoreError, TooLargeError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+MAX_PARTS: Final = 10_000
+"""Parts of one upload; S3's maximum."""
+
+CONCURRENT_PARTS: Final = 4
+"""Parts of one object that are sent at the same time; each is a copy of its bytes in memory."""
+
+_MAX_PAGES: Final = 64  # of 1,000 uploads or parts each; an upload has at most 10,000 parts
+
+T = TypeVar("T")
+
+
+class Runner(Protocol):
+    """Runs blocking work that transfers `size` bytes of an object, in a worker thread, until its deadline."""
+
+    def __call__(self, key: str, size: int, work: Callable[[], T]) -> Awaitable[T]: ...
+
+
+@dataclass
+class _Upload:
+    """An upload under way: the service's name for it, and the ETags of the parts that arrived, by number from 1."""
+
+    upload_id: str
+    digest: bytes
+    etags: dict[int, str] = field(default_factory=dict)
+
+
+class Uploads:
+    """The multipart uploads of one store."""
+
+    def __init__(self, client: "S3Client", bucket: str, part_bytes: int, run: Runner) -> None:
+        self._client = client
+        self._bucket, self._part_bytes = bucket, part_bytes
+        self._run = run
+        self._unfinished: dict[str, _Upload] = {}
+
+    async def put(self, path: str, data: bytes) -> None:
+        size = _part_size(len(data), self._part_bytes)
+        parts = {number + 1: (start, size) for number, start in enumerate(range(0, len(data), size))}
+        upload = await self._open(path, data, parts)
+        part_count = len(upload.etags)
+        try:
+            remaining_numbers = [number for number in parts if number not in upload.etags]
+
+            async def send_part(number: int) -> None:
+                upload.etags[number] = await self._send(path, data, number, parts[number], upload.upload_id)
+
+            await gather(send_part, remaining_numbers, CONCURRENT_PARTS, errors=(StoreError,), cancel_others=False)
+        except StoreError:
+            if len(upload.etags) == part_count:  # no progress: the service may have lost the upload
+                del self._unfinished[path]
+            raise
+        # even if the completion fails: when only its response was lost, the upload is complete and cannot be resumed
+        del self._unfinished[path]
+        await self._complete(path, upload)
+
+    async def _open(self, path: str, data: bytes, parts: dict[int, tuple[int, int]]) -> _Upload:
+        digest = await self._run(path, len(data), lambda: hashlib.sha256(data).digest())
+        upload = self._unfinished.get(path)
+        if upload is not None and upload.digest == digest:
+            return upload
+        upload = await self._adopt(path, data, digest, parts)
+        if upload is None:
+            request = partial(self._client.create_multipart_upload, Bucket=self._bucket, Key=path)
+            upload_id = (await self._run(path, 0, request)).get("UploadId")
+            upload = _Upload(self._text(upload_id, path, "upload id"), digest)
+        self._unfinished[path] = upload
+        return upload
+
+    async def _adopt(self, path: str, data: bytes, digest: bytes, parts: dict[int, tuple[int, int]]) -> _Upload | None:
+        """Return an unfinished upload of the same bytes, which an earlier process left behind; None without one.
+
+        Other unfinished uploads to this path are aborted.
+        """
+        adopted_upload = None
+        try:
+            for upload_id in await self._list_uploads(path):
+                items = await self._items(path, "list_parts", "Parts", Key=path, UploadId=upload_id)
+                etags = {item["PartNumber"]: item["ETag"] for item in items if "PartNumber" in item and "ETag" in item}
+                same = await self._run(path, len(data), partial(_matching_etags, etags, data, parts))
+                if adopted_upload is None and same and len(same) == len(etags):
+                    adopted_upload = _Upload(upload_id, digest, same)
+                else:
+                    await self._abort(path, upload_id)
+        except StoreError:
+            return adopted_upload  # a service or a policy may refuse to list uploads; then none is resumed
+        return adopted_upload
+
+    async def _send(self, path: str, data: bytes, number: int, part: tuple[int, int], upload_id: str) -> str:
+        start, size = part
+        response = await self._run(
+            path,
+            size,
+            lambda: self._client.upload_part(
+                Bucket=self._bucket, Key=path, UploadId=upload_id, PartNumber=number, Body=data[start : start + size]
+            ),
+        )
+        return self._text(response.get("ETag"), path, "ETag")
+
+    async def _complete(self, path: str, upload: _Upload) -> None:
+        parts: Any = {"Parts": [{"ETag": etag, "PartNumber": n} for n, etag in sorted(upload.etags.items())]}
+        request = partial(self._client.complete_multipart_upload, Bucket=self._bucket, Key=path)
+        await self._run(path, 0, partial(request, UploadId=upload.upload_id, MultipartUpload=parts))
+
+    async def _abort(self, path: str, upload_id: str) -> None:
+        request = partial(self._client.abort_multipart_upload, Bucket=self._bucket, Key=path, UploadId=upload_id)
+        try:
+            await self._run(path, 0, request)
+        except UnknownUploadError:
+            return  # it has been completed or aborted already
+
+    async def _list_uploads(self, path: str) -> list[str]:
+        """Return the ids of the unfinished uploads to a path."""
+        try:
+            items = await self._items(path, "list_multipart_uploads", "Uploads", Prefix=path)
+        except UnknownUploadError:
+            return []  # so rclone answers where there are no uploads
+        return [item["UploadId"] for item in items if item.get("Key") == path and "UploadId" in item]
+
+    async def _items(self, path: str, operation: Any, key: str, **arguments: Any) -> list[Any]:
+
+        def read() -> list[Any]:
+            pages: Any = self._client.get_paginator(operation).paginate(Bucket=self._bucket, **arguments)
+            items: list[Any] = []
+            for number, page in enumerate(pages):
+                if number == _MAX_PAGES:
+                    raise StoreError(f"s3://{self._bucket}/{path}: the list of uploads does not end")
+                items += page.get(key, [])
+            return items
+
+        return await self._run(path, 0, read)
+
+    def _text(self, value: Any, path: str, what: str) -> str:
+        if not isinstance(value, str) or not value:
+            raise StoreError(f"s3://{self._bucket}/{path}: the service sent no {what}")
+        return value
+
+
+def _part_size(total_bytes: int, preferred_bytes: int) -> int:
+    """Return the bytes of a part: the preferred ones, or more (in whole MiB) when there would be too many parts."""
+    least_bytes = -(-total_bytes // MAX_PARTS)
+    return preferred_bytes if least_bytes <= preferred_bytes else -(-least_bytes // MIB) * MIB
+
+
+def _matching_etags(etags: dict[int, str], data: bytes, parts: dict[int, tuple[int, int]]) -> dict[int, str]:
+    """Return the ETags that are the MD5 of the part with their number."""
+    return {n: etag for n, etag in etags.items() if n in parts and etag.strip('"') == _md5(data, parts[n])}
+
+
+def _md5(data: bytes, part: tuple[int, int]) -> str:
+    start, size = part
+    return hashlib.md5(data[start : start + size], usedforsecurity=False).hexdigest()
+
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef
@@ -29,11 +186,9 @@ PART_BYTES: Final = 16 * MIB
 _CHUNK_BYTES: Final = 256 * 1024
 _SPARE_THREADS: Final = 16  # for abandoned requests that have not ended yet
 
-T = TypeVar("T")
-
 
 class S3Store:
-    """Implements ObjectStore with a bucket; PrefixedStore restricts it to a part of one.
+    """Implements ObjectStore with a bucket, or with the part of one below the place's prefix.
 
     Credentials sign the requests; there are none for a public bucket. Larger objects than `part_bytes` are uploaded in
     parts of this size, several at a time; it is at least 5 MiB, as S3 demands.
@@ -43,6 +198,7 @@ class S3Store:
         self._place, self._part_bytes = place, part_bytes
         self._session = S3Session(place, credentials)
         self._client, self._bucket = self._session.client, place.bucket
+        self._prefix = f"{place.prefix.rstrip('/')}/" if place.prefix else ""
         self._slots = trio.CapacityLimiter(place.concurrency)
         self._threads = trio.CapacityLimiter(place.concurrency + _SPARE_THREADS)
         self._uploads = Uploads(self._client, place.bucket, part_bytes, self._run)
@@ -53,52 +209,45 @@ class S3Store:
 
     async def put(self, path: str, data: bytes) -> None:
         """Implements ObjectStore.put. Large objects are uploaded in parts; a repeated put resumes one that failed."""
-        check_path(path)
+        key = self._prefix + check_path(path)
         if len(data) > self._part_bytes:
-            await self._uploads.put(path, data)
+            await self._uploads.put(key, data)
             return
-        await self._run(path, len(data), lambda: self._client.put_object(Bucket=self._bucket, Key=path, Body=data))
+        await self._run(key, len(data), lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=data))
 
     async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
-        check_path(path)
+        key = self._prefix + check_path(path)
         check_range(max_bytes, offset, size)
         expected_bytes = max_bytes if size is None else min(size, max_bytes)
         try:
-            return await self._run(path, expected_bytes, lambda: self._get(path, max_bytes, offset, size))
+            return await self._run(key, expected_bytes, lambda: self._get(key, max_bytes, offset, size))
         except RangeBeyondEndError:
             return b""
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         """Implements ObjectStore.list. Keys that no put could have created are left out."""
-        check_prefix(prefix)
-        check = PageCheck(f"s3://{self._bucket}/{prefix}", prefix, after)
+        whole, start = self._prefix + check_prefix(prefix), self._prefix + after if after else ""
+        check = PageCheck(f"s3://{self._bucket}/{whole}", whole, start)
         token: str | None = None
         while True:
-            begin: dict[str, Any] = {"StartAfter": after} if token is None else {"ContinuationToken": token}
-            request = partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=prefix, MaxKeys=PAGE, **begin)
-            page = await self._run(prefix, 0, request)
+            begin: dict[str, Any] = {"StartAfter": start} if token is None else {"ContinuationToken": token}
+            request = partial(self._client.list_objects_v2, Bucket=self._bucket, Prefix=whole, MaxKeys=PAGE, **begin)
+            page = await self._run(whole, 0, request)
             entries = [(item.get("Key", ""), item.get("Size", 0)) for item in page.get("Contents", [])]
             for info in check.objects(entries):
-                yield info
+                yield ObjectInfo(info.path.removeprefix(self._prefix), info.size)
             token = page.get("NextContinuationToken") if page.get("IsTruncated") else None
             if token is None:
                 return
             check.check_progress()
 
     async def delete(self, path: str) -> None:
-        check_path(path)
-        await self._run(path, 0, lambda: self._client.delete_object(Bucket=self._bucket, Key=path))
+        key = self._prefix + check_path(path)
+        await self._run(key, 0, lambda: self._client.delete_object(Bucket=self._bucket, Key=key))
 
-    async def abort_uploads(self, prefix: str, before: float) -> int:
-        """Abort the multipart uploads below a prefix that began before a moment, by the service's clock in seconds
-        since the Unix epoch, and return their number. The writer of the prefix calls this when it starts: their parts
-        are stored and billed.
-        """
-        return await self._uploads.abort_older(check_prefix(prefix), before)
-
-    async def _run(self, path: str, size: int, work: Callable[[], T]) -> T:
+    async def _run(self, key: str, size: int, work: Callable[[], T]) -> T:
         """Run `work`, which transfers `size` bytes, in a worker thread until its deadline."""
-        where, seconds = f"s3://{self._bucket}/{path}", self._place.seconds_for(size)
+        where, seconds = f"s3://{self._bucket}/{key}", self._place.seconds_for(size)
 
         def translated() -> T:
             with s3_errors(where):
@@ -111,14 +260,14 @@ class S3Store:
             except trio.TooSlowError as error:
                 raise StoreError(f"{where}: no answer within {seconds:.0f} s") from error
 
-    def _get(self, path: str, max_bytes: int, offset: int, size: int | None) -> bytes:
-        where = f"s3://{self._bucket}/{path}"
+    def _get(self, key: str, max_bytes: int, offset: int, size: int | None) -> bytes:
+        where = f"s3://{self._bucket}/{key}"
         if offset == 0 and size is None:
-            response = self._client.get_object(Bucket=self._bucket, Key=path)
+            response = self._client.get_object(Bucket=self._bucket, Key=key)
         else:
             # an empty range cannot be requested: request one byte, to learn whether the object exists
             last = "" if size is None else str(offset + max(size, 1) - 1)
-            response = self._client.get_object(Bucket=self._bucket, Key=path, Range=f"bytes={offset}-{last}")
+            response = self._client.get_object(Bucket=self._bucket, Key=key, Range=f"bytes={offset}-{last}")
             if not begins_at(response.get("ContentRange", ""), offset):
                 response["Body"].close()
                 raise StoreError(f"{where}: the service did not send the requested range")

@@ -1,4 +1,4 @@
-// Keeps the page as new as its server: sections by server-sent events, ages by the second, rollouts by the filter.
+// Keeps the page as new as its server: sections by asking for news, ages by the second, rollouts by the filter.
 "use strict";
 const byId = (id) => document.getElementById(id);
 const form = byId("filter");
@@ -45,20 +45,32 @@ async function list() {
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", async () => history.replaceState(null, "", `?${await list()}`));
 
-const events = new EventSource(`events?since=${form.dataset.revision}`);
-const missed = () => (byId("link").hidden = events.readyState === EventSource.OPEN);
-events.onerror = () => setTimeout(missed, 5000); // a stream that has ended is soon followed by another
-events.onmessage = (event) => {
-  const news = JSON.parse(event.data);
-  byId("link").hidden = true;
-  ahead = news.now - Date.now() / 1000;
-  for (const [id, html] of Object.entries(news.sections)) replace(id, html);
-  const reading = byId("rollouts").querySelector("details[open]"); // is not taken away from whoever reads it
-  if (news.rollouts !== rollouts && !reading) {
-    rollouts = news.rollouts;
-    list();
+let revision = form.dataset.revision;
+let failures = 0;
+
+async function look() {
+  let news = null;
+  try {
+    news = await (await fetch(`news?since=${revision}`, { signal: AbortSignal.timeout(10000) })).json();
+  } catch {
+    failures += 1;
   }
-  tick();
-};
+  setTimeout(look, 2000);
+  if (news) {
+    failures = 0;
+    revision = news.revision;
+    ahead = news.now - Date.now() / 1000;
+    for (const [id, html] of Object.entries(news.sections)) replace(id, html);
+    const reading = byId("rollouts").querySelector("details[open]"); // is not taken away from whoever reads it
+    if (news.rollouts !== rollouts && !reading) {
+      rollouts = news.rollouts;
+      list();
+    }
+    tick();
+  }
+  byId("link").hidden = failures < 3;
+}
+
+look();
 setInterval(tick, 1000);
 tick();

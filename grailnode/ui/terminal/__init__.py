@@ -4,8 +4,7 @@
 
 from rich.console import Console
 
-from grailnode.ui.terminal.pages import LiveView
-from grailnode.ui.terminal.plain import PlainView
+from grailnode.ui.terminal.pages import LiveView, PlainView
 
 View = LiveView | PlainView
 """A view of a run, open during its `with` block; an update is cheap enough for ten calls a second."""

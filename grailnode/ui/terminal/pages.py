@@ -1,5 +1,8 @@
-"""The page of a run, which `grailnode status` prints and the demo keeps on the screen, and the summary of its end."""
+"""The page of a run, which `grailnode status` prints and the demo keeps on the screen, the summary of its end, and the
+view for outputs that are no terminal: one line for each window, printed when a later window exists.
+"""
 
+from collections.abc import Sequence
 from typing import Final, Self
 
 from rich import box
@@ -10,22 +13,97 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from grailnode.observe.state import NetworkState
+from grailnode.observe.state import NetworkState, WindowRow
 from grailnode.ui.formatting import (
     byte_part_text,
     byte_text,
     clean,
     decimal_text,
+    duration_text,
     duration_words,
+    part_text,
     rate_text,
     share_text,
 )
 from grailnode.ui.report_data import DemoReport, Findings, judgement_text, reference_digest, trainer_wait_text
 from grailnode.ui.terminal import sections
 
+_MOST_ALARMS: Final = 5  # new ones between two windows: strangers can cause alarms, and must not flood a log
+
+
+class PlainView:
+    """Prints ASCII lines without colour or cursor movement."""
+
+    def __init__(self, title: str, console: Console) -> None:
+        self._title = title
+        self._console = console
+        self._state: NetworkState | None = None
+        self._last_window = -1
+        self._alarms: set[str] = set()
+        self._alarms_since_window = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._state is not None:
+            self._print_windows(self._state, self._state.windows)
+
+    def update(self, state: NetworkState) -> None:
+        """Print the windows and alarms that are new."""
+        if self._state is None:
+            self._print(_opening_line(self._title, state))
+        self._state = state
+        for alarm in state.alarms:
+            if alarm not in self._alarms and self._alarms_since_window < _MOST_ALARMS:
+                self._alarms.add(alarm)
+                self._alarms_since_window += 1
+                self._print(f"ALARM {clean(alarm, 200)}")
+        self._print_windows(state, state.windows[:-1])
+
+    def _print_windows(self, state: NetworkState, rows: Sequence[WindowRow]) -> None:
+        """Print a line for each of some windows that has none yet."""
+        for row in rows:
+            if row.window > self._last_window:
+                self._print(_window_line(row, state))
+                self._last_window = row.window
+                self._alarms_since_window = 0
+
+    def _print(self, line: str) -> None:
+        readable = line.encode("ascii", "backslashreplace").decode("ascii")
+        self._console.print(Text(readable), soft_wrap=True, highlight=False)
+
+
+def _opening_line(title: str, state: NetworkState) -> str:
+    planned = f"{state.windows_planned} windows" if state.windows_planned else "windows"
+    return (
+        f"grailnode {clean(title, 24)}: run {clean(state.run_name, 24)} {state.run_id[:8]}, "
+        f"{planned} of {state.window_seconds:g} s, full checkpoint {byte_text(state.full_bytes)}"
+    )
+
+
+def _window_line(row: WindowRow, state: NetworkState) -> str:
+    """'1:12  window 12 (13/30)  v11  pass@1 0.64  reward 0.61  sparsity 0.971  patch 19 KB (1/83)  ...'."""
+    place, planned = "", state.windows_planned
+    if planned:
+        count = row.window + 1
+        place = f" ({count}/{planned})" if count <= planned else f" (after the {planned} planned)"
+    parts = [f"{duration_text(state.seconds):>5}", f"window {row.window}{place}", f"v{row.version}"]
+    parts += [f"pass@1 {decimal_text(row.pass_at_1)}", f"reward {decimal_text(row.reward)}"]
+    version = next((version for version in state.versions if version.version == row.version), None)
+    if version is not None and version.patch_bytes is not None and version.sparsity is not None:
+        parts.append(f"sparsity {share_text(version.sparsity)}")
+        parts.append(f"patch {byte_text(version.patch_bytes)} ({part_text(version.patch_bytes, state.full_bytes)})")
+    parts.append(f"groups {row.accepted} verified, {row.rejected} rejected")
+    if state.rounds:
+        newest = state.rounds[-1]
+        parts.append(f"round {newest.number}: {newest.counted} of {newest.sites} sites, {newest.groups} groups")
+    return "  ".join(parts)
+
+
 _RECENT: Final = 8  # windows in the table, the newest last
 _WIDEST_PAGE: Final = 120
-_MOST_ALARMS: Final = 3  # in a live view
+_LIVE_ALARMS: Final = 3  # in a live view
 _WIDEST_SUMMARY: Final = 100
 
 
@@ -33,7 +111,7 @@ def run_page(title: str, state: NetworkState, *, is_live: bool = False) -> Rende
     """Return head, recent windows, miners, scores and alarms; a live view has no room for all of it."""
     blank = Text("")
     parts = [*sections.heading(title, state)]
-    parts += sections.alarms(state.alarms, _MOST_ALARMS if is_live else len(state.alarms))
+    parts += sections.alarms(state.alarms, _LIVE_ALARMS if is_live else len(state.alarms))
     parts += [blank, *_head(state, aged=not is_live)]
     if state.windows:
         parts.append(sections.trends(state))

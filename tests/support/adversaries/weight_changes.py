@@ -1,6 +1,6 @@
 """Changes of weights: fewer layers, and the share of changed weights.
 
-grailnode/calibration/copies.py reduces the number of bits.
+grailnode/calibration/procedure.py reduces the number of bits.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from grailnode.calibration.copies import quantized
+from grailnode.calibration.procedure import quantized
 from protocol.judging.verdict import Reason
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
