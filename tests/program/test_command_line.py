@@ -188,11 +188,6 @@ def test_a_repair_takes_the_name_of_the_only_node_that_has_a_state(tmp_path: Pat
     assert succeed("repair", *run) == "trainer: its state is whole\n"
 
 
-def test_help_needs_no_run():
-    assert "grailnode demo" in succeed("--help")
-    assert "72 of 2 s" in run_command("demo", "--help").stdout
-
-
 @pytest.mark.parametrize(
     ("command", "code", "text"),
     [

@@ -55,6 +55,7 @@ def test_a_url_that_names_the_run_is_enough(run: workspace.Workspace, host: Host
     config = open_config(url)
     assert config.run.id == run.run_id.hex()
     assert make_spectator(config).run_id == run.run_id
+    assert not config.store.private_addresses  # of strangers, though the run is on this machine
     host.files.objects.clear()
     again = open_config(url)  # from the copy in the node's state
     assert Path(again.run.manifest).is_relative_to(Path.cwd())
@@ -147,10 +148,6 @@ def test_a_node_that_comes_before_the_first_publication_waits(
     assert config.run.id == run.run_id.hex()
     (line,) = capsys.readouterr().err.splitlines()
     assert "no run is there; its trainer publishes it, or the URL is wrong; waiting since" in line
-
-
-def test_a_run_of_this_machine_lets_no_stranger_announce_other_private_addresses(host: Host, run: workspace.Workspace):
-    assert not open_config(f"{host.url}/run/{paths.run(run.run_id)}").store.private_addresses
 
 
 def test_a_missing_manifest_is_an_error(host: Host, run: workspace.Workspace):
