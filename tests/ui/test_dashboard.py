@@ -18,7 +18,7 @@ from tests.support.builders.observed_runs import observed_run
 from tests.support.simulation.virtual_clock import simulated
 from tests.ui import runs
 from tests.ui.dashboards import HOSTILE, Source, serving, usual
-from tests.ui.tags import Tags
+from tests.ui.runs import Tags
 
 
 async def events(address: str, headers: dict[str, str] | None = None) -> AsyncGenerator[dict[str, Any], None]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from grailnode.ui.report.page import page, write_report
 from grailnode.ui.report_data import DemoReport
 from tests.ui import runs
-from tests.ui.tags import Tags
+from tests.ui.runs import Tags
 
 STATES = {
     "usual": runs.network(),
