@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from grailnode.observe.state import NetworkState
 from grailnode.ui.report.page import page, write_report
 from grailnode.ui.report_data import DemoReport
 from tests.ui import runs
@@ -29,26 +30,17 @@ STATES = {
 }
 
 
-def test_report_round_trips(tmp_path: Path):
-    report = runs.report()
+@pytest.mark.parametrize("state", [runs.network(), runs.many_sites()], ids=["alone", "sites"])
+def test_a_report_comes_back_and_has_the_state_that_status_prints_and_sites_if_there_are_some(
+    tmp_path: Path, state: NetworkState
+):
+    report = runs.report(state)
     as_json, as_html = write_report(report, tmp_path / "new" / "directory")
     assert DemoReport.model_validate_json(as_json.read_bytes()) == report
+    assert json.loads(as_json.read_text())["state"] == json.loads(json.dumps(asdict(state)))
     assert as_html.read_text("utf-8") == page(report)
+    assert ("<h2>Sites</h2>" in page(report)) == bool(state.sites)
     assert {file.name for file in as_json.parent.iterdir()} == {"report.json", "report.html"}
-
-
-def test_a_page_has_sites_only_if_there_are_some(tmp_path: Path):
-    report = runs.report(runs.many_sites())
-    as_json, as_html = write_report(report, tmp_path / "sites")
-    assert DemoReport.model_validate_json(as_json.read_bytes()) == report
-    assert json.loads(as_json.read_text())["state"]["sites"][1]["refused"] == {"lost": 3, "poisoned": 1}
-    assert "<h2>Sites</h2>" in as_html.read_text("utf-8")
-    assert "Sites" not in page(runs.report())
-
-
-def test_report_has_the_state_that_status_prints():
-    state = runs.network()
-    assert json.loads(runs.report().model_dump_json())["state"] == json.loads(json.dumps(asdict(state)))
 
 
 @pytest.mark.parametrize(("change", "fault"), [({"seconds": float("nan")}, "finite"), ({"second": 1.0}, "unexpected")])
