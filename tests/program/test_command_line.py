@@ -47,7 +47,6 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("convert --from trl --to trl '' x", 2, "Invalid value for 'SOURCE': an empty text"),
         ("verify --run /nowhere/run.toml", 1, "no such file; `grailnode init DIR` writes one"),
         ("init /proc/grailnode", 1, "/proc/grailnode"),
-        ("verify --trust-run --run http://127.0.0.1:9", 1, "names a server and no run"),
         ("init x --join https://a.test/runs/ID --bucket mine --meeting met", 1, "https://a.test/runs/ID: which run?"),
         ("init x --region eu --url https://a.test", 2, "--region, --url: also give --bucket"),
         ("init x --meeting s3://met", 2, "--meeting: also give --bucket"),
@@ -122,14 +121,6 @@ def test_a_missing_validator_key_is_not_created(run_file: Path):
 )
 def test_an_unusable_setting_is_reported_before_a_node_starts(run_file: Path, options: str, code: int, message: str):
     assert message in fail("--run", str(run_file), *options.split(), code=code)
-
-
-def test_a_key_directory_that_cannot_be_listed_is_an_error(tmp_path: Path):
-    assert run_command("init", str(tmp_path)).returncode == 0
-    (tmp_path / "keys").rename(tmp_path / "elsewhere")
-    (tmp_path / "keys").write_text("a file where the folder should be")
-    error = fail("keys", "show", "--run", str(tmp_path / "run.toml"))
-    assert error == f"grailnode: {tmp_path / 'keys'}: cannot be listed (not a directory)\n"
 
 
 @pytest.mark.parametrize(

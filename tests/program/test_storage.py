@@ -131,18 +131,10 @@ def test_relays_are_urls(run_toml: Path):
             Storage(load(run_toml, [f'beacon.relays=["{wrong}"]']), NodeTelemetry("x")).relays(bytes(32))
 
 
-def _apart(run_toml: Path, *more: str) -> Config:
-    """Return the configuration of a node with a directory of its own and a meeting point in another."""
-    return load(run_toml, ["store.path=mine", "store.url=https://m.example.org", "store.meeting.path=square", *more])
-
-
-def _punctual(config: Config, name: str) -> Node:
-    """Return a node whose beacon has every round in time, since no trainer runs one here."""
-    return replace(make_node(config, name, NodeTelemetry("x")), beacon=PunctualBeacon())
-
-
 async def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):
-    node = _punctual(_apart(run_toml), "miner-1")
+    config = load(run_toml, ["store.path=mine", "store.url=https://m.example.org", "store.meeting.path=square"])
+    # no trainer runs a beacon here
+    node = replace(make_node(config, "miner-1", NodeTelemetry("x")), beacon=PunctualBeacon())
     assert node.space == "https://m.example.org"
 
     await node.store.put(paths.head(node.key.public), b"x")
@@ -154,17 +146,6 @@ async def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):
     assert (directory / "mine" / paths.head(node.key.public)).is_file()
     announcement = (directory / "square" / paths.participant(node.key.public)).read_bytes()
     assert b"https://m.example.org" in announcement
-
-
-def test_plain_http_to_this_machine_must_be_allowed(run_toml: Path):
-    async def read(config: Config) -> None:
-        owner = replace(_punctual(config, "miner-2"), space="http://127.0.0.1:1")
-        node = make_node(config, "miner-1", NodeTelemetry("x"))
-        await owner.announce("miner", 60.0)
-        await node.store.get(paths.head(owner.key.public), 10)
-
-    with pytest.raises(PermanentError, match="private_addresses = true allows it"):
-        trio.run(read, _apart(run_toml))
 
 
 async def test_a_server_of_this_machine_that_the_operator_named_opens_no_other_private_address(run_toml: Path):
