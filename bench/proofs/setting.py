@@ -97,7 +97,7 @@ class Setting:
             max_tokens,
             groups=groups,
             group_size=GROUP_SIZE,
-            wrap=BatchedEngine if concurrent else lambda engine: engine,  # type: ignore[arg-type,return-value]
+            wrap=BatchedEngine if concurrent else lambda engine: engine,  # type: ignore[arg-type]
         )
 
     def task(self, seed: int) -> CalibrationTask:

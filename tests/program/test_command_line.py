@@ -155,12 +155,6 @@ def test_a_run_of_another_version_is_refused_in_one_line(tmp_path: Path):
     )
 
 
-def test_a_manifest_that_is_not_the_pinned_run_is_refused(run_file: Path, tmp_path: Path):
-    assert run_command("init", str(tmp_path)).returncode == 0
-    (tmp_path / "run.manifest").write_bytes((run_file.parent / "run.manifest").read_bytes())
-    assert "run manifest: is run" in fail("status", "--run", str(tmp_path / "run.toml"))
-
-
 def test_a_run_toml_that_a_full_disk_left_empty_does_not_mean_the_defaults(tmp_path: Path):
     (tmp_path / "run.toml").write_bytes(b"")
     for command in (("status",), ("--role", "trainer")):

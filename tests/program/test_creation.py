@@ -197,7 +197,6 @@ class TestRunToml:
         ):
             assert lines in local
             assert lines in bucket
-        assert '# The directory, for kind local.\npath = "store"\n' in local
         assert 'read.\nurl = "https://mine.s3.us-east-1.amazonaws.com"\n' in bucket
         assert "[store.meeting]\n# Where participants announce themselves." in bucket
         for text in (local, bucket):

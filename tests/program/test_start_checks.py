@@ -32,7 +32,7 @@ from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.encoding import content_digest
 from protocol.identity.authority import Admission
-from protocol.identity.signing import SigningKey, sign
+from protocol.identity.signing import sign
 from roles.authority_updates import refresh_authority
 from roles.node.identity import Node
 from roles.participants import find_participants
@@ -115,15 +115,6 @@ async def test_a_meeting_point_that_cannot_be_listed_is_refused():
     message = r"cannot see the run's participants at the meeting point: .*connection refused"
     with pytest.raises(UserError, match=message):
         await check_meeting_point(miner(refusing("list")))
-
-
-@simulated
-async def test_a_miner_that_the_run_does_not_admit_is_refused():
-    await check_admission(miner(MemoryStore(), policy="allowlist", allowed=(MINER.public,)))
-    node = miner(MemoryStore(), policy="allowlist", allowed=(SigningKey(bytes([7]) * 32).public,))
-    message = f"by allowlist, and does not admit this one .*grailnode admit {MINER.public.hex()}"
-    with pytest.raises(UserError, match=message):
-        await check_admission(node)
 
 
 @simulated

@@ -173,13 +173,10 @@ def plain_lines(*states: NetworkState) -> list[str]:
     return file.getvalue().splitlines()
 
 
-def test_plain_view_prints_each_window_once():
+def test_plain_view_prints_each_window_once_and_counts_none_beyond_the_plan():
     lines = plain_lines(*(runs.network(windows) for windows in (0, 1, 1, 2, 2, 2, 5, 5, 6)))
     assert len(lines) == 1 + 6
     assert [f"window {n} ({n + 1}/30)" in line for n, line in enumerate(lines[1:])] == [True] * 6
-
-
-def test_plain_view_counts_no_window_beyond_the_plan():
     text = "\n".join(plain_lines(runs.network(windows=5, planned=3)))
     assert "window 2 (3/3)" in text
     assert "window 4 (after the 3 planned)" in text
