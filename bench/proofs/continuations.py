@@ -45,7 +45,7 @@ async def table(setting: Setting, groups: int, tokens: int | None) -> None:
     each rollout; None for stories.
     """
     for miner, validator in _DTYPES:
-        harness = replace(setting.harness(_GROUPS, tokens=tokens), batched=False)
+        harness = setting.harness(_GROUPS, tokens=tokens)
         await _line(harness, miner, validator, max(1, groups // _GROUPS))
     weights = {name: tensor.to(torch.bfloat16) for name, tensor in setting.weights.items()}
     engine: Any = EarlyMissEngine(setting.model(), weights, _REACH)

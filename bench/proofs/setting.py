@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bench.proofs import trained_policy
+from bench.proofs.batched_engine import BatchedEngine
 from bench.proofs.sides import Pair, Side
 from bench.proofs.trading_task import UNKNOWN, TradingTask
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
@@ -96,7 +97,7 @@ class Setting:
             max_tokens,
             groups=groups,
             group_size=GROUP_SIZE,
-            batched=concurrent,
+            wrap=BatchedEngine if concurrent else lambda engine: engine,  # type: ignore[arg-type]
         )
 
     def task(self, seed: int) -> CalibrationTask:

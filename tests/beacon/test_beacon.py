@@ -174,10 +174,6 @@ class TestRefusals:
 
 
 class TestChainInfo:
-    def test_a_chain_is_encoded_and_decoded(self):
-        assert ChainInfo.from_bytes(quicknet.to_bytes()) == quicknet
-        assert ChainInfo.from_bytes(LOCAL.to_bytes()) == LOCAL
-
     @pytest.mark.parametrize(
         "changes",
         [
@@ -186,25 +182,15 @@ class TestChainInfo:
             {"public_key": bytes([0xC0, *bytes(95)])},
             {"public_key": quicknet.public_key[:-1] + b"\0"},
             {"period_ms": 0},
-            {"period_ms": -3000},
             {"period_ms": limits.MAX_BEACON_PERIOD_MS + 1},
-            {"period_ms": 3000.0},
-            {"genesis_ms": -1},
             {"genesis_ms": limits.MAX_TIME_MS + 1},
-            {"group_hash": bytes(31)},
-            {"beacon_id": ""},
             {"beacon_id": "a/b"},
-            {"beacon_id": "x" * 65},
             {"beacon_id": "quicknet\n"},
-            {"more": 1},
         ],
     )
     def test_descriptions_that_are_refused(self, changes):
         with pytest.raises(MalformedError):
             ChainInfo.from_bytes(pack({**quicknet.model_dump(), **changes}))
-
-    def test_the_path_of_a_round(self):
-        assert quicknet.path(ROUND) == f"{quicknet.chain_hash.hex()}/public/657413"
 
 
 class TestTime:

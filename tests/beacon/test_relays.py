@@ -102,10 +102,6 @@ class TestRelays:
         await memory.delete(CHAIN.path(1))
         assert await beacon.randomness(1) == TRUTH[0]
 
-    async def test_a_beacon_needs_a_relay(self, clock):
-        with pytest.raises(ValueError, match="at least one relay"):
-            RelayBeacon([], CHAIN, clock)
-
 
 def relay_of(answers: dict[int, bytes], name: str = "relay") -> Relay:
     """Return a relay that has answers from the beginning."""

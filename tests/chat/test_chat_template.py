@@ -186,11 +186,6 @@ def test_init_says_that_a_template_changes_earlier_turns_and_pins_the_text_aroun
     assert chat is not None and (chat.turn_before, chat.turn_after) == ("[user]\n", "<eos>[assistant]")
 
 
-def test_init_refuses_a_chat_run_without_a_template(tmp_path: Path) -> None:
-    assert "the tokenizer has no chat template" in fail("init", str(tmp_path / "run"), "--chat")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_conversation_that_the_policy_cannot_read_is_refused(tmp_path: Path) -> None:
     policy = write_template(tmp_path / "policy", MARKED)
     for system_prompt, message in (

@@ -1,4 +1,4 @@
-"""Checks that a command line is valid for the program: its verbs, options and settings exist and have valid values."""
+"""Checks that a command line is valid for the program, and reads Dockerfiles."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,3 +61,20 @@ def _contexts(arguments: list[str]) -> Iterator[ParserCall]:
         _, below, arguments = command.resolve_command(context, rest)
         assert below is not None
         command, parent = below, context
+
+
+# Dockerfiles
+
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+
+Instruction = tuple[str, str]
+
+
+def instructions(file: Path) -> list[Instruction]:
+    """Return the instructions of a Dockerfile in order, without comments, with continued lines joined."""
+    lines = [line for line in file.read_text().splitlines() if not line.lstrip().startswith("#")]
+    text = "\n".join(lines).replace("\\\n", " ")
+    parts = (line.partition(" ") for line in text.split("\n") if line)
+    return [(verb.upper(), rest.strip()) for verb, _, rest in parts]

@@ -21,8 +21,7 @@ from grailnode.node.metrics import serve_metrics
 from grailnode.node.process_launch import PROCESSES, Role
 from grailnode.node.processes import metrics_port
 from grailnode.node.state_locks import lock_state
-from tests.deployment.commands import parse
-from tests.deployment.dockerfiles import DOCKER, ROOT, Instruction, instructions
+from tests.deployment.commands import DOCKER, ROOT, Instruction, instructions, parse
 from tests.support.processes.command_line import succeed
 from tests.support.simulation.virtual_clock import running
 

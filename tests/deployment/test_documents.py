@@ -67,10 +67,6 @@ def page_name(page: Path) -> str:
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 
-def test_there_are_commands() -> None:
-    assert len(COMMANDS) >= 40
-
-
 @pytest.mark.parametrize(("line", "complete"), COMMANDS)
 def test_a_command_is_one_of_the_programs(line: str, complete: bool) -> None:
     words = shlex.split(re.sub(r"\.\.\.|[\[\]]", "", line), comments=True)  # [--json] marks an optional word
@@ -213,10 +209,6 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert not [page_name(page) for page in PAGES if page not in linked_pages]
 
 
-def test_there_are_at_most_30_adrs() -> None:
-    assert 20 <= len(ADRS) <= 30
-
-
 @pytest.mark.parametrize("adr", ADRS, ids=lambda adr: adr.name)
 def test_an_adr_has_at_most_230_words_in_the_common_form(adr: Path) -> None:
     text = adr.read_text(encoding="utf-8")
@@ -227,6 +219,7 @@ def test_an_adr_has_at_most_230_words_in_the_common_form(adr: Path) -> None:
 
 def test_the_adr_index_lists_each_adr_by_its_title() -> None:
     titles = {adr.name: re.findall(r"^# \d{4}\. (.+)$", adr.read_text(encoding="utf-8"), re.MULTILINE) for adr in ADRS}
+    assert 20 <= len(titles) <= 30
     rows = [f"- [{name[:4]}]({name}) {title}" for name, (title,) in titles.items()]
     index = (DOCS / "adr" / "README.md").read_text(encoding="utf-8")
     assert [line for line in index.splitlines() if line.startswith("- [")] == rows

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployment.dockerfiles import DOCKER, ROOT, instructions
+from tests.deployment.commands import DOCKER, ROOT, instructions
 
 PACKAGES = "ca-certificates,python3,python3-venv,python-is-python3"
 """What the base image has, by Debian's names."""

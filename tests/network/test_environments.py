@@ -3,7 +3,7 @@
 import json
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from roles.policy.assignment import Task
 from roles.ports import StoreError
 from tests.support.adversaries.false_episodes import CHEATS
 from tests.support.builders.dice import Dice
-from tests.support.builders.plugins import files_of_page, install, install_module
+from tests.support.builders.plugins import install_module
 from tests.support.builders.policies import write_speaking_policy
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.tasks import OWN, open_sandbox
@@ -311,31 +311,6 @@ def dice(monkeypatch: pytest.MonkeyPatch) -> Dice:
     environment = Dice()
     register(monkeypatch, environment)
     return environment
-
-
-@pytest.fixture
-def higher_lower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PluginEnvironment]:
-    """Return the guide's plug-in from its wheel, which is registered."""
-    plugin = PluginEnvironment.open(open_sandbox(), [install(files_of_page(), tmp_path)], "higher-lower", b"{}")
-    register(monkeypatch, plugin)
-    yield plugin
-    plugin.close()
-
-
-async def test_a_plugin_steps_episodes_of_both_roles_and_a_forged_reply_is_refused(
-    higher_lower: PluginEnvironment,
-) -> None:
-    network = Network(demo_rules(environment=higher_lower.name, groups=2, group_size=4, **EPISODES))
-    forger, reason = CHEATS["forged-reply"]
-    async with run_nodes(network, miners=1) as nursery:
-        nursery.start_soon(network.run_miner, "forger", 2, forger)
-        await network.until_window(4)
-    honest = await judged_groups(network, "miner-1", range(4))
-    assert {judgement.reason for _, judgement in honest} == {""}
-    turns = {len(rollout.turns) for group, _ in honest for rollout in group.rollouts if hasattr(rollout, "turns")}
-    assert max(turns) >= 3
-    assert {judgement.reason for _, judgement in await judged_groups(network, "forger", range(4))} == {reason.value}
-    assert any(entry.evaluation for entry in await summaries(network, "validator-0", range(4)))
 
 
 async def test_honest_episodes_are_trained_on_and_seven_cheats_are_refused_in_their_first_window(dice: Dice) -> None:

@@ -289,32 +289,22 @@ async def test_a_node_that_storage_refuses_for_long_works_again_afterwards(name:
     check_no_contradiction(network)
 
 
-class ReplicatedStore(MemoryStore):
-    """A store whose replica is a little behind: a failover undoes the newest puts of one bucket."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._puts: list[tuple[str, bytes | None]] = []
-
-    async def put(self, path: str, data: bytes) -> None:
-        self._puts.append((path, self._objects.get(path)))
-        await super().put(path, data)
-
-    async def fail_over(self, bucket: str, count: int) -> None:
-        """Undo the last puts below a prefix."""
-        newest = [put for put in self._puts if put[0].startswith(bucket)][-count:]
-        for path, before in reversed(newest):
-            await (self.delete(path) if before is None else super().put(path, before))
+async def fail_over(store: RecordingStore, bucket: str, count: int) -> None:
+    """Undo the last puts below a prefix, as if a replica took over that is a little behind."""
+    puts = store.under(bucket)
+    for number in reversed(range(len(puts) - count, len(puts))):
+        before = [put.data for put in puts[:number] if put.path == puts[number].path]
+        await (store.put(puts[number].path, before[-1]) if before else store.delete(puts[number].path))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trainer", "validator-0", "miner-1"])
 async def test_a_bucket_that_loses_its_newest_objects_stops_nobody_for_long(name: str) -> None:
     network = Network(RULES)
-    network.store = store = ReplicatedStore()
+    network.store = store = RecordingStore()
     async with run_nodes(network):
         await network.until_window(FIRST)
-        await store.fail_over(paths.writer_prefix(key(name).public), 10)
+        await fail_over(store, paths.writer_prefix(key(name).public), 10)
         await network.until_window(FIRST + 8)
         before = (await network.head()).version
         await network.until_window(FIRST + 24)

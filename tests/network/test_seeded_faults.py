@@ -49,23 +49,14 @@ def check_outcomes(outcomes: Sequence[SeedOutcome]) -> None:
 @pytest.mark.usefixtures("quiet_beacon")
 def test_no_seed_violates_an_invariant():
     check_outcomes([outcome_of(seed) for seed in SEEDS])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quiet_beacon")
-def test_no_seed_of_many_violates_an_invariant():
-    check_outcomes([run_seed(seed) for seed in range(36, 63)])
-
-
-@pytest.mark.usefixtures("quiet_beacon")
-def test_no_seed_of_a_network_that_deals_its_groups_violates_an_invariant():
     assert run_seed(178, dealing=True).violations == ()  # a version lapses in it
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quiet_beacon")
-def test_no_seed_of_many_networks_that_deal_their_groups_violates_an_invariant():
-    check_outcomes([run_seed(seed, dealing=True) for seed in range(2, 8)])
+@pytest.mark.parametrize(("seeds", "dealing"), [(range(36, 63), False), (range(2, 8), True)], ids=["all", "dealing"])
+def test_no_seed_of_many_violates_an_invariant(seeds: range, dealing: bool):
+    check_outcomes([run_seed(seed, dealing) for seed in seeds])
 
 
 @pytest.mark.usefixtures("quiet_beacon")

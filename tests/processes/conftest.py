@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.measuring.patch_kernels import compile_patch_kernels
 from tests.support.processes import programs
-from tests.support.processes.network_of_processes import NetworkOfProcesses
+from tests.support.processes.network_of_processes import RULES, NetworkOfProcesses
 
 _HOOK: Final = """
 import multiprocessing, sys
@@ -36,8 +36,9 @@ def compiled_kernels() -> None:
 
 
 @pytest.fixture
-def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
-    network = NetworkOfProcesses(tmp_path / "network")
+def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkOfProcesses]:
+    """Return a network with the rules of the test's module, if it has some of its own."""
+    network = NetworkOfProcesses(tmp_path / "network", getattr(request.module, "NETWORK_RULES", RULES))
     yield network
     network.end()
 

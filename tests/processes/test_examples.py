@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
@@ -37,14 +37,8 @@ pytestmark = pytest.mark.slow
 
 NO_TRL = "GRAILNODE_TRL_PYTHON names no interpreter with TRL; `pip install . 'trl==1.16.*'` makes one"
 CPU_ONLY = {"CUDA_VISIBLE_DEVICES": ""}
-
-
-@pytest.fixture
-def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
-    # windows of 8 seconds: with shorter ones, miner and validator would work most of the time for groups nobody takes
-    network = NetworkOfProcesses(tmp_path / "network", RULES.in_rounds(4 * RULES.rounds))
-    yield network
-    network.end()
+# windows of 8 seconds: with shorter ones, miner and validator would work most of the time for groups nobody takes
+NETWORK_RULES = RULES.in_rounds(4 * RULES.rounds)
 
 
 def run_example(*command: str) -> None:

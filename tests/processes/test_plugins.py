@@ -139,6 +139,20 @@ def test_what_is_no_mixture_is_refused_in_one_line(environment: str, reason: str
         workspace.create(tmp_path / "run", demo_recipe(environment=environment))
 
 
+@pytest.mark.parametrize(("role", "name"), [("miner", "miner-1"), ("validator", "validator")])
+def test_a_node_without_a_sandbox_does_not_join(
+    founder: workspace.Workspace, role: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bwrap = tmp_path / "bin" / "bwrap"  # the system's own, which is preferred to the packaged one
+    bwrap.parent.mkdir()
+    bwrap.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
+    bwrap.chmod(0o755)
+    monkeypatch.setenv("PATH", str(bwrap.parent))
+    refusal = "grailnode: bubblewrap cannot create a sandbox here (bwrap: setting up uid map: Permission denied)"
+    assert fail("--role", role, "--run", str(founder.config), "--name", name).startswith(refusal)
+    assert not [path for path in (founder.directory / "store").rglob("*") if path.is_file()]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("founder", [EPISODES | {"max_tokens": 8}], indirect=True)
 def test_strangers_join_a_run_of_a_plugin_and_play_its_episodes(machines: Machines) -> None:

@@ -19,14 +19,8 @@ from tests.support.processes.programs import eventually, members
 from tests.support.processes.separate_buckets import Machines, serving_buckets
 
 FOLLOWERS = ("validator", "miner-1", "miner-2")
-
-
-@pytest.fixture
-def network(tmp_path: Path) -> Iterator[NetworkOfProcesses]:
-    # windows twice as long as elsewhere, so that sites of a busy machine contribute within a round, too
-    network = NetworkOfProcesses(tmp_path, RULES.changed(trainers=2).in_rounds(2 * RULES.rounds))
-    yield network
-    network.end()
+# windows twice as long as elsewhere, so that sites of a busy machine contribute within a round, too
+NETWORK_RULES = RULES.changed(trainers=2).in_rounds(2 * RULES.rounds)
 
 
 def counted_rounds(network: NetworkOfProcesses, worker: str) -> list[int]:

@@ -189,9 +189,3 @@ async def test_a_process_that_a_signal_ends_has_an_alarm_and_the_cause_in_its_lo
     assert (pager.messages[0]["kind"], pager.messages[0]["fields"]["error"]) == ("failed", cause)
     causes = {recent_starts(path, time.time())[2] for path in config.at(config.node.logs).iterdir()}
     assert causes == {cause}
-
-
-@pytest.mark.parametrize("url", ["example.org", "ftp://example.org", "file:///etc/passwd"])
-def test_another_kind_of_address_is_refused(run_toml: Path, url: str) -> None:
-    with pytest.raises(Exception, match=r"node\.alarm_url"):
-        load(run_toml, [f"node.alarm_url={url}"])

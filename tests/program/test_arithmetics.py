@@ -16,17 +16,11 @@ from grailnode.node.role_checks import check_start
 from grailnode.run import workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
-from protocol.proof import EXACT_PROOF
 from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import succeed
 
 BFLOAT16 = "engine.dtype='bfloat16'"
 VLLM = ("engine.kind='vllm'", "engine.url='http://127.0.0.1:1'")
-
-
-def test_a_run_admits_float32_in_torch_unless_its_founder_says_otherwise(run_toml: Path) -> None:
-    proof = open_run(run_toml.with_name("run.manifest").read_bytes()).record.proof
-    assert (proof.miners, proof.validators) == (("torch-float32",), ("torch-float32",))
 
 
 @pytest.mark.parametrize(
@@ -88,12 +82,6 @@ def test_a_recipes_engine_decides_what_its_run_admits(tmp_path: Path) -> None:
 
 
 # `grailnode init --numerics exact`, and engines that do not compute the bits of such a run
-
-
-def test_init_makes_a_run_that_tolerates_nothing(tmp_path: Path) -> None:
-    succeed("init", str(tmp_path), "--numerics", "exact")
-    run = open_run((tmp_path / "run.manifest").read_bytes()).record
-    assert (run.numerics, run.proof) == ("exact", EXACT_PROOF)
 
 
 @pytest.mark.parametrize("overrides", [(BFLOAT16,), VLLM], ids=str)

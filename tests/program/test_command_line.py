@@ -41,7 +41,6 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("demo --out ''", 2, "an empty text"),
         ("verify --run /nowhere/run.toml", 1, "no such file; `grailnode init DIR` writes one"),
         ("init /proc/grailnode", 1, "/proc/grailnode"),
-        ("verify --trust-run --run http://127.0.0.1:9", 1, "names a server and no run"),
         ("init x --join https://a.test/runs/ID --bucket mine --meeting met", 1, "https://a.test/runs/ID: which run?"),
         ("init x --region eu --url https://a.test", 2, "--region, --url: also give --bucket"),
         ("init x --meeting s3://met", 2, "--meeting: also give --bucket"),
@@ -118,14 +117,6 @@ def test_an_unusable_setting_is_reported_before_a_node_starts(run_file: Path, op
     assert message in fail("--run", str(run_file), *options.split(), code=code)
 
 
-def test_a_key_directory_that_cannot_be_listed_is_an_error(tmp_path: Path):
-    assert run_command("init", str(tmp_path)).returncode == 0
-    (tmp_path / "keys").rename(tmp_path / "elsewhere")
-    (tmp_path / "keys").write_text("a file where the folder should be")
-    error = fail("keys", "show", "--run", str(tmp_path / "run.toml"))
-    assert error == f"grailnode: {tmp_path / 'keys'}: cannot be listed (not a directory)\n"
-
-
 @pytest.mark.parametrize(
     ("cut", "bend", "reason"),
     [(0, 0, "byte 0: cut off"), (700, 0, "byte 700: cut off"), (None, 1, "run: the signature does not hold")],
@@ -158,12 +149,6 @@ def test_a_run_of_another_version_is_refused_in_one_line(tmp_path: Path):
     )
 
 
-def test_a_manifest_that_is_not_the_pinned_run_is_refused(run_file: Path, tmp_path: Path):
-    assert run_command("init", str(tmp_path)).returncode == 0
-    (tmp_path / "run.manifest").write_bytes((run_file.parent / "run.manifest").read_bytes())
-    assert "run manifest: is run" in fail("status", "--run", str(tmp_path / "run.toml"))
-
-
 def test_a_run_toml_that_a_full_disk_left_empty_does_not_mean_the_defaults(tmp_path: Path):
     (tmp_path / "run.toml").write_bytes(b"")
     for command in (("status",), ("--role", "trainer")):
@@ -180,11 +165,6 @@ def test_a_repair_takes_the_name_of_the_only_node_that_has_a_state(tmp_path: Pat
     assert "has the states of miner-1, trainer" in fail("backup", str(tmp_path / "copy"), *run, code=2)
     (tmp_path / "state" / "miner-1" / "objects").rmdir()
     assert succeed("repair", *run) == "trainer: its state is whole\n"
-
-
-def test_help_needs_no_run():
-    assert "grailnode demo" in succeed("--help")
-    assert "72 of 2 s" in run_command("demo", "--help").stdout
 
 
 @pytest.mark.parametrize(

@@ -172,10 +172,6 @@ class TestTitle:
         assert rules(Path()).name == "other run"
         assert load(Path()).at("keys").is_dir()
 
-    def test_it_may_be_given(self, tmp_path: Path):
-        assert run_command("init", str(tmp_path), "--title", "addition, again").returncode == 0
-        assert rules(tmp_path).name == "addition, again"
-
     @pytest.mark.parametrize("title", ["a" * 65, "two\nlines"])
     def test_it_is_a_short_line(self, tmp_path: Path, title: str):
         result = run_command("init", str(tmp_path), "--title", title)
@@ -201,7 +197,6 @@ class TestRunToml:
         ):
             assert lines in local
             assert lines in bucket
-        assert '# The directory, for kind local.\npath = "store"\n' in local
         assert 'read.\nurl = "https://mine.s3.us-east-1.amazonaws.com"\n' in bucket
         assert "[store.meeting]\n# Where participants announce themselves." in bucket
         for text in (local, bucket):

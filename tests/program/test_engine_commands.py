@@ -300,19 +300,6 @@ async def test_a_node_works_where_no_socket_can_be_made(tmp_path: Path) -> None:
         assert str(tmp_path / "verify") in events[0][1]["error"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("", "Missing option '--run'"),
-        ("--run run.toml", "Missing option '--name'"),
-        ("--run run.toml --name ../miner", "--name ../miner: up to 32 letters"),
-        ("--run run.toml --name miner-1 --url http://127.0.0.1", "No such option"),
-    ],
-)
-def test_a_wrong_command_line_is_refused(options: str, message: str, run: Path) -> None:
-    assert message in fail("engine", "verify", *options.split(), code=2, cwd=run.parent)
-
-
 async def test_a_long_answer_is_not_read_to_its_end(tmp_path: Path) -> None:
     """What listens in the node's place may answer without end."""
 

@@ -149,19 +149,19 @@ def test_a_revocation_lowers_a_quorum_that_could_not_be_reached(run: Path):
         ("rotate nobody", "nobody.key: no such key"),
         ("rotate miner-1", "has no role in this run"),
         ("quorum 1", "1 of 1 validators must accept already"),
+        ("revoke keys/trainer.key", "only one of the trainers; name a successor with `grailnode keys rotate`"),
+        ("grant keys/validator.key", "has the role validator already"),
         ("quorum 2", "grailnode: 2 of 1 validators can never accept; `grailnode keys grant` adds one\n"),
     ],
 )
 def test_an_impossible_change_is_an_error_of_one_line(run: Path, change: str, message: str):
-    assert message in fail("keys", *change.split(), "--run", str(run))
+    assert message in fail("keys", *change.split(), "--run", "run.toml", cwd=run)
     assert not list(run.glob("*.draft"))
 
 
 def test_a_miner_is_admitted_as_the_run_demands(run: Path, tmp_path: Path):
     key = "ab" * 32
     assert "this run is open" in succeed("admit", key, "--run", str(run))
-    expected = "grailnode: zz: neither a public key (64 hexadecimal digits) nor a key file\n"
-    assert run_command("admit", "zz", "--run", str(run)).stderr == expected
     for policy in ("allowlist", "invite"):
         succeed("init", str(tmp_path / policy), "--admission", policy)
     output = succeed("admit", key, "--run", str(tmp_path / "allowlist"))
@@ -212,6 +212,8 @@ def test_revoking_takes_every_role():
     after = changed(authority, authority_changes.revocation, OTHER.public)
     assert (after.validators, after.quorum, after.revoked) == ((VALIDATOR.public,), 1, (OTHER.public,))
     assert after.admission.inviters == after.admission.allowed == ()
+    with pytest.raises(UserError, match="revoked in this run for good"):
+        authority_changes.grant(after, OTHER.public, "validator")
 
 
 def test_a_role_is_granted_to_one_more_key():
@@ -234,20 +236,6 @@ def test_workers_stay_in_order_and_the_last_of_them_may_be_revoked():
     for key in (MINER.public, STRANGER.public):
         authority = changed(authority, authority_changes.revocation, key)
     assert authority.workers == ()
-
-
-def test_impossible_changes_are_refused():
-    authority = first_authority()
-    with pytest.raises(UserError, match="only one of the trainers; name a successor with `grailnode keys rotate`"):
-        authority_changes.revocation(authority, TRAINER.public)
-    with pytest.raises(UserError, match="has no role"):
-        authority_changes.replacement(authority, MINER.public, OTHER.public)
-    with pytest.raises(UserError, match="impossible authority"):
-        propose(Revisions(RUN_ID, authority), "", quorum=5)
-    with pytest.raises(UserError, match="has the role validator already"):
-        authority_changes.grant(authority, VALIDATOR.public, "validator")
-    with pytest.raises(UserError, match="revoked in this run for good"):
-        authority_changes.grant(first_authority(revoked=(OTHER.public,)), OTHER.public, "validator")
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"\xc1", b"\x80", samples.revision().to_bytes()])

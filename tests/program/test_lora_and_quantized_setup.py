@@ -1,7 +1,6 @@
 """`grailnode init` for runs of adapters and of quantized weights, and the settings that such runs refuse."""
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from grailnode.node.run_model import check_run_settings, genesis_reader, trainer
 from grailnode.run import key_files, workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
-from grailnode.run.run_toml import read_recipe
 from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
 from protocol.quantization import quantize
@@ -30,7 +28,6 @@ from tests.support.builders.recipes import demo_recipe
 from tests.support.processes.command_line import fail, succeed
 
 VLLM: dict[str, object] = {"kind": "vllm", "url": "http://localhost:1"}
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "qwen2.5-7b-math-lora.toml"
 
 
 def write_proof(path: Path, rank: int, targets: tuple[str, ...]) -> Path:
@@ -172,9 +169,3 @@ def test_a_run_that_cannot_be_is_refused_before_anything_is_written(
     with pytest.raises(error, match=message):
         workspace.create(tmp_path / "run", demo_recipe(**{"lora_rank": 8, **rules}))
     assert not (tmp_path / "run").exists()
-
-
-def test_the_example_is_a_recipe() -> None:
-    rules = read_recipe(EXAMPLE).rules
-    assert (rules.lora_rank, rules.lora_alpha, len(rules.lora_targets)) == (16, 32.0, 7)
-    assert tomllib.loads(EXAMPLE.read_text())["trainer"]["recompute"]

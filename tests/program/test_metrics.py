@@ -89,13 +89,6 @@ async def test_prometheus_reads_events_and_store_operations():
         assert 'grailnode_events_total{event="published",node="trainer/upload"} 2.0' in answer.text.splitlines()
 
 
-async def test_two_processes_count_apart():
-    one, other = NodeTelemetry("a"), NodeTelemetry("b")
-    one.event("started")
-    assert b"started" in one.metrics.exposition()
-    assert b"started" not in other.metrics.exposition()
-
-
 async def test_health_and_other_requests():
     async with serving(NodeTelemetry("miner-1")) as port, httpx.AsyncClient() as client:
         assert (await client.get(f"http://127.0.0.1:{port}/health")).text == "alive\n"

@@ -127,12 +127,6 @@ def test_a_run_keeps_the_data_file_that_it_names(reader: Policy, data: Path, tmp
         requirements.files_to_publish(run, own)
 
 
-def test_nothing_is_written_for_a_run_that_cannot_be_created(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError):
-        workspace.create(tmp_path / "run", demo_recipe(environment="math", data=data))
-    assert not (tmp_path / "run").exists()
-
-
 def test_runs_without_data_require_none_and_an_environment_of_a_later_program_is_unknown() -> None:
     assert requirements.files_to_publish(run_manifest(), None) == {}
     assert requirements.file_reference(None) is None

@@ -1,6 +1,7 @@
-"""Invented runs for the tests of the terminal and the report."""
+"""Invented runs for the tests of the terminal and the report, and the elements of a page."""
 
 from dataclasses import replace
+from html.parser import HTMLParser
 
 from grailnode.observe.state import MinerRow, NetworkState, NodeRow, RoundRow, SiteRow, VersionRow, WindowRow
 from grailnode.ui.report_data import DemoReport
@@ -81,3 +82,26 @@ def report(state: NetworkState | None = None, **changes: object) -> DemoReport:
         "trainer_data_wait_fraction": 0.31,
     }
     return DemoReport.model_validate(values | changes)
+
+
+# Pages
+
+
+class Tags(HTMLParser):
+    """The elements of a page and their attributes; fails if an element is closed that is not the innermost open one."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "link", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag

@@ -13,7 +13,7 @@ from grailnode.ui.report.templates import asset_urls
 from tests.support.builders.observed_runs import observed_run
 from tests.ui import runs
 from tests.ui.dashboards import HOSTILE, Source, serving, usual
-from tests.ui.tags import Tags
+from tests.ui.runs import Tags
 
 
 async def news_of(client: httpx.AsyncClient, address: str, since: int = 0) -> dict[str, Any]:

@@ -1,51 +1,22 @@
 """The dashboard in Chromium: it loads, keeps itself new, filters, outlives store and server, and fits a phone."""
 
 import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from queue import Queue
 
 import pytest
-import trio
 
 from grailnode.observe.state import STORAGE_ALARM, VersionRow
 from grailnode.ui.report.page import page as report_page
 from grailnode.ui.report.templates import ASSETS
 from tests.support.builders.observed_runs import observed_run
+from tests.support.servers.loopback import in_thread
 from tests.ui import runs
 from tests.ui.dashboards import HOSTILE, Source, serving, usual
 
 pytestmark = pytest.mark.browser
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@contextmanager
-def server(source: Source) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Serve a dashboard in a thread of its own; yields its address, and what stops it."""
-    ready: Queue[tuple[str, trio.lowlevel.TrioToken, trio.CancelScope]] = Queue()
-
-    async def main() -> None:
-        with trio.CancelScope() as scope:
-            async with serving(source) as address:
-                ready.put((address, trio.lowlevel.current_trio_token(), scope))
-                await trio.sleep_forever()
-
-    thread = threading.Thread(target=trio.run, args=(main,))
-    thread.start()
-    address, token, scope = ready.get(timeout=600)
-
-    def stop() -> None:
-        if thread.is_alive():
-            token.run_sync_soon(scope.cancel)
-            thread.join()
-
-    try:
-        yield address, stop
-    finally:
-        stop()
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +64,7 @@ def wait_until(page, condition: Callable[[], bool]) -> None:
 
 def test_it_loads_and_keeps_itself_new(new_page):
     source = usual()
-    with server(source) as (address, _):
+    with in_thread(serving(source)) as (address, _):
         page = new_page(address)
         assert page.locator("#miners tbody tr").count() == 6
         page.get_by_text("42 s ago").wait_for()  # the age of the newest version, by the server's clock
@@ -114,7 +85,7 @@ def test_its_curves_grow_and_leave_a_reader_the_windows_that_he_looks_at(new_pag
     source = usual()
     rows = source.view.state.windows
     source.change(windows=tuple(replace(row, pass_at_1=None) if 9 < row.window < 20 else row for row in rows))
-    with server(source) as (address, _):
+    with in_thread(serving(source)) as (address, _):
         page = new_page(address)
         assert last_window(page) == 59
         gaps = page.evaluate("plots.get('learning').data[1].map((value, at) => value === null && at).filter(Boolean)")
@@ -155,7 +126,7 @@ def test_a_page_that_was_opened_before_the_first_reading_lists_the_rollouts_that
     source = usual()
     whole = source.view
     source.view = replace(whole, rollouts=())
-    with server(source) as (address, _):
+    with in_thread(serving(source)) as (address, _):
         page = new_page(address)
         assert not names(page)
         page.get_by_text("42 s ago").wait_for()
@@ -164,7 +135,7 @@ def test_a_page_that_was_opened_before_the_first_reading_lists_the_rollouts_that
 
 
 def test_the_answer_to_an_older_choice_replaces_no_newer_one(new_page):
-    with server(usual()) as (address, _):
+    with in_thread(serving(usual())) as (address, _):
         page = new_page(address)
         waiting = []
 
@@ -183,7 +154,7 @@ def test_the_answer_to_an_older_choice_replaces_no_newer_one(new_page):
 
 
 def test_it_filters_and_shows_whole_episodes(new_page):
-    with server(usual()) as (address, _):
+    with in_thread(serving(usual())) as (address, _):
         page = new_page(address)
         assert names(page) == [f"miner-{number}" for number in range(6)]
         page.select_option("[name=order]", "best")
@@ -201,7 +172,7 @@ def test_it_filters_and_shows_whole_episodes(new_page):
 
 def test_it_outlives_the_store_and_its_server(new_page):
     source = usual()
-    with server(source) as (address, stop):
+    with in_thread(serving(source)) as (address, stop):
         page = new_page(address)
         source.change(alarms=(f"{STORAGE_ALARM}: refused",))
         page.locator("#head .alert").wait_for()
@@ -214,17 +185,9 @@ def test_it_outlives_the_store_and_its_server(new_page):
         assert page.locator("#miners tbody tr").count() == 6
 
 
-def test_it_works_without_its_script(new_page):
-    with server(usual()) as (address, _):
-        page = new_page(address, java_script_enabled=False)
-        page.select_option("[name=order]", "best")
-        page.get_by_role("button", name="Show").click()
-        assert names(page)[0] == "miner-5"
-
-
 @pytest.mark.parametrize(("scheme", "paper"), [("light", "rgb(251, 250, 246)"), ("dark", "rgb(20, 21, 19)")])
 def test_it_fits_a_phone_in_dark_and_light(new_page, scheme: str, paper: str):
-    with server(Source(observed_run(words=["a-name-of-a-miner-that-is-long" * 2]))) as (address, _):
+    with in_thread(serving(Source(observed_run(words=["a-name-of-a-miner-that-is-long" * 2])))) as (address, _):
         page = new_page(address, viewport={"width": 360, "height": 740}, color_scheme=scheme)
         page.get_by_text("42 s ago").wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -233,7 +196,7 @@ def test_it_fits_a_phone_in_dark_and_light(new_page, scheme: str, paper: str):
 
 def test_fifty_hostile_strings_do_nothing(new_page):
     source = Source(observed_run(words=HOSTILE))
-    with server(source) as (address, _):
+    with in_thread(serving(source)) as (address, _):
         page = new_page(address)
         source.change(alarms=("news", *HOSTILE))  # sections that the script puts in, too
         page.locator("#alarms").get_by_text("news").wait_for()

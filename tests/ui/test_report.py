@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from grailnode.observe.state import NetworkState
 from grailnode.ui.report.page import page, write_report
 from grailnode.ui.report_data import DemoReport
 from tests.ui import runs
-from tests.ui.tags import Tags
+from tests.ui.runs import Tags
 
 STATES = {
     "usual": runs.network(),
@@ -29,26 +30,17 @@ STATES = {
 }
 
 
-def test_report_round_trips(tmp_path: Path):
-    report = runs.report()
+@pytest.mark.parametrize("state", [runs.network(), runs.many_sites()], ids=["alone", "sites"])
+def test_a_report_comes_back_and_has_the_state_that_status_prints_and_sites_if_there_are_some(
+    tmp_path: Path, state: NetworkState
+):
+    report = runs.report(state)
     as_json, as_html = write_report(report, tmp_path / "new" / "directory")
     assert DemoReport.model_validate_json(as_json.read_bytes()) == report
+    assert json.loads(as_json.read_text())["state"] == json.loads(json.dumps(asdict(state)))
     assert as_html.read_text("utf-8") == page(report)
+    assert ("<h2>Sites</h2>" in page(report)) == bool(state.sites)
     assert {file.name for file in as_json.parent.iterdir()} == {"report.json", "report.html"}
-
-
-def test_a_page_has_sites_only_if_there_are_some(tmp_path: Path):
-    report = runs.report(runs.many_sites())
-    as_json, as_html = write_report(report, tmp_path / "sites")
-    assert DemoReport.model_validate_json(as_json.read_bytes()) == report
-    assert json.loads(as_json.read_text())["state"]["sites"][1]["refused"] == {"lost": 3, "poisoned": 1}
-    assert "<h2>Sites</h2>" in as_html.read_text("utf-8")
-    assert "Sites" not in page(runs.report())
-
-
-def test_report_has_the_state_that_status_prints():
-    state = runs.network()
-    assert json.loads(runs.report().model_dump_json())["state"] == json.loads(json.dumps(asdict(state)))
 
 
 @pytest.mark.parametrize(("change", "fault"), [({"seconds": float("nan")}, "finite"), ({"second": 1.0}, "unexpected")])
@@ -60,7 +52,10 @@ def test_a_state_that_no_run_has_is_refused(change: dict[str, float], fault: str
 
 @pytest.mark.parametrize("name", STATES)
 def test_page_needs_no_network_and_runs_only_its_own_scripts(name: str):
-    html = page(runs.report(STATES[name]))
+    check = "grailnode verify --run out/run.toml"
+    html = page(runs.report(STATES[name], command=runs.HOSTILE, environment=runs.HOSTILE, verify_command=check))
+    assert check in re.sub(r"</?span>", "", html)
+    assert "&lt;script&gt;" in html and not {"\x1b", "\u202e", "\r"} & set(html)
     assert set(re.findall(r"https?://[^\"'\s<]+", html)) <= {"https://github.com/leeoniya/uPlot"}
     assert not re.search(r"@import|url\(", html)
     tags = Tags(html)
@@ -108,13 +103,6 @@ def test_the_chart_library_is_the_published_one_and_its_licence_is_packaged():
     assert "ui/report/vendor/*" in project["tool"]["setuptools"]["package-data"]["grailnode"]
 
 
-def test_strangers_text_is_escaped():
-    html = page(runs.report(runs.hostile(), command=runs.HOSTILE, environment=runs.HOSTILE))
-    assert html.count("<script") == html.count("<script>") == 2
-    assert "&lt;script&gt;" in html
-    assert not {"\x1b", "\u202e", "\r"} & set(html)
-
-
 def test_groups_that_nobody_judged_have_a_word_and_a_legend():
     miner = replace(runs.network().miners[0], submitted=192, accepted=0, rejected={"copied": 12})
     text = page(runs.report(replace(runs.network(), miners=(miner,)), trainer_data_wait_fraction=0.84))
@@ -129,11 +117,6 @@ def test_a_differing_digest_is_marked():
     assert html.count("✓ equal") == 2
     assert html.count("✗ differs") == 1
     assert "Only 2 of 3 nodes ended with the same weights." in html
-
-
-def test_page_has_the_command_that_checks_it():
-    html = page(runs.report(verify_command="grailnode verify --run out/run.toml"))
-    assert "grailnode verify --run out/run.toml" in re.sub(r"</?span>", "", html)
 
 
 def test_page_praises_verification_only_if_it_is_true():

@@ -44,14 +44,6 @@ def render(what: RenderableType, width: int, height: int = 24) -> list[str]:
     return capture.get().split("\n")[:-1]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", STATES)
-def test_pages_never_exceed_the_terminal(name: str, width: int):
-    state = STATES[name]
-    for page in (screen(state), status(state), render_summary(runs.report(state))):
-        assert max(cell_len(line) for line in render(page, width)) <= width
-
-
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
 def test_screen_shows_the_figures_of_the_run(width: int, height: int):
     lines = render(screen(replace(runs.network(), head_age=220.0)), width, height)
@@ -146,11 +138,14 @@ def test_a_miners_row_says_how_many_groups_nobody_judged():
     assert "not judged" not in "".join(render(screen(replace(state, miners=(replace(UNJUDGED, submitted=12),))), 100))
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", STATES)
-def test_no_word_of_a_stranger_moves_the_cursor(name: str):
+def test_no_word_of_a_stranger_moves_the_cursor_or_leaves_the_terminal(name: str, width: int):
     state = STATES[name]
     for page in (screen(state), status(state), render_summary(runs.report(state))):
-        assert all(line.isprintable() for line in render(page, 80))
+        for line in render(page, width):
+            assert line.isprintable()
+            assert cell_len(line) <= width
 
 
 def test_the_summary_says_at_80_columns_why_the_trainer_waited_and_why_nobody_judged():
@@ -177,13 +172,10 @@ def plain_lines(*states: NetworkState) -> list[str]:
     return file.getvalue().splitlines()
 
 
-def test_plain_view_prints_each_window_once():
+def test_plain_view_prints_each_window_once_and_counts_none_beyond_the_plan():
     lines = plain_lines(*(runs.network(windows) for windows in (0, 1, 1, 2, 2, 2, 5, 5, 6)))
     assert len(lines) == 1 + 6
     assert [f"window {n} ({n + 1}/30)" in line for n, line in enumerate(lines[1:])] == [True] * 6
-
-
-def test_plain_view_counts_no_window_beyond_the_plan():
     text = "\n".join(plain_lines(runs.network(windows=5, planned=3)))
     assert "window 2 (3/3)" in text
     assert "window 4 (after the 3 planned)" in text

@@ -11,14 +11,12 @@ from hashlib import sha256
 from typing import Any
 
 import torch
-import trio
 from torch import Tensor
-from trio.testing import wait_all_tasks_blocked
 
 from grailnode.engine.exact_qwen3 import ExactQwen3
 from grailnode.engine.policy import Policy
 from grailnode.engine.qwen3 import Qwen3, Qwen3Config
-from grailnode.engine.torch_engine import Forward, TorchEngine
+from grailnode.engine.torch_engine import TorchEngine
 from grailnode.environments import registry
 from grailnode.store.memory import MemoryStore
 from protocol import paths
@@ -32,15 +30,13 @@ from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
 from protocol.proof import Arithmetic, ProofSpec
 from protocol.rollout.batch import Commitment, Group, assemble
-from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.filters import EVERY_TOKEN, Filters
-from protocol.rollout.sampling import SamplingParams
 from protocol.run import EpisodeSpec, FileRef, ModelSpec, RunManifest, SamplingSpec
 from roles.miner.produce import HonestProducer, MiningWindow, Producer
 from roles.node.identity import Node
 from roles.policy.assignment import Task
 from roles.policy.causal_model import CausalModel
-from roles.ports import CheckRequest, Engine, Generation, Request
+from roles.ports import Engine
 from roles.validator.audit import Auditor
 from roles.validator.judge import Judge
 from roles.validator.window_cases import Case
@@ -49,7 +45,6 @@ from tests.support.builders import samples
 from tests.support.simulation.network import inline
 
 Weights = Mapping[str, Tensor]
-Tokens = tuple[int, ...]
 _EVERY_GROUP = 1_000_000  # millionths: the share of a new miner's groups that is audited
 
 
@@ -72,64 +67,6 @@ class StubPorts:
     async def randomness(self, round_number: int) -> bytes:
         """Return 32 bytes that depend on the round number alone."""
         return sha256(f"round {round_number}".encode()).digest()
-
-
-@dataclass
-class _Call:
-    items: list[Any]
-    completion: trio.Event = field(default_factory=trio.Event)
-    results: list[Any] = field(default_factory=list)
-
-
-class BatchedEngine:
-    """Implements Engine over another engine. Calls made before all tasks of the program wait become one batch."""
-
-    def __init__(self, engine: TorchEngine) -> None:
-        self._engine = engine
-        self._pending_calls: dict[SamplingParams | CheckRules | None, list[_Call]] = {}
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._engine, name)
-
-    async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
-        if not all(request.seed for request in requests):
-            return await self._engine.generate(requests, params)  # a batch has seeds, or none
-        return await self._batch(params, list(requests))
-
-    async def forward(self, prompts: Sequence[Tokens], completions: Sequence[Tokens]) -> list[Forward]:
-        return await self._batch(None, [(tuple(p), tuple(c)) for p, c in zip(prompts, completions, strict=True)])
-
-    async def check(self, requests: Sequence[CheckRequest], rules: CheckRules) -> list[Check]:
-        return await self._batch(rules, list(requests))
-
-    async def _batch(self, kind: SamplingParams | CheckRules | None, items: list[Any]) -> list[Any]:
-        """Return the results of a call's items. The first caller computes for all; the others wait."""
-        call = _Call(items)
-        calls = self._pending_calls.setdefault(kind, [])
-        calls.append(call)
-        if call is not calls[0]:
-            await call.completion.wait()
-            return call.results
-        await wait_all_tasks_blocked()
-        del self._pending_calls[kind]
-        all_items = [item for other in calls for item in other.items]
-        results = await self._compute(kind, all_items)
-        for other in calls:
-            other.results, results = results[: len(other.items)], results[len(other.items) :]
-            other.completion.set()
-        return call.results
-
-    async def _compute(self, kind: SamplingParams | CheckRules | None, items: list[Any]) -> list[Any]:
-        if isinstance(kind, SamplingParams):
-            return await self._engine.generate(items, kind)
-        unique_items = list(dict.fromkeys(items))  # two validators may check the same rollouts
-        results: Sequence[Check | Forward]
-        if kind is None:
-            results = await self._engine.forward([item[0] for item in unique_items], [item[1] for item in unique_items])
-        else:
-            results = await self._engine.check(unique_items, kind)
-        result_of = dict(zip(unique_items, results, strict=True))
-        return [result_of[item] for item in items]
 
 
 @dataclass
@@ -178,7 +115,7 @@ class TrialHarness:
         max_tokens: limit of a completion.
         group_size, groups: rollouts of a group, and groups of a miner's window.
         training_windows: number of windows from which predictors of sketches learn.
-        batched: whether concurrent trials share the batches of an engine.
+        wrap: what every engine is made into.
         filters: the filters of the run's sampling.
         episode: of a run with episodes.
         exact: whether all compute in exact arithmetic.
@@ -195,7 +132,7 @@ class TrialHarness:
     group_size: int = 8
     groups: int = 8
     training_windows: int = 12
-    batched: bool = False
+    wrap: Callable[[TorchEngine], TorchEngine] = field(default=lambda engine: engine)
     filters: Filters = EVERY_TOKEN
     episode: EpisodeSpec | None = None
     exact: bool = False
@@ -272,7 +209,7 @@ class TrialHarness:
             engine = TorchEngine(model, dtype=self.dtype, run_sync=inline)
             await engine.stage(self.policy_history.serving, dict(weights))
             await engine.commit()
-            self._engines[name] = BatchedEngine(engine) if self.batched else engine  # type: ignore[assignment]
+            self._engines[name] = self.wrap(engine)
         return self._engines[name]
 
     @property

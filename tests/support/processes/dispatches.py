@@ -133,7 +133,7 @@ def failures(dispatch: Dispatch, seen: Mapping[str, Any], native: Mapping[str, A
 def describe(seen: Mapping[str, Any], native: Mapping[str, Any]) -> str:
     """Return a line that says what the libraries use, and how much of what they compute differs."""
     names = "; ".join(
-        f"{library} {_name(seen[library])}, here {_name(native[library])}"
+        f"{library} {seen[library]}, here {native[library]}"
         for library in ("numpy", "openblas", "torch", "onednn", "numba")
     )
     counts = {name: sum(map(ne, seen[name], native[name])) for name in ("powers", "products")}
@@ -141,13 +141,6 @@ def describe(seen: Mapping[str, Any], native: Mapping[str, Any]) -> str:
         f"{counts['powers']} of {POWERS} powers of libm and {counts['products']} of {len(seen['products'])} elements "
         f"of a product in torch differ from this processor's; {names}"
     )
-
-
-def _name(answer: Any) -> str:
-    """Return what a library says, in a few words."""
-    if isinstance(answer, bool):
-        return "with bfloat16" if answer else "without bfloat16"
-    return " ".join(answer) or "baseline" if isinstance(answer, list) else answer or "by the processor's name"
 
 
 def main(arguments: Sequence[str]) -> int:

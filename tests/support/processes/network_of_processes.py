@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run import workspace
 from grailnode.run.rules import Rules
 from grailnode.run.run_toml import Recipe
@@ -23,9 +22,9 @@ class NetworkOfProcesses:
         programs: the started programs by name.
     """
 
-    def __init__(self, directory: Path, rules: Rules = RULES, policy: Path = PACKAGED_POLICY) -> None:
+    def __init__(self, directory: Path, rules: Rules = RULES) -> None:
         recipe = Recipe.model_validate({**SECTIONS, "rules": rules})
-        self.workspace = workspace.create(directory, recipe, policy=policy)
+        self.workspace = workspace.create(directory, recipe)
         self.programs: dict[str, Program] = {}
 
     def start(self, role: str, name: str, *options: str, terminal: Path | None = None) -> Program:

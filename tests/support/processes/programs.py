@@ -109,7 +109,7 @@ def logged_events(file: Path, event: str) -> list[dict[str, Any]]:
     return [item for item in events if item["event"] == event]
 
 
-def run_program(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a short command, and return its result."""
     return subprocess.run(
         [sys.executable, "-m", "grailnode", *arguments],
@@ -117,9 +117,8 @@ def run_program(*arguments: str, cwd: Path | None = None) -> subprocess.Complete
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE,
-        env=_environment(cwd),
+        env=ENVIRONMENT,
         check=False,
-        cwd=cwd,
     )
 
 

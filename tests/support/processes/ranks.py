@@ -118,10 +118,9 @@ class Ranks:
 
     Args:
         policy: the directory of the policy, which begins with random weights.
-        lora: the adapters that they train instead, on the policy as it is; None for all weights.
-        precision: in which they publish.
         states: of one of several hosts each, among which the ranks are divided.
-        device: on which they compute; of "cuda" each takes a GPU of its own.
+        options: `dtype`; `lora`, the adapters that they train instead, on the policy as it is; `precision` in which
+            they publish; `device` on which they compute, of "cuda" each a GPU of its own.
     """
 
     def __init__(
@@ -131,11 +130,8 @@ class Ranks:
         settings: LearnerSettings,
         scenario: Scenario,
         *rest: Any,
-        dtype: torch.dtype = torch.float32,
-        lora: LoraSpec | None = None,
-        precision: Precision = "bf16",
         states: Sequence[Path] = (),
-        device: str = "cpu",
+        **options: Any,
     ) -> None:
         self._directory = tempfile.TemporaryDirectory()
         self._answers, answers = _context.Pipe(duplex=False)
@@ -145,22 +141,9 @@ class Ranks:
             host = rank * len(states) // count
             state = states[host] if states else Path(self._directory.name)
             sweeps = host > (rank - 1) * len(states) // count  # the first rank of its host
-            arguments = (
-                seat,
-                policy,
-                settings,
-                dtype,
-                lora,
-                precision,
-                state,
-                sweeps,
-                count // len(states) if states else None,
-                device,
-                answers,
-                scenario,
-                pickle.dumps(rest),
-            )
-            self.processes.append(_context.Process(target=_take_seat, args=arguments, daemon=True))
+            local_ranks = count // len(states) if states else None
+            arguments = (seat, policy, settings, state, sweeps, local_ranks, answers, scenario, pickle.dumps(rest))
+            self.processes.append(_context.Process(target=_take_seat, args=arguments, kwargs=options, daemon=True))
             self.processes[-1].start()
         answers.close()
 
@@ -188,16 +171,17 @@ def _take_seat(
     seat: Seat,
     directory: Path,
     settings: LearnerSettings,
-    dtype: torch.dtype,
-    lora: LoraSpec | None,
-    precision: Precision,
     state: Path,
     sweeps: bool,
     local_ranks: int | None,
-    device: str,
     answers: "Connection[Any, Any]",
     scenario: Scenario,
     rest: bytes,
+    *,
+    dtype: torch.dtype = torch.float32,
+    lora: LoraSpec | None = None,
+    precision: Precision = "bf16",
+    device: str = "cpu",
 ) -> None:
     torch.set_num_threads(1)
     prepare_rank(seat)

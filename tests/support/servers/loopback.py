@@ -4,17 +4,19 @@ import hashlib
 import math
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from queue import SimpleQueue
+from typing import TypeVar
 from urllib.parse import unquote
 
 import trio
 
 UNSAID = -1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,21 +63,41 @@ async def serve(answer: Answer, *, task_status: trio.TaskStatus[str] = trio.TASK
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[str]:
-    """Serve in a thread of its own, for tests that are no tasks; yield the URL."""
-    started = SimpleQueue[tuple[str, trio.CancelScope, trio.lowlevel.TrioToken]]()
+def in_thread(entered: AbstractAsyncContextManager[T]) -> Iterator[tuple[T, Callable[[], None]]]:
+    """Enter a context in a thread of its own, for tests that are no tasks; yield its value, and what ends it."""
+    started = SimpleQueue[tuple[T, trio.CancelScope, trio.lowlevel.TrioToken]]()
 
     async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            url = await nursery.start(serve, answer)
-            started.put((url, nursery.cancel_scope, trio.lowlevel.current_trio_token()))
+        with trio.CancelScope() as scope:
+            async with entered as value:
+                started.put((value, scope, trio.lowlevel.current_trio_token()))
+                await trio.sleep_forever()
 
     thread = threading.Thread(target=trio.run, args=(main,))
     thread.start()
-    url, scope, token = started.get(timeout=600)
-    yield url
-    token.run_sync_soon(scope.cancel)
-    thread.join(30)
+    value, scope, token = started.get(timeout=600)
+
+    def stop() -> None:
+        if thread.is_alive():
+            token.run_sync_soon(scope.cancel)
+            thread.join(30)
+
+    yield value, stop
+    stop()
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[str]:
+    """Serve in a thread of its own; yield the URL."""
+
+    @asynccontextmanager
+    async def served() -> AsyncIterator[str]:
+        async with trio.open_nursery() as nursery:
+            yield await nursery.start(serve, answer)
+            nursery.cancel_scope.cancel()
+
+    with in_thread(served()) as (url, _):
+        yield url
 
 
 async def _connection(answer: Answer, stream: trio.SocketStream) -> None:

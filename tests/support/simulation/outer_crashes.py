@@ -71,7 +71,7 @@ async def _run(victim: str, place: int, after: bool, rules: RoundRules, seed: in
 async def check(testbed: OuterTestbed, victim: str) -> None:
     """Check the invariants of a run that has ended."""
     manifests = await testbed.manifests()
-    assert testbed.store.rewritten == []
+    assert not testbed.rewritten
     for number in range(1, ROUNDS + 1):
         states = {table[number] for table in map(testbed.applied, testbed.names) if number in table}
         assert states == {manifests[number].state.weights.hex()[:16]}, number

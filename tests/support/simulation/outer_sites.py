@@ -1,9 +1,11 @@
 """Sites and their coordinator over a store in memory, on trio's virtual clock, with a small learner of their own."""
 
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from tests.support.builders.samples import round_rules
 from tests.support.builders.verified_batches import make_group
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling
 from tests.support.simulation.network import BEGIN, Log, key
+from tests.support.simulation.recording_store import RecordingStore
 from tests.support.simulation.virtual_clock import TrioClock, running
 
 SHAPES = {"embed": (12, 40), "layer.weight": (40, 64), "norm": (40,)}
@@ -53,15 +56,6 @@ def first_weights() -> dict[str, Tensor]:
 def target_weights() -> dict[str, Tensor]:
     """Return the weights at which the loss of `SmallLearner` is zero."""
     return random_weights(1, torch.float32)
-
-
-@dataclass(frozen=True)
-class SmallStep:
-    """The figures of a step of `SmallLearner`."""
-
-    loss: float
-    grad_norm: float = 0.0
-    reward: float = 0.0
 
 
 class SmallLearner:
@@ -86,7 +80,7 @@ class SmallLearner:
         self._moments = {name: torch.zeros_like(tensor) for name, tensor in self._weights.items()}
         self._steps = 0
 
-    def step(self, groups: Sequence[VerifiedGroup]) -> SmallStep:
+    def step(self, groups: Sequence[VerifiedGroup]) -> SimpleNamespace:
         self._steps += 1
         for group in groups:
             generator = torch.Generator().manual_seed(int.from_bytes(group.digest[:7], "little"))
@@ -95,7 +89,7 @@ class SmallLearner:
                 gradient = self.direction * (weight - self._target[name] + noise)
                 self._moments[name] = self._moments[name] * 0.5 + gradient * 0.5
                 self._weights[name] = weight - 0.1 * self._moments[name]
-        return SmallStep(loss(self._weights))
+        return SimpleNamespace(loss=loss(self._weights), grad_norm=0.0, reward=0.0)
 
     def state(self) -> dict[str, Tensor]:
         self.ends[self._steps] = dict(self._weights)
@@ -124,25 +118,6 @@ def groups(number: int, count: int, version: int = 0, seed: int = 0) -> Verified
     return VerifiedBatch(window=number, miner=bytes(32), groups=tuple(made))
 
 
-class WatchedStore(MemoryStore):
-    """A store that notices when a signed object is replaced that nobody may replace.
-
-    Attributes:
-        rewritten: the paths of these objects.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rewritten: list[str] = []
-        self._first: dict[str, bytes] = {}
-
-    async def put(self, path: str, data: bytes) -> None:
-        is_final = "/rounds/" in path or "/contributions/" in path
-        if is_final and self._first.setdefault(path, data) != data:
-            self.rewritten.append(path)
-        await super().put(path, data)
-
-
 @dataclass
 class SiteHandle:
     """A site of the testbed, with its state and log."""
@@ -167,7 +142,7 @@ class OuterTestbed:
 
     def __init__(self, sites: int = 3, rules: RoundRules | None = None, *, seed: int = 0, **settings: Any) -> None:
         self._seed = seed
-        self.store, self.clock = WatchedStore(), TrioClock(BEGIN)
+        self.store, self.clock = RecordingStore(), TrioClock(BEGIN)
         self.names = [f"site-{number}" for number in range(sites)]
         run_id, run = small_run(digest_weights(first_weights()))
         workers = tuple(sorted(key(name).public for name in self.names))
@@ -303,6 +278,14 @@ class OuterTestbed:
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
             await trio.sleep(0.25)
+
+    @property
+    def rewritten(self) -> set[str]:
+        """The paths of the signed objects that were replaced, though nobody may replace them."""
+        puts = {
+            (put.path, put.data) for put in self.store.puts if "/rounds/" in put.path or "/contributions/" in put.path
+        }
+        return {path for path, count in Counter(path for path, _ in puts).items() if count > 1}
 
     def reasons(self, manifest: RoundManifest) -> dict[str, str]:
         """Return why sites were refused, by name."""
