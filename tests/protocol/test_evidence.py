@@ -245,12 +245,6 @@ def test_luck_is_the_difference_of_the_rewards(own: int, other: int, expected: t
     assert count_luck([(own, other)] * 3) == result + result + result
 
 
-def test_margins_are_whole_units_rounded_up() -> None:
-    unit = np.float32(NOISE_UNIT)
-    margins = np.array([0.0, 1e-30, 1.0, 1.0000001, 9_999.5, 10_000.0, 10_000.001], np.float32) * unit
-    assert whole_margins(margins, NOISE_UNIT).tolist() == [0, 1, 1, 2, 10_000, 10_000, 10_001]
-
-
 @pytest.mark.parametrize("margin", [math.nan, math.inf, 1e6, 3e38])
 def test_what_is_no_number_or_out_of_range_reaches_the_last_step(margin: float) -> None:
     whole = whole_margins(np.array([margin, 0.0], np.float32), NOISE_UNIT)

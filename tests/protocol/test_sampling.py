@@ -151,35 +151,6 @@ def test_largest_noise_bounds_the_noise() -> None:
     assert sampling.gumbel(torch.tensor([(1 << 32) - 1])).item() <= sampling.LARGEST_NOISE
 
 
-def test_a_token_does_not_depend_on_its_batch() -> None:
-    logits = torch.randn(6, 7, 33, generator=torch.Generator().manual_seed(2))
-    words = sampling.seed_words(seeds(6))
-    positions = torch.arange(7)
-    together = sampling.choose(logits, words[:, None, :].expand(6, 7, 4), positions.expand(6, 7), 1.0)
-    for row in range(6):
-        for t in range(7):
-            assert sampling.choose(logits[row, t], words[row], positions[t], 1.0) == together[row, t]
-
-
-def test_a_smaller_vocabulary_has_the_same_noise() -> None:
-    words = sampling.seed_words([SEED])[0]
-    assert torch.equal(sampling.noise(words, torch.tensor(3), 100)[:40], sampling.noise(words, torch.tensor(3), 40))
-
-
-def test_the_number_of_threads_does_not_change_the_noise() -> None:
-    words, positions = sampling.seed_words(seeds(8)), torch.arange(8)
-    before = torch.get_num_threads()
-    try:
-        noises = []
-        for threads in (1, 2, 4):
-            torch.set_num_threads(threads)
-            noises.append(sampling.noise(words, positions, 50_000))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(noises[0], noises[1])
-    assert torch.equal(noises[0], noises[2])
-
-
 def test_equal_scores_give_the_smallest_id() -> None:
     logits = torch.full((1, 5), -math.inf)
     logits[0, 2] = logits[0, 3] = 0.0
