@@ -161,26 +161,6 @@ async def test_a_false_patch_or_anchor_is_refused(
 
 # What the trainer signed, although it is false
 
-FALSE_NEXT_MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
-    "that continues another chain": (
-        {"previous": samples.digest("another chain")},
-        "does not continue the manifest before it",
-    ),
-    "with another tensor": (
-        {"tensors": (("a", "BF16", (12, 7)), ("b", "BF16", (5,)), ("z", "BF16", (1,)))},
-        "other tensors than the version before",
-    ),
-}
-
-
-@pytest.mark.parametrize(("changes", "refusal"), FALSE_NEXT_MANIFESTS.values(), ids=FALSE_NEXT_MANIFESTS)
-async def test_a_manifest_that_does_not_continue_the_chain_is_refused(changes: dict[str, Any], refusal: str) -> None:
-    testbed = await follow_chain()
-    await testbed.forge(**changes)
-    await testbed.assert_refuses(refusal)
-    has_alarm = any("signed two histories" in line for line in testbed.node.alarms.drain())
-    assert has_alarm == ("previous" in changes)
-
 
 async def test_arbitrary_weights_that_do_not_follow_from_the_signed_patch():
     testbed = await follow_chain()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import environments
-from protocol.environments import Environment, Requirements
+from protocol.environments import Environment
 from tests.support.builders.tasks import CODE, MATH, AcceptingSandbox
 
 every = pytest.mark.parametrize("name", (*environments.names, "math", "code-3.11"))
@@ -24,12 +24,6 @@ def make(name: str) -> Environment:
 def test_an_unknown_name_is_refused_with_a_list_of_all_names() -> None:
     with pytest.raises(ValueError, match=re.escape(", ".join(environments.names + environments.data_names))):
         environments.get("chess")
-
-
-def test_requirements() -> None:
-    assert environments.requirements("sat") == Requirements(tokens=8)
-    assert environments.requirements("math") == Requirements(data=True)
-    assert environments.requirements("code-3.12") == Requirements(data=True, python="3.12")
 
 
 @every

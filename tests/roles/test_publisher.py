@@ -84,15 +84,6 @@ async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: flo
     await testbed.assert_followed(4)
 
 
-async def test_a_state_that_is_older_than_the_published_chain_is_refused():
-    testbed = await published(2)
-    backup = await copy_objects(testbed.state, MemoryStore())
-    await testbed.publish(2)
-    with pytest.raises(ChainError, match="storage shows version 2"):
-        await testbed.publish(state=backup)
-    assert (await testbed.head()).version == 2
-
-
 async def test_a_state_that_differs_from_the_published_chain_is_refused():
     testbed = await published(2)
     other = PublisherTestbed()
