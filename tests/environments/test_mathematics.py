@@ -75,20 +75,6 @@ def test_the_work_on_one_answer_is_limited_whatever_it_lists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "boxed"),
-    [
-        (r"\boxed{5}", "5"),
-        (r"\boxed{1} \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{5", None),
-        ("5", None),
-        (r"\boxed 5", None),
-    ],
-)
-def test_last_boxed(text: str, boxed: str | None) -> None:
-    assert last_boxed(text) == boxed
-
-
-@pytest.mark.parametrize(
     ("completion", "reward"),
     [
         ("<think>easy</think><solution>3/4</solution>", 1.0),

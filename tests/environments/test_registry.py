@@ -31,16 +31,6 @@ def test_is_exact_agrees_with_the_environment(name: str) -> None:
     assert environments.is_exact(name) == make(name).exact == (not environments.requirements(name).python)
 
 
-@every
-def test_held_out_problems_differ_up_to_their_number(name: str) -> None:
-    environment = make(name)
-    size = environment.held_out_size
-    distinct = {environment.held_out_problem(index) for index in range(size or 100)}
-    assert len(distinct) >= (size or 90)
-    if size is not None:
-        assert environment.held_out_problem(size) == environment.held_out_problem(0)
-
-
 def test_missing_and_useless_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="'math' needs a data file"):
         environments.get("math")

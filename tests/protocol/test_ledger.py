@@ -271,14 +271,6 @@ def test_a_key_earns_nothing_up_to_the_deposit_and_by_its_whole_balance_beyond_i
     assert shares({b"new": beyond, b"old": 24 * GROUP}, scoring) == {b"new": 250_000_023, b"old": 749_999_976}
 
 
-def test_scores_are_in_order_and_capped() -> None:
-    entry = summary(row(A), row(B), row(C, submitted=4))
-    result = Accounts.of((entry,), SCORING, PROOF).scores()
-    assert list(result) == sorted([(A.public, SHARE // 2), (B.public, SHARE // 2)])  # and C earns nothing
-    alone = Accounts.of((summary(row(A)),), SCORING, PROOF).scores()
-    assert alone == ((A.public, SCORING.cap),)
-
-
 def test_of_too_many_earners_those_with_the_largest_shares_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protocol.limits.MAX_WINDOW_MINERS", 2)
     first, last = sorted((A, B), key=lambda key: key.public)

@@ -167,11 +167,6 @@ def test_a_file_has_the_bytes_that_the_published_library_writes() -> None:
 # Weight digests: they depend on every bit, name, dtype and shape, and on nothing else
 
 
-def test_the_order_of_the_mapping_does_not_matter() -> None:
-    weights = samples.weights()
-    assert digest_weights(dict(reversed(weights.items()))) == digest_weights(weights)
-
-
 def test_digests_follow_their_definition() -> None:
     tensor = torch.tensor([1.0, -2.0], dtype=torch.bfloat16)
     inner = blake3(bytes.fromhex("803f00c0")).digest()
