@@ -234,14 +234,3 @@ async def test_endless_a_listing_of_participants():
     testbed.node = testbed.new_node()
     assert len(await list_announced_keys(testbed.node)) <= 2 * limits.MAX_LISTED_PARTICIPANTS
     assert testbed.store.entries == 2 * limits.MAX_LISTED_PARTICIPANTS  # from the beginning, and from elsewhere
-
-
-async def test_an_endless_listing_of_participants_and_their_junk_are_not_read_under_an_allowlist():
-    testbed = AttackedFollower(admission=samples.admission(policy="allowlist", allowed=(MINER.public,)))
-    testbed.store = Endless()
-    testbed.node = testbed.new_node()
-    await testbed.node.announce("miner", 60.0)
-    await testbed.store.put(paths.participant(STRANGER.public), b"junk")
-    assert await testbed.participants() == [MINER.public]
-    assert testbed.store.entries == 0
-    assert not testbed.log.named("announcement-refused")

@@ -191,30 +191,6 @@ def cached(link: Link, directory: Path) -> CachedStore:
     return CachedStore(link, DiskCache(directory / "cache", 1 << 24), piece_bytes=64, run_sync=inline)
 
 
-async def test_a_cold_start_fetches_each_object_once(tmp_path: Path) -> None:
-    testbed = AttackedFollower()
-    await testbed.publish(8)
-    link = Link(testbed.store)
-    for start in range(2):
-        before = dict(link.sent_bytes)
-        testbed.follower = await testbed.new_follower(cached(link, tmp_path))
-        await testbed.assert_follows()
-        assert len(testbed.log.named("caught-up")) == start + 1
-    assert link.sent_bytes == before  # another node of this machine, or this one after a restart, fetches nothing
-
-
-async def test_a_late_join_begins_at_the_newest_anchor() -> None:
-    testbed = AttackedFollower()
-    await testbed.publish(21)
-    await testbed.publish(1, anchor=True)
-    await testbed.publish(3)
-    link = Link(testbed.store)
-    testbed.follower = await testbed.new_follower(link)
-    await testbed.assert_follows()
-    assert sum("/patches/" in path for path in link.sent_bytes) == 3
-    assert sum("/anchors/" in path for path in link.sent_bytes) == 1
-
-
 async def test_a_hundred_versions_are_caught_up_with_progress() -> None:
     testbed = AttackedFollower()
     await testbed.publish(2)

@@ -18,7 +18,6 @@ from protocol.errors import ChainError, PatchError, ProtocolError
 from protocol.patch import applying, codec
 from roles.authority_updates import refresh_authority
 from roles.ports import FencedError, NotFoundError
-from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.version_build import VersionBuild
 from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, killed_at, published
@@ -147,17 +146,6 @@ async def test_a_version_has_an_anchor_as_soon_as_the_patches_since_the_last_one
             since = 0
     assert len(expected) > 2
     assert [version for version, manifest in enumerate(manifests) if manifest.anchor] == [0, *expected]
-
-
-async def test_an_anchor_that_storage_lost_does_not_count_when_the_next_one_is_due():
-    testbed = PublisherTestbed()
-    settings = replace(SETTINGS, anchor_interval=100, keep_patches=100, keep_anchors=10)
-    await testbed.publish(0, 1, 2, settings=settings)
-    assert (await testbed.head()).anchors == (0, 2)
-    for ref in (await History.open(testbed.state)).manifests[2].record.anchor:
-        await testbed.store.delete(paths.anchor(TRAINER.public, ref.digest))
-    await testbed.publish(3, settings=settings)
-    assert (await testbed.head()).anchors == (0, 3)
 
 
 @pytest.mark.parametrize("profile", patch.PROFILES)

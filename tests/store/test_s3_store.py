@@ -130,17 +130,6 @@ async def test_errors_of_the_service_are_reported_in_one_line(store, service, st
     assert all(len(request.target) < 200 for request in service.requests)
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"<", b"not xml", b"<a/>" * 100, b"\xff\xfe", b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>']
-)
-async def test_invalid_listings(store, service, body):
-    service.reply = xml(body)
-    try:
-        assert await paths(store, "a") == []
-    except StoreError as error:
-        assert "\n" not in str(error)
-
-
 HEADERS = (
     *("Content-Length", "Content-Range", "Content-Encoding", "Content-Type", "Last-Modified", "ETag", "Expires"),
     *("x-amz-mp-parts-count", "x-amz-missing-meta", "x-amz-object-lock-retain-until-date", "x-amz-delete-marker"),

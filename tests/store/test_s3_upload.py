@@ -157,17 +157,6 @@ async def test_a_put_starts_again_after_its_upload_was_aborted(store, bucket):
     assert await store.get("a", len(OBJECT)) == OBJECT
 
 
-async def test_orphans_are_aborted_when_they_are_old_enough(store):
-    RequestFaults(store).unsent = {"CompleteMultipartUpload"}
-    for path in ("mine/a", "theirs/a"):
-        with pytest.raises(StoreError):
-            await store.put(path, OBJECT)
-    assert await store.abort_uploads("mine/", 0.0) == 0
-    assert await store.abort_uploads("mine/", time.time() + 60) == 1
-    assert await store.abort_uploads("mine/", time.time() + 60) == 0
-    assert await store.abort_uploads("theirs/", time.time() + 60) == 1
-
-
 def test_parts_grow_when_there_would_be_too_many():
     assert _part_size(100 * GIB, 16 * MIB) == 16 * MIB
     assert _part_size(400 * GIB, 16 * MIB) == 41 * MIB
