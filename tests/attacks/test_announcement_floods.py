@@ -20,9 +20,10 @@ from protocol.judging.ledger import LedgerRow, Summary
 from roles.node.identity import Node
 from roles.participants import find_participants
 from roles.validator.ledger_state import Ledger
+from roles.validator.window_cases import read_window_cases
 from tests.support.attacked_nodes.follower import VALIDATOR, AttackedFollower
 from tests.support.attacked_nodes.trainer import FIRST, WINDOW, AttackedTrainer
-from tests.support.attacked_nodes.validator import AttackedValidator
+from tests.support.attacked_nodes.validator import PLEDGE, AttackedValidator
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
 from tests.support.measuring.store_tally import TallyMeter
@@ -187,3 +188,16 @@ def test_newcomers_get_a_quarter_of_the_places_however_many_are_known() -> None:
     sightings = {key for salt in range(200) for key in draw_places(bytes([salt]), [*CROWD, *newcomers], set(CROWD), 16)}
     assert newcomers <= sightings
     assert all(len(draw_places(bytes([salt]), CROWD[:10], HONEST, 16)) == 10 for salt in range(5))
+
+
+async def test_a_known_miner_has_a_place_in_every_window_and_the_others_are_drawn_anew() -> None:
+    testbed, drawn = AttackedValidator(), set()
+    node = testbed.validator_of_few(4)
+    pledges = dict.fromkeys([*CROWD[:40], MINER.public], PLEDGE)
+    for window in range(WINDOW, WINDOW + 3):
+        await node.time.wait_for_newest_round()
+        cases = await read_window_cases(node, window, pledges, {MINER.public})
+        assert MINER.public in cases.undelivered
+        assert len(cases.undelivered) == 4
+        drawn.add(frozenset(cases.undelivered))
+    assert len(drawn) == 3

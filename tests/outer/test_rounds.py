@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 import trio
 
 from protocol import paths
 from protocol.identity.signing import Signed, open_signed, sign
 from protocol.limits import MAX_ROUND_GROUPS, MAX_WORKERS
 from protocol.outer.comparing import projection_size
+from protocol.outer.dithering import first_state
 from protocol.outer.round_checks import most_groups
 from protocol.outer.round_records import PlannedContribution, RoundContribution, RoundManifest, RoundPlan
 from roles.trainer.outer.round_files import SentContribution, SentRoundRecord, SiteRecord, UsedGroup
@@ -18,7 +20,7 @@ from tests.outer.methods import METHODS
 from tests.support.builders.samples import TRAINER, aggregated, counted, digest, round_manifest, round_plan, round_rules
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
 from tests.support.simulation.network import key
-from tests.support.simulation.outer_sites import ROUND_SECONDS, SITE_SETTINGS, OuterTestbed, equal_states
+from tests.support.simulation.outer_sites import ROUND_SECONDS, SITE_SETTINGS, OuterTestbed, equal_states, first_weights
 from tests.support.simulation.virtual_clock import running
 
 
@@ -32,6 +34,16 @@ async def test_all_sites_have_the_same_state_and_learn(name: str) -> None:
     assert testbed.remaining_loss("site-0") < (0.9 if name == "chunked" else 0.5)
     used = [group for manifest in manifests for item in manifest.counted for group in item.groups]
     assert len(used) == len(set(used)) > 24
+
+
+async def test_the_first_state_is_dithered_so_that_the_first_round_changes_the_policy() -> None:
+    testbed = OuterTestbed(3, METHODS["exact"].model_copy(update={"local_steps": 3, "quorum": 2}))
+    manifests = await testbed.run_rounds(2)
+    dithered, policy = first_state(first_weights(), METHODS["exact"]), first_weights()
+    assert manifests[0].state == dithered.digests
+    assert all(torch.equal(policy[name], view) for name, view in dithered.bf16_view().items())
+    assert any((dithered.weights[name] != weight.float()).any() for name, weight in policy.items())
+    equal_states(testbed, 2)
 
 
 async def test_a_site_remembers_used_groups_only_until_their_copies_are_too_stale() -> None:
