@@ -29,7 +29,7 @@ LONGEST: Final = (
     "test_learning_episodes", "test_following", "test_state_of_processes", "test_demo",
     "test_sites", "test_examples", "test_network_of_processes", "test_recipes_of_contributing", "test_seeded_faults",
     "test_image_steps", "test_reasoning_gym", "test_event_loop", "test_other_processors", "test_damaged_state",
-    "test_faulty_store", "test_failing_storage",
+    "test_s3_store", "test_failing_storage",
     "processes", "network", "adversaries", "sandbox",
 )  # fmt: skip
 """The files and rooms of tests that take seconds to minutes each, longest first. They start first: at the end, one long

@@ -11,7 +11,6 @@ from grailnode.store.memory import MemoryStore
 from protocol.errors import ProtocolError
 from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_COUNTS
-from protocol.judging.ledger import LedgerRow
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Reason, Verdict
 from roles.miner.miner import Miner
@@ -133,25 +132,6 @@ async def test_an_older_announcement_of_the_miners_own_does_not_change_its_pledg
     await testbed.pledges.read()
     await testbed.announce(**changes, expires_ms=later - 1)
     assert await testbed.pledges.read(versions=ALLOWED) == {MINER.public: Pledge(2, 6, "torch-float32")}
-
-
-def test_a_lapsed_window_changes_no_score_and_no_evidence() -> None:
-    lapsed = LedgerRow.of(samples.verdict(*(samples.lapsed(index) for index in range(16))))
-    assert (lapsed.submitted, lapsed.audited, lapsed.rejected) == (16, 0, 0)
-    short = LedgerRow.of(samples.verdict(samples.lapsed(0), submitted=1))
-    scoring, proof = samples.SCORING, samples.run_manifest().proof
-    for row in (lapsed, short):
-        before, after = samples.summary(samples.row(), window=6), samples.summary(row, window=7)
-        without = samples.summary(window=7)
-        assert (
-            Accounts.of([before, after], scoring, proof).balances()
-            == Accounts.of([before, without], scoring, proof).balances()
-        )
-        both, alone = (Accounts.of(entries, scoring, proof) for entries in ([before, after], [before]))
-        assert both.clean_windows() == alone.clean_windows()
-        miner = samples.MINER.public, "torch-float32"
-        assert both.evidence_of(*miner) == alone.evidence_of(*miner)
-        assert Accounts.of([after], scoring, proof).balances() == {samples.MINER.public: 0}
 
 
 def test_a_verdict_does_not_call_some_groups_lapsed_and_judge_others() -> None:

@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 import trio
 
 from grailnode.calibration.procedure import quantized
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
-from grailnode.engine.torch_engine import TorchEngine
 from protocol import environments
 from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import Counts, Evidence, is_improbable
@@ -25,7 +23,6 @@ from tests.support.builders import samples
 from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import packaged_thresholds, proof_of
 from tests.support.builders.samples import counts, judgement, row, summary, table, thresholds, verdict
-from tests.support.simulation.network import inline
 
 NARROW = thresholds()
 WIDE = thresholds(
@@ -172,18 +169,3 @@ def test_a_copy_with_4_bits_is_refused_in_its_first_window_whatever_is_declared(
     harness: TrialHarness, declared: Arithmetic
 ) -> None:
     assert judge_copy(harness, declared, 4, 0).reasons
-
-
-def test_a_miner_in_bfloat16_is_accepted_if_it_says_so(harness: TrialHarness) -> None:
-    async def scenario(declared: Arithmetic, window: int) -> TrialOutcome:
-        engine = TorchEngine(harness.model(), dtype=torch.bfloat16, run_sync=inline)
-        await engine.stage(0, load_weights(PACKAGED_POLICY))
-        await engine.commit()
-        assert engine.arithmetic == "torch-bfloat16"
-        declaring = replace(harness, declaration=declared)
-        return await declaring.trial(HonestProducer(declaring.task, engine), window)
-
-    for window in range(3):
-        outcome = trio.run(scenario, "torch-bfloat16", window)
-        assert (outcome.accepted, outcome.reasons) == (harness.groups, {})
-        assert trio.run(scenario, "torch-float32", window).reasons

@@ -175,15 +175,6 @@ def test_of_two_validators_that_say_different_things_neither_counts() -> None:
     assert decision(TRUE, noisy(), HALF, HALF).reason == LOGPROBS_DISAGREE  # two quorums
 
 
-def test_a_liar_among_three_is_left_out_and_named() -> None:
-    for order in ((HALF, TRUE, noisy()), (TRUE, HALF, noisy()), (TRUE, noisy(), HALF)):
-        accepted = decision(*order)
-        assert not accepted.reason
-        assert not accepted.pending
-        assert [np.frombuffer(item.judgement.logprobs, "<f4")[0] for item in accepted.dissenting] == [HALF[0]]
-        assert len(accepted.accepting) == 2
-
-
 def test_honest_noise_is_no_disagreement_and_those_that_count_all_agree_with_each_other() -> None:
     accepted = decision(TRUE, noisy(), noisy(-0.004))
     assert (accepted.reason, len(accepted.accepting)) == ("", 3)

@@ -81,18 +81,6 @@ async def test_a_fork_in_another_trainers_space_accuses_its_signer():
     assert TRAINER.public.hex()[:16] not in line
 
 
-async def test_a_patch_that_hangs_hides_no_newer_head():
-    store = HangingStore(seconds=600.0)
-    testbed = await follow_chain(store=store)
-    await testbed.publish()
-    store.hangs = lambda path: path == testbed.patch_path(4)
-    async with running(keep_fresh, testbed.node, testbed.follower, 1.0):
-        await trio.sleep(5.0)
-        await testbed.publish(2)
-        await trio.sleep(5.0)
-    assert testbed.head_version == 6
-
-
 async def test_a_fetch_of_the_head_that_hangs_is_given_up_for_the_next_one():
     store = HangingStore(seconds=600.0)
     testbed = await follow_chain(store=store)

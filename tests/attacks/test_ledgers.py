@@ -19,7 +19,7 @@ from roles.ports import NotFoundError
 from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW, AttackedTrainer, make_honest_testbed
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
-from tests.support.builders.samples import VALIDATOR, counts, rejected
+from tests.support.builders.samples import VALIDATOR, counts
 
 
 async def with_ledger(
@@ -79,14 +79,6 @@ async def assert_found(testbed: AttackedTrainer, why: str) -> None:
 )
 async def test_a_ledger_against_its_own_numbers_is_found(windows: int, changes: dict[str, Any], why: str) -> None:
     await assert_found(await with_ledger(windows, **changes), why)
-
-
-async def test_an_accepted_group_in_a_window_of_another_policy_is_found():
-    testbed = AttackedTrainer()
-    verdict = testbed.verdict(FIRST, testbed.judgement(0), rejected(1), window=0)
-    summary = testbed.summary(FIRST, verdict, window=0, previous=b"", amendments=())
-    await testbed.seal_and_reveal(FIRST, summary, verdict)
-    await assert_found(testbed, r"accepts miner .* against its own numbers \(improbable-window")
 
 
 @pytest.mark.parametrize(

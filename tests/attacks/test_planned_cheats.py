@@ -14,7 +14,6 @@ from tests.support.attacked_nodes.trainer import FIRST, SECOND, AttackedTrainer
 from tests.support.builders.chains import MINER
 from tests.support.builders.proofs import proof_of
 from tests.support.builders.samples import counts, judgement, rejected, row, summary, thresholds, verdict
-from tests.support.simulation.network import key
 
 SCORING = _SCORING.model_copy(update={"deposit": round(Rules().deposit * GROUP)})
 THRESHOLDS = thresholds()
@@ -51,16 +50,6 @@ def test_a_sacrificed_group_does_not_erase_the_evidence() -> None:
 PROOF = proof_of(THRESHOLDS)
 RULE = LogprobRule(PROOF)
 SCORED = ((MINER.public, SHARE // 2),)
-
-
-async def test_groups_of_a_key_that_earns_nothing_are_not_trained_on():
-    testbed = AttackedTrainer()
-    await testbed.deliver()
-    verdict_on_miner = testbed.verdict(FIRST)
-    record = testbed.summary(FIRST, verdict_on_miner, scores=((key("somebody else").public, SHARE),))
-    await testbed.seal_and_reveal(FIRST, record, verdict_on_miner)
-    await testbed.collect()
-    assert await testbed.outcomes() == {BELOW_DEPOSIT}
 
 
 @pytest.mark.parametrize(("scores", "outcome"), [(SCORED, USED), ((), BELOW_DEPOSIT)])

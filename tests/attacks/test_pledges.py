@@ -37,14 +37,6 @@ async def test_a_pledge_counts_if_it_is_the_miners_own(announcement: dict[str, A
     assert await testbed.pledged_groups() == ({MINER.public: groups} if groups else {})
 
 
-async def test_duplicated_pledge_under_another_key():
-    testbed = AttackedValidator()
-    await testbed.announce()
-    data = await testbed.store.get(paths.participant(MINER.public), 1 << 20)
-    await testbed.store.put(paths.participant(STRANGER.public), data)
-    assert await testbed.pledged_groups() == {MINER.public: 2}
-
-
 async def test_duplicated_void_pledge():
     testbed = AttackedValidator()
     await testbed.announce()

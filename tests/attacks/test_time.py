@@ -162,16 +162,6 @@ async def test_mirror_one_of_two_trainers_spaces(lie: str) -> None:
     await testbed.assert_follows()
 
 
-async def test_mirror_a_meeting_point_with_a_forged_revision_and_a_validator_with_the_true_one():
-    testbed = await follow_chain()
-    await testbed.revise(STRANGER, SECOND, trainers=(STRANGER.public,))
-    await testbed.revise(at=paths.revision_copy(VALIDATOR.public, 1), revoked=(STRANGER.public,))
-    await refresh_authority(testbed.node)
-    assert testbed.node.authority.revoked == (STRANGER.public,)
-    assert testbed.node.authority.trainers == (TRAINER.public, SECOND.public)
-    assert "signed by 0 roots where 2 must sign" in testbed.logged_error("revision-refused")
-
-
 async def test_mirror_strangers_spaces_are_not_read_for_revisions():
     testbed = await follow_chain()
     await testbed.revise_and_learn(at=paths.revision_copy(STRANGER.public, 1), revoked=(MINER.public,))

@@ -53,15 +53,6 @@ async def test_a_second_seal_in_a_witness_disqualifies_its_validator(liar: Signi
     assert ignored_validators(testbed) == [(liar.public.hex()[:8], SEALED_TWICE)]
 
 
-async def test_the_honest_validators_verdicts_still_count():
-    testbed = await make_honest_testbed(1, FIRST)
-    await testbed.publish_records(SECOND, testbed.judgement(0, digest=digest("invented")))
-    await testbed.attest(FIRST, WINDOW, seal_of(testbed, SECOND))
-    await testbed.collect()
-    assert {outcome for outcome in (await testbed.group_outcomes()).values() if outcome == "used"} == {"used"}
-    assert ignored_validators(testbed) == [(SECOND.public.hex()[:8], SEALED_TWICE)]
-
-
 async def test_the_same_seal_and_invalid_entries_in_a_witness_disqualify_nobody():
     testbed = await make_honest_testbed(2)
     first_seal = await testbed.store.get(paths.seal(SECOND.public, WINDOW), 512)

@@ -1,34 +1,30 @@
-"""Two ranks of tensor parallelism stage versions together, as threads or as processes that talk over gloo: what ends
-the staging on one rank ends it on the other at the same tensor, and neither waits for ever.
+"""Two ranks of tensor parallelism stage versions together, here as threads: what ends the staging on one rank ends it
+on the other at the same tensor, and neither waits for ever. tests/engine/test_vllm_families.py has ranks of processes.
 """
 
-import multiprocessing
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, distributed
+from torch import Tensor
 
 from grailnode.engine.vllm.inside.element_changes import ElementChange
-from grailnode.engine.vllm.inside.rank_steps import Job, rank_gather
+from grailnode.engine.vllm.inside.rank_steps import Job
 from grailnode.engine.vllm.inside.served_weights import Gather, ServedWeights, ServedWeightsError, StagedVersion
 from grailnode.engine.vllm.inside.staging import stage_patch, stage_weights
 from grailnode.engine.vllm.inside.tensor_map import map_tensors
-from grailnode.node.process_launch import Seat, prepare_rank
 from protocol.digest import digest_weights
 from protocol.patch import encode
 
 RANKS = 2
-CANCELLATIONS = {"threads": 40, "processes": 200}
+CANCELLATIONS = 40
 """Of a patch; there are half as many of a checkpoint."""
 
 PATIENCE_SECONDS = 300.0  # a busy machine may be many times slower than an idle one
@@ -180,43 +176,10 @@ def error_of(work: Callable[[], None]) -> str:
     return ""
 
 
-def answer_of_rank(rank: int, directory: Path, gather: Gather, kind: str) -> dict[str, list[str]]:
+def answer_of_rank(rank: int, directory: Path, gather: Gather) -> dict[str, list[str]]:
     model = ColumnModel(rank)
     served = ServedWeights(map_tensors(model, SHAPES, whole=False), gather)
-    return cancel_and_fail(served, model, rank, directory, CANCELLATIONS[kind])
-
-
-def _be_process(rank: int, directory: Path, answers: "Connection[Any, Any]") -> None:
-    torch.set_num_threads(1)
-    seat = Seat(rank, RANKS, f"file://{directory}/meeting", RANKS)
-    prepare_rank(seat)
-    distributed.init_process_group("gloo", init_method=seat.meeting, rank=rank, world_size=RANKS)
-    answers.send(answer_of_rank(rank, directory, rank_gather(), "processes"))
-
-
-def answers_of_processes(directory: Path) -> list[dict[str, list[str]]]:
-    """Return how the jobs ended on each rank; the ranks are processes that talk over gloo."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    pipes = [context.Pipe(duplex=False) for _ in range(RANKS)]
-    processes = [
-        context.Process(target=_be_process, args=(rank, directory, pipe[1]), daemon=True)
-        for rank, pipe in enumerate(pipes)
-    ]
-    try:
-        for process in processes:
-            process.start()
-        for _, answer in pipes:
-            answer.close()
-        end = time.monotonic() + PATIENCE_SECONDS
-        for rank, (answers, _) in enumerate(pipes):
-            if not answers.poll(max(0.0, end - time.monotonic())):
-                pytest.fail(f"rank {rank} has not ended after {PATIENCE_SECONDS:.0f} s: the ranks wait for each other")
-        return [answers.recv() for answers, _ in pipes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    return cancel_and_fail(served, model, rank, directory, CANCELLATIONS)
 
 
 def answers_of_threads(directory: Path) -> list[dict[str, list[str]]]:
@@ -234,17 +197,16 @@ def answers_of_threads(directory: Path) -> list[dict[str, list[str]]]:
         return gather
 
     with ThreadPoolExecutor(RANKS) as pool:
-        return list(pool.map(lambda rank: answer_of_rank(rank, directory, gather_of(rank), "threads"), range(RANKS)))
+        return list(pool.map(lambda rank: answer_of_rank(rank, directory, gather_of(rank)), range(RANKS)))
 
 
-@pytest.fixture(scope="module", params=["threads", pytest.param("processes", marks=pytest.mark.slow)])
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Return how the jobs of each kind ended on both ranks."""
     directory = tmp_path_factory.mktemp("ranks")
     for name, weights in (("weights", WEIGHTS), ("sparse", TARGET), ("dense", DENSE)):
         save_file(weights, directory / name)
-    run = answers_of_threads if request.param == "threads" else answers_of_processes
-    first, second = run(directory)
+    first, second = answers_of_threads(directory)
     return {kind: (first[kind], second[kind]) for kind in first}
 
 

@@ -71,19 +71,6 @@ async def test_adapters_are_patched_and_generate_as_the_torch_engine(engine: Vll
     assert (await engine.verify()).tensors == len(model.shapes)
 
 
-async def test_bent_patches_never_serve(engine: VllmEngine, model: LoraModel) -> None:
-    first = adapters(model, 0)
-    target = changed(first, 1)
-    await serve(engine, first)
-    patch = encode(first, target)
-    for place in range(7, len(patch), len(patch) // 12):
-        bent = bytearray(patch)
-        bent[place] ^= 1 << (place % 8)
-        with pytest.raises(EngineError):
-            await engine.stage_patch(1, bytes(bent), manifest(1, target))
-    await check_tokens(engine, model, first)
-
-
 async def test_a_killed_server_and_changed_memory_are_replaced_with_base_and_adapters(
     engine: VllmEngine, model: LoraModel, server: BendableServer
 ) -> None:

@@ -32,14 +32,6 @@ def test_feedback(word: str, guess: str, signs: str) -> None:
     assert feedback(word, guess) == signs
 
 
-@given(word=st.text("123", min_size=4, max_size=4), guess=st.text("123", min_size=4, max_size=4))
-def test_feedback_explains_as_many_digits_as_both_have(word: str, guess: str) -> None:
-    common = sum(min(word.count(digit), guess.count(digit)) for digit in set(word))
-    signs = feedback(word, guess)
-    assert len(signs) - signs.count("-") == common
-    assert [sign == "+" for sign in signs] == [a == b for a, b in zip(word, guess, strict=True)]
-
-
 def test_an_episode_of_wordle() -> None:
     episode = Wordle().begin(Problem(prompt="**=", reference="12"), SEED)
     assert episode.step("21") == "**="

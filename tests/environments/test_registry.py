@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import environments
-from protocol.environments import Environment, Requirements
+from protocol.environments import Environment
 from tests.support.builders.tasks import CODE, MATH, AcceptingSandbox
 
 every = pytest.mark.parametrize("name", (*environments.names, "math", "code-3.11"))
@@ -26,25 +26,9 @@ def test_an_unknown_name_is_refused_with_a_list_of_all_names() -> None:
         environments.get("chess")
 
 
-def test_requirements() -> None:
-    assert environments.requirements("sat") == Requirements(tokens=8)
-    assert environments.requirements("math") == Requirements(data=True)
-    assert environments.requirements("code-3.12") == Requirements(data=True, python="3.12")
-
-
 @every
 def test_is_exact_agrees_with_the_environment(name: str) -> None:
     assert environments.is_exact(name) == make(name).exact == (not environments.requirements(name).python)
-
-
-@every
-def test_held_out_problems_differ_up_to_their_number(name: str) -> None:
-    environment = make(name)
-    size = environment.held_out_size
-    distinct = {environment.held_out_problem(index) for index in range(size or 100)}
-    assert len(distinct) >= (size or 90)
-    if size is not None:
-        assert environment.held_out_problem(size) == environment.held_out_problem(0)
 
 
 def test_missing_and_useless_arguments_are_refused() -> None:

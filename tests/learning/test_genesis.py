@@ -1,11 +1,8 @@
 """The packaged genesis: its files and weights, and that its recipe is reproducible (it is not run in full here)."""
 
-import itertools
 import statistics
-from pathlib import Path
 
 import pytest
-import torch
 
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
@@ -15,10 +12,6 @@ from protocol.rollout.sampling import SamplingParams
 from roles.ports import Request
 from tests.support.builders import genesis
 from tests.support.builders.policies import engine_of, run_without_waiting
-
-TINY = genesis.Recipe(
-    width=16, layers=1, heads=2, key_value_heads=1, head_size=8, feed_forward=16, steps=30, batch=16, warmup=5
-)
 
 
 def test_packaged_files() -> None:
@@ -63,39 +56,6 @@ def test_the_tokenizer_covers_every_prompt_of(name: str) -> None:
         prompt = environments.get(name).held_out_problem(index).prompt
         assert tokenizer.decode(tokenizer.encode(prompt)) == prompt
         assert len(tokenizer.encode(prompt)) == len(prompt)
-
-
-@pytest.mark.parametrize(("a", "b", "wrong"), [(57, 68, 15), (31, 42, 73), (90, 20, 10), (50, 50, 0), (19, 23, 32)])
-def test_sum_without_carry(a: int, b: int, wrong: int) -> None:
-    assert genesis.carryless_sum(a, b) == wrong
-
-
-def test_the_corpus_depends_on_the_seed_and_has_no_held_out_problems() -> None:
-    def beginning(seed: int) -> torch.Tensor:
-        return torch.cat([batch.ids[:, :6] for batch in itertools.islice(genesis.corpus(genesis.Recipe(), seed), 4)])
-
-    assert torch.equal(beginning(0), beginning(0))
-    assert not torch.equal(beginning(0), beginning(1))
-    addition, tokenizer = environments.get("addition"), Policy.load(PACKAGED_POLICY).tokenizer
-    held_out = {tokenizer.encode(addition.held_out_problem(index).prompt) for index in range(1000)}
-    assert not held_out & {tuple(row) for row in beginning(0).tolist()}
-
-
-def test_a_small_recipe_is_reproducible_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = genesis.make(TINY, 3, progress=True), genesis.make(TINY, 3)
-    assert digest_weights(one) == digest_weights(other)
-    assert digest_weights(genesis.make(TINY, 4)) != digest_weights(one)
-    last = float(capsys.readouterr().out.split()[-1])
-    assert last < 3.2  # a uniform guess over the vocabulary costs ln 32 = 3.47
-
-
-def test_the_command_writes_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(genesis, "Recipe", lambda: TINY)
-    monkeypatch.setattr("sys.argv", ["genesis", "--seed", "3", "--out", str(tmp_path / "made")])
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    genesis.main()
-    assert digest_weights(load_weights(tmp_path / "made")) == digest_weights(genesis.make(TINY, 3))
-    assert Policy.load(tmp_path / "made").vocabulary == 32
 
 
 PACKAGED_DIGEST = "df1107d62568293beb59258a70991e56e10510daeac9ea6035b6119d4892b581"

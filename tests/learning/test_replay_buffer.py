@@ -40,14 +40,6 @@ def test_the_odds_of_two_groups_are_their_staleness_weights(decay: float, first:
     assert abs(hits - draws * expected) <= 6 * deviation + 1
 
 
-def test_the_oldest_group_leaves_a_full_buffer() -> None:
-    size = group("a").size
-    buffer = _buffer(replay_bytes=2 * size)
-    for name, version in (("a", 2), ("b", 1), ("c", 3)):
-        buffer.add(group(name, version=version))
-    assert sorted(g.version for g in buffer.draw(4)) == [2, 3]
-
-
 def test_a_lower_version_is_refused() -> None:
     buffer = _buffer()
     buffer.advance(3)

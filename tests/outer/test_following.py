@@ -254,14 +254,6 @@ async def test_what_sites_sent_over_the_rounds_is_there_after_a_restart_and_a_re
     assert all(len(later[number].workers) == 3 for number in range(1, after[-1].number + 1))
 
 
-async def test_what_sites_sent_stays_for_as_long_as_drifts_are_looked_for_with_fewer_manifests() -> None:
-    testbed = OuterTestbed(2, state_interval=1, remembered_rounds=2)
-    async with testbed.running():
-        await testbed.until_round(6)
-        await trio.sleep(1.0)
-    assert (await get_sent(testbed.coordinator_state, 6)).keys() == set(range(7))
-
-
 async def test_moments_and_feedback_of_a_site_are_in_files_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_files, "_SHARD_BYTES", 4000)
     testbed = OuterTestbed(2)

@@ -318,14 +318,6 @@ def test_what_a_disagreeing_site_sent_does_not_count_among_the_others() -> None:
     assert bytes([0]) not in drift_factors(sent.rounds, STEPS)
 
 
-@pytest.mark.parametrize("signal", [0.0001, 0.001])
-def test_sums_without_a_common_direction_clip_nobody_who_agrees_by_chance(signal: float) -> None:
-    rounds = drifting_rounds(0.0, 30, signal=signal)
-    vectors = [honest(100 + number, agreement=signal, direction=7) for number in range(30)]
-    alone = [factor for own in vectors for factor in result(own).factors if factor <= DISTRUST]
-    assert sum(factor <= DISTRUST for factors in rounds for factor in factors.values()) == len(alone)
-
-
 def test_projections_keep_inner_products_and_depend_on_the_secret() -> None:
     random = np.random.default_rng(3)
     shared = SharedState.begin({"w": torch.zeros(300, 200), "x": torch.zeros(7)}, has_momentum=False)
@@ -384,15 +376,6 @@ def test_threads_and_memory_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> No
         assert all((getattr(first, name) == getattr(other, name)).all() for name in names)
     states = [shared.after(payloads, [1.0, 0.3, 0.7], rules, threads) for threads in (1, 3)]
     assert states[0].digests == states[1].digests != shared.digests
-
-
-def test_a_sum_without_some_sites_is_that_of_the_others() -> None:
-    """The cosines of those that are left are those of a round without the poisoned ones."""
-    for seed in range(5):
-        vectors = honest(seed, 9)
-        poisoned = [-5 * vectors[0], 3 * noise(seed), *vectors[2:]]
-        assert result(poisoned).factors[2:] == pytest.approx(result(vectors).factors[2:], rel=0.1)
-        assert max(result(poisoned).factors[:2]) <= DISTRUST
 
 
 def test_rounds_with_two_sites_and_rounds_long_ago_do_not_count() -> None:

@@ -15,11 +15,10 @@ from protocol.outer.dithering import first_state
 from protocol.outer.round_checks import most_groups
 from protocol.outer.round_records import PlannedContribution, RoundContribution, RoundManifest, RoundPlan
 from roles.trainer.outer.round_files import SentContribution, SentRoundRecord, SiteRecord, UsedGroup
-from roles.trainer.outer.round_reader import HEAD_START, KEPT_ROUNDS
+from roles.trainer.outer.round_reader import HEAD_START
 from tests.outer.methods import METHODS
 from tests.support.builders.samples import TRAINER, aggregated, counted, digest, round_manifest, round_plan, round_rules
 from tests.support.faults.decorated_store import DecoratedStore, UnreachableStore
-from tests.support.measuring.store_listing import names_below
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_sites import ROUND_SECONDS, SITE_SETTINGS, OuterTestbed, equal_states, first_weights
 from tests.support.simulation.virtual_clock import running
@@ -45,19 +44,6 @@ async def test_the_first_state_is_dithered_so_that_the_first_round_changes_the_p
     assert all(torch.equal(policy[name], view) for name, view in dithered.bf16_view().items())
     assert any((dithered.weights[name] != weight.float()).any() for name, weight in policy.items())
     equal_states(testbed, 2)
-
-
-async def test_a_site_keeps_only_its_newest_contributions_in_storage() -> None:
-    testbed = OuterTestbed(2)
-    rounds = KEPT_ROUNDS + 3
-    await testbed.run_rounds(rounds)
-    for name in testbed.names:
-        public = key(name).public
-        numbers = [*map(int, await names_below(testbed.store, paths.kind_prefix(public, "contributions")))]
-        assert len(await names_below(testbed.store, paths.kind_prefix(public, "payloads"))) == len(numbers)
-        assert min(numbers) == rounds - KEPT_ROUNDS + 1
-        assert len(numbers) >= KEPT_ROUNDS
-    equal_states(testbed, rounds - 1)
 
 
 async def test_a_site_remembers_used_groups_only_until_their_copies_are_too_stale() -> None:

@@ -156,23 +156,6 @@ async def test_a_site_that_shows_its_checker_another_version_delays_every_other_
     assert any(unrepeated) and not any(one and other for one, other in pairwise(unrepeated))
 
 
-class LateStore(DecoratedStore):
-    """A store to which each of a site's products needs longer than the coordinator waits."""
-
-    async def before(self, operation: str, path: str) -> None:
-        if operation == "put" and "/products/" in path:
-            await trio.sleep(2.5)
-
-
-async def test_a_late_site_delays_every_other_round_by_a_limited_time() -> None:
-    testbed = OuterTestbed(3, RULES)
-    await run_rounds(testbed, {"site-0": LateStore(testbed.store)})
-    manifests = await equal_to_the_coordinator_alone(testbed)
-    assert ("share", "lost") in outcomes(manifests, "site-0")
-    lost = [any(share.outcome == "lost" for share in manifest.aggregated) for manifest in manifests]
-    assert not any(one and other for one, other in pairwise(lost))
-
-
 async def test_a_site_that_is_gone_when_the_plan_comes_is_not_waited_for_twice() -> None:
     testbed = OuterTestbed(3, RULES)
     async with running(testbed.feed) as nursery:
@@ -207,14 +190,6 @@ async def test_products_are_deleted_although_the_next_rounds_are_not_spread() ->
     assert manifests[2].aggregated and not manifests[5].aggregated
     prefixes = [paths.kind_prefix(key(name).public, "products") for name in testbed.names]
     assert not [item.path for prefix in prefixes async for item in testbed.store.list(prefix)]
-
-
-@pytest.mark.parametrize("sites", [1, 2])
-async def test_few_sites_are_compared_by_the_coordinator_alone(sites: int) -> None:
-    testbed = OuterTestbed(sites, RULES.model_copy(update={"quorum": 1}))
-    await run_rounds(testbed, {})
-    manifests = await equal_to_the_coordinator_alone(testbed)
-    assert not any(manifest.aggregated for manifest in manifests)
 
 
 @pytest.mark.parametrize("victim", ["site-0", "coordinator"])

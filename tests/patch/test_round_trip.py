@@ -1,5 +1,9 @@
 """A patch gives the trainer's weights bit for bit, whatever their values are."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import hypothesis
 import numpy as np
 import pytest
@@ -7,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import patch
-from protocol.digest import digest_weights, tensor_digest
+from protocol import errors, patch
+from protocol.digest import digest_weights, dtypes, tensor_digest
 from protocol.patch import codec
 from protocol.patch.codec import units
-from protocol.patch.container import MAX_JOINED_ELEMENTS
+from protocol.patch.container import MAX_JOINED_ELEMENTS, read_header, split_frames
 from tests.patch.weights import DTYPES, from_bits, pairs, round_trip, rounded_update, same_bits
 
 ALL_ORDERS = settings(deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
@@ -115,3 +119,38 @@ def test_small_tensors_share_frames_up_to_the_limit(monkeypatch, most, sizes):
         tensor[::1000] = 1
     assert [len(names) for names in units(old, new)] == sizes
     assert same_bits(patch.apply(old, patch.encode(old, new)), new)
+
+
+# Golden vectors stay readable, and hostile vectors are refused with the same class of error
+
+
+FOLDER = Path(__file__).parent.parent / "vectors" / "patch"
+GOLDEN = json.loads((FOLDER / "golden.json").read_text())
+HOSTILE = json.loads((FOLDER / "hostile.json").read_text())
+
+
+def weights(plain: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.frombuffer(bytearray.fromhex(data), dtype=dtypes[dtype]).reshape(shape)
+        for name, (dtype, shape, data) in plain.items()
+    }
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["name"])
+def test_golden(case):
+    old, new, data = weights(case["old"]), weights(case["new"]), bytes.fromhex(case["patch"])
+    assert same_bits(patch.apply(old, data), new)
+    again = patch.encode(old, new, profile=case["profile"])
+    assert coded_frames(again) == coded_frames(data)  # the output of zstd may differ between releases
+
+
+def coded_frames(data: bytes) -> dict[str, bytes]:
+    header = read_header(data)
+    frames = zip(header.rows, split_frames(data, header), strict=True)
+    return {row.name: bytes(frame) for row, frame in frames if row.mode in (patch.Mode.SPARSE, patch.Mode.STEPS)}
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=lambda case: case["name"])
+def test_hostile(case):
+    with pytest.raises(getattr(errors, case["error"])):
+        patch.apply(weights(GOLDEN[0]["old"]), bytes.fromhex(case["patch"]))

@@ -19,11 +19,9 @@ from protocol.rollout.batch import (
     Group,
     Rollout,
     Turn,
-    assemble,
     join_turns,
     open_group,
     pack_tokens,
-    unpack_tokens,
 )
 from protocol.run import EpisodeSpec, RunManifest
 from tests.support.builders import samples
@@ -34,12 +32,6 @@ TOKENS = st.lists(st.integers(0, (1 << 32) - 1), max_size=20)
 def commitment_to(*frames: bytes) -> Commitment:
     groups = tuple((content_digest(frame), len(frame)) for frame in frames)
     return samples.commitment(groups, batch=content_digest(b"".join(frames)))
-
-
-@given(TOKENS)
-def test_tokens_round_trip(tokens: list[int]) -> None:
-    assert unpack_tokens(pack_tokens(tokens)) == tuple(tokens)
-    assert pack_tokens([1, 256]) == b"\x01\0\0\0\0\x01\0\0"
 
 
 @given(TOKENS, st.lists(st.tuples(TOKENS, st.integers(-(10**12), 10**12)), min_size=1, max_size=5))
@@ -55,16 +47,6 @@ def test_a_frame_round_trips(prompt: list[int], rollouts: list[tuple[list[int], 
     assert again == group
     assert again.prompt_tokens == tuple(prompt)
     assert [rollout.tokens for rollout in again.rollouts] == [tuple(tokens) for tokens, _ in rollouts]
-
-
-def test_extents_cut_the_batch_into_its_frames() -> None:
-    groups = [samples.group(index) for index in range(5)]
-    batch, commitment = assemble(groups, "torch-float32")
-    assert commitment.batch == content_digest(batch)
-    assert commitment.batch_bytes == len(batch)
-    for index, group in enumerate(groups):
-        offset, size = commitment.extent(index)
-        assert open_group(batch[offset : offset + size], commitment, index) == group
 
 
 NO_GROUPS = {
@@ -190,18 +172,6 @@ def test_records_come_back_and_join_turns_in_order(rule: EpisodeRule, seed: int)
     assert (rollout.tokens, rollout.decoded_turns) == (tokens, turns)
     assert tuple(itertools.compress(rollout.sequence, rollout.drawn)) == tokens
     assert len(rollout.sequence) == len(rollout.drawn) == len(tokens) + sum(len(reply) for _, reply in turns)
-
-
-@given(data=st.binary(max_size=200), place=st.integers(0, 400), bit=st.integers(0, 7))
-def test_hostile_bytes_give_a_group_of_the_same_bytes_or_an_error(data: bytes, place: int, bit: int) -> None:
-    whole = bytearray(samples.group(0, rollouts=(samples.episode_rollout(),)).to_bytes())
-    whole[place % len(whole)] ^= 1 << bit
-    for hostile in (bytes(whole), data):
-        try:
-            group = Group.from_bytes(hostile)
-        except ProtocolError:
-            continue
-        assert group.to_bytes() == hostile
 
 
 def test_a_record_is_an_episode_by_its_field_alone() -> None:

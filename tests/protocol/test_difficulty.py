@@ -15,7 +15,7 @@ from protocol.environments.addition import Addition
 from protocol.environments.base import Environment
 from protocol.environments.calculator import Calculator
 from protocol.environments.countdown import Countdown
-from protocol.environments.mixture import Mixture, Strata, drawn_member
+from protocol.environments.mixture import Mixture, Strata
 from protocol.environments.record import SHARES
 from protocol.environments.sat import Sat
 from protocol.errors import ChainError, MalformedError
@@ -180,9 +180,3 @@ def test_levels(environment, reference, level):
     problem = environments.Problem("", reference)
     (leveled,) = (item for item in LEVELED if item.name == environment)
     assert leveled.level_of(problem) == level
-
-
-def test_shares_are_those_of_draws():
-    shares = (700_000, 50_000, 250_000)
-    drawn = [drawn_member(shares, samples.digest(f"seed {number}")) for number in range(2000)]
-    assert [drawn.count(place) / 2000 for place in range(3)] == pytest.approx([0.7, 0.05, 0.25], abs=0.04)

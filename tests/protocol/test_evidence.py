@@ -1,7 +1,10 @@
 """Evidence: honest noise at its bounded rates passes as often as the level says, and cheats add up."""
 
+import ast
+import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.encoding import REWARD_UNIT
+from protocol.judging import accounts, evidence, ledger, report, roster, verdict
 from protocol.judging.evidence import (
     LUCK_UNIT,
     NO_COUNTS,
@@ -27,10 +31,21 @@ from protocol.judging.evidence import (
     weigh,
     whole_margins,
 )
+from protocol.judging.verdict import Judgement, Reason, joint_rejection, own_rejection, unpack_logprobs
 from protocol.proof import DECADE, EXACT_PROOF, LUCK, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
+from roles.trainer.collect import logprob_bias, quorum
+from roles.validator.audit import reject_accepted
 from tests.support.builders.proofs import packaged_thresholds
-from tests.support.builders.samples import counts, replay_thresholds, table, thresholds
+from tests.support.builders.samples import (
+    counts,
+    judgement,
+    rejected,
+    replay_thresholds,
+    table,
+    thresholds,
+    unreproduced,
+)
 
 ROW = thresholds()
 NAMED_ROWS = {"sample": ROW, "packaged": packaged_thresholds(), "exact": EXACT_PROOF.table[0]}
@@ -245,12 +260,6 @@ def test_luck_is_the_difference_of_the_rewards(own: int, other: int, expected: t
     assert count_luck([(own, other)] * 3) == result + result + result
 
 
-def test_margins_are_whole_units_rounded_up() -> None:
-    unit = np.float32(NOISE_UNIT)
-    margins = np.array([0.0, 1e-30, 1.0, 1.0000001, 9_999.5, 10_000.0, 10_000.001], np.float32) * unit
-    assert whole_margins(margins, NOISE_UNIT).tolist() == [0, 1, 1, 2, 10_000, 10_000, 10_001]
-
-
 @pytest.mark.parametrize("margin", [math.nan, math.inf, 1e6, 3e38])
 def test_what_is_no_number_or_out_of_range_reaches_the_last_step(margin: float) -> None:
     whole = whole_margins(np.array([margin, 0.0], np.float32), NOISE_UNIT)
@@ -269,3 +278,102 @@ def test_counts_of_any_lengths_are_added() -> None:
     one, other = Tally(trials=5, steps=(1, 2)), Tally(trials=3, steps=(1, 0, 1))
     assert one + other == other + one == Tally(trials=8, steps=(2, 2, 1))
     assert Counts(margin=one) + NO_COUNTS == Counts(margin=one)
+
+
+# Verdicts: valid judgements, and the joint rejection of a window's groups
+
+
+def test_a_judgement_without_a_reason_accepts() -> None:
+    assert judgement().accepted
+    assert not any(rejected(reason=reason.value, counts=NO_COUNTS).accepted for reason in Reason)
+
+
+def test_log_probabilities_are_split_by_rollout() -> None:
+    data = np.arange(5, dtype="<f4").tobytes()
+    assert [part.tolist() for part in unpack_logprobs(data, [2, 0, 3])] == [[0, 1], [], [2, 3, 4]]
+    assert unpack_logprobs(b"", []) == []
+    with pytest.raises(ValueError, match="20 bytes of log-probabilities for 4 tokens"):
+        unpack_logprobs(data, [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("reached", "reason"),
+    [
+        ({"sketch": (200, 0, 0, 1), "margin": (200, 0, 0, 1)}, Reason.SKETCH),
+        ({"margin": (200, 0, 0, 1), "stop": (2, 0, 1)}, Reason.SAMPLING),
+        ({"stop": (2, 0, 1), "luck": (2_000, 0, 2_000)}, Reason.STOP),
+        ({"sketch": (200, 1), "margin": (200, 1), "stop": (2, 1), "luck": (2_000, 0, 2_000)}, None),
+        ({}, None),
+    ],
+)
+def test_a_group_is_refused_for_the_first_statistic_that_refuses_it(
+    reached: dict[str, tuple[int, ...]], reason: Reason | None
+) -> None:
+    assert own_rejection(counts(**reached), ROW) == reason
+
+
+@pytest.mark.parametrize(
+    ("rejection", "reason"),
+    [
+        (rejected(1), Reason.WINDOW),  # a group that passes by chance is rejected with those of another policy
+        (rejected(1, counts=counts(sketch=(5, 1), margin=(5,))), None),  # honest work may have as many misses
+        (rejected(1, "wrong-reward", counts=counts(sketch=(5,), margin=(5,))), None),
+        (rejected(1, "wrong-prompt", counts=NO_COUNTS), None),
+    ],
+)
+def test_a_rejected_group_counts_if_its_statistics_were_computed(rejection: Judgement, reason: Reason | None) -> None:
+    assert joint_rejection([judgement(0), rejection], NO_EVIDENCE, ROW) == reason
+
+
+def test_groups_add_up_with_each_other_and_with_the_windows_before() -> None:
+    group = counts(sketch=(5, 2), margin=(5,))
+    judgements = [judgement(index, counts=group) for index in range(4)]
+    assert own_rejection(group, ROW) is None
+    assert joint_rejection(judgements, NO_EVIDENCE, ROW) == Reason.WINDOW
+    assert joint_rejection(judgements[:1], NO_EVIDENCE, ROW) is None
+    assert joint_rejection(judgements[:1], {"sketch": (0, 8_000_000, 0, 0)}, ROW) == Reason.WINDOW
+    unchecked = [rejected(index, "bad-tokens", tokens=10**6, counts=NO_COUNTS) for index in range(4, 8)]
+    assert joint_rejection([*unchecked, *judgements], NO_EVIDENCE, ROW) == Reason.WINDOW  # and dilute nothing
+
+
+def test_a_window_is_refused_with_the_groups_that_were_not_reproduced() -> None:
+    judgements = [judgement(0), unreproduced(1, NO_COUNTS), *map(unreproduced, range(2, 11))]
+    assert joint_rejection(judgements[:10], NO_EVIDENCE, replay_thresholds()) is None
+    refusal = joint_rejection(judgements, NO_EVIDENCE, replay_thresholds())
+    reasons = [item.reason for item in reject_accepted(judgements, refusal)]
+    assert reasons == ["improbable-window", "unreproduced", *["improbable-window"] * 9]
+    assert joint_rejection(judgements, NO_EVIDENCE, ROW) is None
+
+
+def test_groups_count_in_the_order_of_their_indices() -> None:
+    """Clean groups take evidence off: what a window shows must not depend on what was judged first."""
+    clean, bad = counts(sketch=(1000,)), counts(sketch=(5, 2))
+    judgements = [judgement(index, tokens=1000, logprobs=bytes(4000), counts=bad) for index in (0, 1, 5, 6)]
+    judgements += [judgement(index, tokens=1000, logprobs=bytes(4000), counts=clean) for index in (2, 3, 4)]
+    assert joint_rejection(judgements, NO_EVIDENCE, ROW) is None
+
+
+# What judges decide, sign and pay is computed from whole numbers, so that it is the same on every machine
+
+
+MODULES = [accounts, evidence, ledger, report, roster, verdict, logprob_bias, quorum]
+BORDER = {"whole_margins", "pass_at_k", "pass_at"}  # from what an engine measures, and to what people see
+FLOAT_NAMES = {"math", "log", "log2", "log10", "log1p", "exp", "sqrt", "mean", "std", "var", "median", "average"}
+
+
+def float_expressions(node: ast.AST) -> Iterator[str]:
+    """Yield the expressions that may compute with floats."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef) and child.name in BORDER:
+            continue
+        name = getattr(child, "id", getattr(child, "attr", ""))
+        is_division = isinstance(child, ast.BinOp | ast.AugAssign) and isinstance(child.op, ast.Div)
+        is_constant = isinstance(child, ast.Constant) and isinstance(child.value, float)
+        if is_division or is_constant or name in FLOAT_NAMES or name.startswith("float"):
+            yield ast.unparse(child)
+        yield from float_expressions(child)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_evidence_decisions_and_scores_use_no_float(module: ModuleType) -> None:
+    assert list(float_expressions(ast.parse(inspect.getsource(module)))) == []

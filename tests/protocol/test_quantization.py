@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from protocol import quantization as q
 from protocol.chain.verifier import ChainVerifier
-from protocol.digest import digest_weights, dtypes, outline, raw_bytes, type_name
+from protocol.digest import digest_weights, raw_bytes, type_name
 from protocol.errors import ChainError, MalformedError
 from protocol.quantization import Precision
 from tests.protocol import slow_quantization as slow
@@ -258,8 +258,3 @@ def test_a_run_is_quantized_or_has_adapters() -> None:
         run_manifest(lora=lora(), precision="int8")
     with pytest.raises(ValidationError, match="precision"):
         run_manifest(precision="fp4")
-
-
-def test_an_outline_has_no_data() -> None:
-    shapes = {name: (dtypes[dtype], shape) for name, (dtype, shape) in TABLE.items()}
-    assert q.is_scale(PLACES[0] + q.SCALE, outline(shapes))

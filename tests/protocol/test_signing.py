@@ -8,7 +8,7 @@ from protocol import limits
 from protocol.chain.manifest import Head
 from protocol.chain.verifier import Trust
 from protocol.encoding import content_digest, pack, unpack
-from protocol.errors import LimitError, MalformedError, ProtocolError, SignatureError
+from protocol.errors import MalformedError, SignatureError
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import (
     Envelope,
@@ -58,13 +58,6 @@ def test_a_secret_is_not_shown() -> None:
     assert samples.digest("key of miner").hex() not in f"{MINER!r}"
     with pytest.raises(ValueError, match="32 bytes"):
         SigningKey(b"short")
-
-
-def test_every_truncation_is_refused() -> None:
-    data = sign(samples.announcement(), MINER)
-    for size in range(len(data)):
-        with pytest.raises(ProtocolError):
-            open_signed(data[:size], Announcement, [MINER.public])
 
 
 def test_the_digest_does_not_depend_on_the_signatures() -> None:
@@ -141,14 +134,6 @@ def test_the_body_is_parsed_after_the_signatures_were_verified() -> None:
     value = MINER.sign(b"grailnode/1\x00announcement\x00\xc1")
     with pytest.raises(MalformedError):
         open_signed(enveloped(b"\xc1", value), Announcement, [MINER.public])
-
-
-def test_the_size_is_checked_first() -> None:
-    data = bytes(limits.MAX_ANNOUNCEMENT_BYTES + limits.MAX_ENVELOPE_BYTES + 1)
-    with pytest.raises(LimitError):
-        open_signed(data, Announcement, [])
-    with pytest.raises(LimitError):
-        open_announced(data, Announcement)
 
 
 def test_the_maximum_number_of_signatures_fits_the_envelope_limit() -> None:

@@ -329,8 +329,3 @@ def test_objects_larger_than_their_tensors_are_refused(changes: dict[str, Any]) 
         Manifest(**(dict(honest) | changes))
     with pytest.raises(MalformedError, match="larger than its tensors"):
         Manifest.from_bytes(honest.model_copy(update=changes).to_bytes())
-
-
-def test_a_first_anchor_larger_than_its_tensors_is_refused() -> None:
-    with pytest.raises(ValidationError, match="the anchor is larger than its tensors"):
-        samples.manifest(**anchor(WEIGHTS + HEADER + 1))

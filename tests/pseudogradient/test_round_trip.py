@@ -1,6 +1,9 @@
 """Every coding gives back what it says it sent, and the rest is the error feedback, exactly."""
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import pseudogradient
+from protocol import errors, pseudogradient
 from protocol.digest import digest_weights
 from protocol.errors import ContributionError
-from protocol.pseudogradient import Coding, Kind, Payload, parts_of
+from protocol.pseudogradient import DILOCO, Coding, Kind, Payload, parts_of
+from protocol.pseudogradient.arithmetic import add_contribution, divide
 from protocol.pseudogradient.chunk_frames import decode_chunks, encode_chunks, quantize
 from protocol.pseudogradient.chunks import LEVELS
 from tests.pseudogradient.updates import Weights, updated, weights
@@ -83,18 +87,6 @@ def test_each_grid_value_that_is_sent_changes_the_view(rate: float, fraction: in
         assert ((view(old) != view(old - values)) == (values != 0)).all()
 
 
-def test_error_feedback_makes_small_updates_visible_in_the_end() -> None:
-    base = {"w": torch.full((64, 64), 0.01)}
-    step, feedback, sent = 1e-6, None, 0.0
-    for _ in range(40):
-        local = {"w": base["w"] - step}
-        contribution = pseudogradient.encode(base, local, feedback, Coding(Kind.GRID, fraction=3), digest_weights(base))
-        sent += float(values_of(contribution.payload, base)["w"][0, 0])
-        feedback = contribution.residual
-    applied = float((base["w"] - (base["w"] - step))[0, 0])
-    assert sent == pytest.approx(40 * applied, abs=3e-5)
-
-
 def test_exact_values_of_an_ordinary_update_have_ranks() -> None:
     random = np.random.default_rng(0)
     base = {"w": torch.from_numpy(random.standard_normal((512, 512)).astype(np.float32) * np.float32(0.0147))}
@@ -106,16 +98,6 @@ def test_a_sign_of_zero_is_sent() -> None:
     base, tiny = {"w": torch.zeros(64, 64)}, 1e-44
     contribution = pseudogradient.encode(base, {"w": base["w"] - tiny}, None, Coding(Kind.EXACT), digest_weights(base))
     assert (values_of(contribution.payload, base)["w"] == torch.tensor(tiny)).all()
-
-
-@pytest.mark.parametrize("coding", CODINGS, ids=str)
-def test_contributions_of_large_tensors(coding: Coding) -> None:
-    base = weights(3, {"a": (1100, 1500), "b": (2000, 1300), "c": (5,)})
-    contribution = pseudogradient.encode(base, updated(base, 2e-6), None, coding, digest_weights(base))
-    assert len(parts_of({name: tensor.shape for name, tensor in base.items()})) == 3
-    for name, sent in values_of(contribution.payload, base).items():
-        rest = contribution.residual[name].numpy()
-        assert np.array_equal((base[name].numpy() - updated(base, 2e-6)[name].numpy()) - sent.numpy(), rest)
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(-12, 4), st.sampled_from(CODINGS), st.integers(1, 300), st.integers(1, 300))
@@ -199,3 +181,51 @@ def test_levels_are_the_means_of_their_bins() -> None:
     for level in range(LEVELS):
         own = values[levels == level]
         assert lookup[level] == (np.float32(own.mean()) if own.size else 0)
+
+
+# The golden contributions give their values, and hostile ones are refused with the same class of error
+
+
+FOLDER = Path(__file__).parent.parent / "vectors" / "pseudogradient"
+GOLDEN = json.loads((FOLDER / "golden.json").read_text())
+HOSTILE = json.loads((FOLDER / "hostile.json").read_text())
+
+
+def parsed(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file."""
+    return {
+        name: torch.from_numpy(np.frombuffer(bytes.fromhex(data), "<f4").reshape(shape).copy())
+        for name, (shape, data) in tensors.items()
+    }
+
+
+BASE, LOCAL, FEEDBACK = (parsed(GOLDEN[name]) for name in ("base", "local", "feedback"))
+DIGEST = digest_weights(BASE)
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: case["name"])
+def test_golden(case: dict[str, Any]) -> None:
+    payload = (bytes.fromhex(case["payload"]),)
+    ((part, values),) = pseudogradient.decode(payload, BASE, DIGEST)
+    assert digest_weights(part.scatter(values)) == digest_weights(parsed(case["values"]))
+    coding = Coding(Kind[case["kind"]], case["fraction"], case["chosen"])
+    assert pseudogradient.encode(BASE, LOCAL, FEEDBACK, coding, DIGEST).payload == payload
+
+
+def test_the_outer_step() -> None:
+    part, step = parts_of({name: tensor.shape for name, tensor in BASE.items()})[0], GOLDEN["step"]
+    mean = np.zeros(part.elements, np.float32)
+    for case, weight in zip(GOLDEN["cases"], step["weights"], strict=True):
+        add_contribution(mean, part.gather(parsed(case["values"])), weight)
+    divide(mean, len(GOLDEN["cases"]))
+    base, momentum = part.gather(BASE).copy(), part.gather(FEEDBACK).copy()
+    DILOCO.step(base, momentum, mean)
+    for name, values in (("mean", mean), ("base", base), ("momentum", momentum)):
+        assert digest_weights(part.scatter(values)) == digest_weights(parsed(step[name])), name
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=lambda case: case["name"])
+def test_hostile(case: dict[str, str]) -> None:
+    with pytest.raises(errors.ProtocolError) as raises:
+        list(pseudogradient.decode((bytes.fromhex(case["payload"]),), BASE, DIGEST))
+    assert type(raises.value).__name__ == case["error"]

@@ -313,13 +313,6 @@ VERIFIED_GROUP = VerifiedGroup(
 )
 
 
-def test_tokens_and_log_probabilities_of_each_completion() -> None:
-    assert VERIFIED_GROUP.prompt_tokens == (5, 6)
-    assert VERIFIED_GROUP.completion_tokens == ((7, 1), (8, 9, 1))
-    assert [logprobs.tolist() for logprobs in VERIFIED_GROUP.completion_logprobs] == [[-5.0, -4.0], [-3.0, -2.0, -1.0]]
-    assert VerifiedGroup.from_bytes(VERIFIED_GROUP.to_bytes()) == VERIFIED_GROUP
-
-
 @pytest.mark.parametrize(
     ("changes", "error"),
     [

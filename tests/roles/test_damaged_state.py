@@ -117,14 +117,6 @@ def test_a_repaired_state_is_gone_on_with(
         assert simulate(scenario, tmp_path / name, DAMAGES[name]) == Outcome(), name
 
 
-def test_whole_states_are_gone_on_with(networks: list[DiskNetwork], tmp_path: Path):
-    async def go_on(network: DiskNetwork, copy: Path) -> Outcome:
-        return await outcome(network.copy(copy), "trainer")  # an error of another node is raised
-
-    for number, network in enumerate(networks):
-        assert simulate(go_on, network, tmp_path / str(number)) == Outcome()
-
-
 # Objects of a state that only a repair or an incident leaves behind are noticed when they are damaged, and repaired
 # as well: the floor of a ledger, and the distrust of a validator
 

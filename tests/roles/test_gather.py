@@ -6,7 +6,7 @@ import trio
 from protocol.errors import ProtocolError
 from roles.gather import fetch_ahead, first_failure, first_success, gather
 from roles.node.participant_memory import Backoff
-from roles.node.retries import ChangeReporter, Pause
+from roles.node.retries import ChangeReporter
 from roles.ports import EngineError, StoreError
 from tests.support.simulation.network import Log
 
@@ -184,14 +184,6 @@ def test_an_error_is_reported_when_its_text_changes_up_to_a_maximum(maximum: dic
 
 
 KEY, OTHER = bytes(32), bytes([1]) * 32
-
-
-def test_pauses_grow_from_the_first_to_the_longest() -> None:
-    pause, lengths = Pause(first=0.5, longest=5.0), [0.0]
-    for _ in range(5):
-        lengths.append(pause.after(lengths[-1]))
-    assert lengths[1:] == [0.5, 1.0, 2.0, 4.0, 5.0]
-    assert Pause(first=0.2, longest=30.0, factor=1.5).after(1.0) == 1.5
 
 
 def test_a_key_that_is_refused_again_is_passed_over_for_twice_as_long() -> None:

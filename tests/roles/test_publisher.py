@@ -18,7 +18,6 @@ from protocol.errors import ChainError, PatchError, ProtocolError
 from protocol.patch import PatchEncoder, applying, codec
 from roles.authority_updates import refresh_authority
 from roles.ports import FencedError, NotFoundError
-from roles.trainer.publish.history import History
 from roles.trainer.publish.publisher import PublisherSettings
 from roles.trainer.publish.version_build import VersionWeights, build_patch
 from roles.trainer.tensor_shards import WeightsHash
@@ -85,15 +84,6 @@ async def test_of_two_publishers_with_one_key_and_one_state_one_stops(delay: flo
     await testbed.assert_followed(4)
 
 
-async def test_a_state_that_is_older_than_the_published_chain_is_refused():
-    testbed = await published(2)
-    backup = await copy_objects(testbed.state, MemoryStore())
-    await testbed.publish(2)
-    with pytest.raises(ChainError, match="storage shows version 2"):
-        await testbed.publish(state=backup)
-    assert (await testbed.head()).version == 2
-
-
 async def test_a_state_that_differs_from_the_published_chain_is_refused():
     testbed = await published(2)
     other = PublisherTestbed()
@@ -157,17 +147,6 @@ async def test_a_version_has_an_anchor_as_soon_as_the_patches_since_the_last_one
             since = 0
     assert len(expected) > 2
     assert [version for version, manifest in enumerate(manifests) if manifest.anchor] == [0, *expected]
-
-
-async def test_an_anchor_that_storage_lost_does_not_count_when_the_next_one_is_due():
-    testbed = PublisherTestbed()
-    settings = replace(SETTINGS, anchor_interval=100, keep_patches=100, keep_anchors=10)
-    await testbed.publish(0, 1, 2, settings=settings)
-    assert (await testbed.head()).anchors == (0, 2)
-    for ref in (await History.open(testbed.state)).manifests[2].record.anchor:
-        await testbed.store.delete(paths.anchor(TRAINER.public, ref.digest))
-    await testbed.publish(3, settings=settings)
-    assert (await testbed.head()).anchors == (0, 3)
 
 
 @pytest.mark.parametrize("profile", patch.PROFILES)

@@ -122,17 +122,6 @@ async def test_killed_after_the_anchor_of_a_version_without_a_patch_and_then_rot
     await testbed.assert_followed(3)
 
 
-async def test_killed_while_old_versions_are_deleted_and_then_configured_to_keep_more():
-    testbed = PublisherTestbed()
-    few = replace(SETTINGS, anchor_interval=1, keep_patches=1, keep_anchors=1)
-    await testbed.publish(0, settings=few)
-    await testbed.snapshot(1, 2, 3, 4)
-    await publish_until_killed(testbed, "delete", "chain/anchors/", settings=few, seconds=60)
-    await testbed.publish(5, settings=replace(few, keep_anchors=10), seconds=60)
-    await testbed.assert_followed(5)
-    assert await names_below(testbed.state, "chain/anchors/") == await names_below(testbed.state, "chain/manifests/")
-
-
 @pytest.mark.parametrize("after", few_daily([False, True], 2))
 async def test_killed_at_any_operation_it_leaves_nothing_over_and_the_chain_verifies(after: bool):
     settings = replace(SETTINGS, keep_patches=2, keep_anchors=1, takeover_seconds=0.1, poll_seconds=0.5)

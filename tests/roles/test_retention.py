@@ -169,20 +169,6 @@ def test_settings_for_more_versions_than_a_head_can_list_are_refused(
         check_retention(interval, patches, anchors)
 
 
-@pytest.mark.parametrize(
-    ("interval", "patches", "anchors"), few_daily([(3, 10, 2), (2, 7, 1), (1, 5, 2), (5, 4, 1), (1, 12, 3)], 3)
-)
-async def test_everything_that_a_head_names_is_in_storage_until_it_expires(
-    interval: int, patches: int, anchors: int
-) -> None:
-    settings = replace(SETTINGS, anchor_interval=interval, keep_patches=patches, keep_anchors=anchors)
-    testbed = LongRunTestbed(26)
-    await testbed.publish(*range(26), seconds=1300, settings=settings)
-    assert testbed.store.violations == []
-    assert (await testbed.head()).version == 25
-    await testbed.assert_followed(25)
-
-
 async def run_schedule(seed: int) -> None:
     """Run a random schedule: the settings of each start, at which operation it is killed, and how long it is down."""
     chance = random.Random(seed)

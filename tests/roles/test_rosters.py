@@ -17,7 +17,6 @@ from protocol.judging.evidence import NO_COUNTS, NO_EVIDENCE, Counts, advance
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.roster import presence_windows
 from protocol.judging.verdict import Judgement, Reason
-from roles.ports import StoreError
 from roles.rosters import Rosters
 from roles.trainer.collect.quorum import Decision, LogprobRule, decide, refuse_improbable_window
 from roles.trainer.collect.validator_monitor import Absences
@@ -108,14 +107,6 @@ async def test_a_roster_is_read_once_and_storage_that_hangs_delays_it_for_a_part
     reads = testbed.store.reads
     assert await testbed.members({}) == [0, 1, 2]
     assert testbed.store.reads == reads
-
-
-async def test_a_validator_whose_storage_does_not_answer_is_absent():
-    testbed = FourValidators()
-    testbed.store.silent_prefixes = (FOUR[1].hex(),)
-    with pytest.raises(StoreError):
-        await testbed.store.get(paths.summary(FOUR[1], WINDOW), 1)
-    assert await testbed.members(dict.fromkeys(range(4), testbed.windows)) == [0, 2, 3]
 
 
 # What the trainer makes of groups that were dealt to some validators, and of validators that are absent

@@ -29,13 +29,6 @@ def retrying(faulty: FaultyStore) -> RetryingStore:
 
 
 class TestRetrying:
-    @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.LOST_ANSWER])
-    async def test_a_transient_failure_is_retried(self, faulty, retrying, fault, autojump_clock):
-        for _ in range(3):
-            faulty.plan("put", fault)
-        await retrying.put("a", b"x")
-        assert await retrying.get("a", 1) == b"x"
-
     async def test_pauses_double_and_are_jittered(self, faulty, retrying, autojump_clock):
         for _ in range(3):
             faulty.plan("put", Fault.ERROR)

@@ -240,6 +240,8 @@ async def test_an_endless_listing_of_foreign_keys_ends_in_an_error(store, server
         b'<!DOCTYPE a SYSTEM "http://127.0.0.1/">' + b"<ListBucketResult/>",
         b"<ListBucketResult>" + b"<a>" * 50,
         b"<a><ListBucketResult/></a>",
+        b"<ListBucketResult>" + b"<a/>" * 100_000 + b"</ListBucketResult>",
+        b"<ListBucketResult " + b" ".join(b"a%d=''" % number for number in range(100_000)) + b"/>",
         b"<ListBucketResult><Contents><Size>-1</Size></Contents></ListBucketResult>",
         b"<ListBucketResult><Contents><Size>" + b"9" * 99 + b"</Size></Contents></ListBucketResult>",
         b"<ListBucketResult>&undefined;</ListBucketResult>",

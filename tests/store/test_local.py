@@ -4,20 +4,16 @@ import errno
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 
 from grailnode.store import disk, local
 from grailnode.store.local import LocalStore
-from grailnode.store.memory import MemoryStore
 from grailnode.store.state.state_store import StateStore
-from roles.ports import NotFoundError, ObjectStore, StoreError
+from roles.ports import NotFoundError, StoreError
 from tests.support.measuring.store_listing import paths
 
 HOLD_A_TEMPORARY = """
@@ -229,7 +225,7 @@ async def test_a_deletion_is_on_the_disk_when_it_returns(tmp_path: Path, changes
     assert changes == []
 
 
-# Races of processes in the same folders, and random histories of operations
+# Races of processes in the same folders
 
 
 RUN = bytes(32)
@@ -328,58 +324,6 @@ def test_an_object_in_the_place_of_a_folder_is_named(tmp_path: Path):
     (tmp_path / "inbox").write_bytes(b"")
     with pytest.raises(StoreError, match="inbox/1: a part of this path is an object, not a folder"):
         trio.run(LocalStore(tmp_path, inline=True).put, "inbox/1", b"one")
-
-
-# Random histories of operations: a store answers as a dictionary would
-
-
-Step = tuple[Any, ...]
-
-# file names begin with 'f' and folder names with 'd', so that no path is a folder of another
-folders = st.lists(st.sampled_from(["d", "d-", "d.", "d0", "dé"]), max_size=3)
-files = st.sampled_from(["f", "f-a", "f.a", "f0", "f😀", "fa"])
-object_paths = st.tuples(folders, files).map(lambda parts: "/".join([*parts[0], parts[1]]))
-
-
-def histories_of(some_paths: list[str]) -> st.SearchStrategy[list[Step]]:
-    """Return histories on a few paths, so that most operations meet an object."""
-    path = st.sampled_from(some_paths)
-    step = st.one_of(
-        st.tuples(st.just("put"), path, st.binary(max_size=20)),
-        st.tuples(st.just("delete"), path),
-        st.tuples(st.just("get"), path, st.integers(0, 25), st.none() | st.integers(0, 25)),
-        st.tuples(st.just("list"), path.map(lambda path: path[: len(path) // 2]), path | st.just("")),
-    )
-    return st.lists(step, max_size=30)
-
-
-async def replay(store: ObjectStore, history: list[Step]) -> None:
-    model: dict[str, bytes] = {}
-    for step in history:
-        match step:
-            case "put", path, data:
-                await store.put(path, data)
-                model[path] = data
-            case "delete", path:
-                await store.delete(path)
-                model.pop(path, None)
-            case "get", path, offset, size:
-                try:
-                    answer = await store.get(path, 100, offset=offset, size=size)
-                except NotFoundError:
-                    assert path not in model
-                else:
-                    assert answer == model[path][offset : None if size is None else offset + size]
-            case "list", prefix, after:
-                expected_paths = sorted(path for path in model if path.startswith(prefix) and path > after)
-                assert await paths(store, prefix, after) == expected_paths
-
-
-@given(st.lists(object_paths, min_size=1, max_size=4).flatmap(histories_of))
-def test_stores_in_memory_and_on_a_disk_answer_like_a_dictionary(history: list[Step]):
-    with tempfile.TemporaryDirectory() as root:
-        for store in (MemoryStore(), LocalStore(Path(root), inline=True)):
-            trio.run(replay, store, history)
 
 
 def test_scratch_bytes_are_on_the_disk_without_a_name_and_in_memory_if_it_is_full(

@@ -134,14 +134,6 @@ async def test_a_mirror_that_lies_or_lacks_an_object_is_left_alone_for_a_while()
 
 
 @simulated
-async def test_an_anchor_that_mirrors_still_compute_comes_from_the_origin() -> None:
-    setting, path = Setting(), paths.anchor(TRAINER.public, content_digest(DATA))
-    await setting.origin.put(path, DATA)
-    assert await setting.store.get(path, len(DATA)) == DATA
-    assert setting.log.events == []
-
-
-@simulated
 async def test_a_mirror_that_still_computes_an_anchor_is_asked_for_the_next_patch() -> None:
     setting = Setting(SlowStore(0.2), mirrors={url: SlowStore(0.2) for url in URLS})
     path = paths.anchor(TRAINER.public, content_digest(DATA))

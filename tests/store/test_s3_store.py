@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import trio
+import trio.testing
 
 from grailnode.store.checks import MAX_EMPTY_PAGES
 from grailnode.store.place import PlaceSection
@@ -18,7 +19,8 @@ from grailnode.store.s3.s3_session import S3Credentials
 from grailnode.store.s3.s3_store import PART_BYTES, S3Store
 from protocol.limits import MIB
 from roles.ports import StoreError, TooLargeError
-from tests.store.s3_buckets import listing_page
+from tests.store.s3_buckets import Bucket, listing_page
+from tests.support.faults.http_scenarios import HTTP_FAULTS, HttpOutcome, run_http_scenario
 from tests.support.measuring.store_listing import paths
 from tests.support.servers.loopback import UNSAID, HttpRequest, Reply, serve
 
@@ -126,17 +128,6 @@ async def test_errors_of_the_service_are_reported_in_one_line(store, service, st
     await fails(store.delete("a"), match)
     await fails(paths(store, "a"), match)
     assert all(len(request.target) < 200 for request in service.requests)
-
-
-@pytest.mark.parametrize(
-    "body", [b"", b"<", b"not xml", b"<a/>" * 100, b"\xff\xfe", b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>']
-)
-async def test_invalid_listings(store, service, body):
-    service.reply = xml(body)
-    try:
-        assert await paths(store, "a") == []
-    except StoreError as error:
-        assert "\n" not in str(error)
 
 
 HEADERS = (
@@ -332,3 +323,22 @@ async def test_a_prefix_keeps_a_store_to_its_part_of_the_bucket(moto_bucket):
             assert await paths(part, "") == ["a", "b"]
             assert await paths(part, "", "a") == ["b"]
         assert await paths(whole, "") == ["one-more/a", "one/a", "one/b", "two/a"]
+
+
+# Every fault of HTTP and S3, each alone, between a node's stores and a real service. `bench.faults` runs pairs.
+
+
+@pytest.mark.slow
+async def test_nothing_is_lost_under_any_http_fault(rclone_bucket: Bucket):
+    outcomes: dict[str, HttpOutcome] = {}
+    slots = trio.CapacityLimiter(6)
+
+    async def run(name: str) -> None:
+        async with slots:
+            outcomes[name] = await run_http_scenario(*rclone_bucket, (name,))
+
+    async with trio.open_nursery() as nursery:
+        for name in HTTP_FAULTS:
+            nursery.start_soon(run, name)
+    assert {name: outcome.violations for name, outcome in outcomes.items() if outcome.violations} == {}
+    assert [name for name, outcome in outcomes.items() if not outcome.fault_count] == []

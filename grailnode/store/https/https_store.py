@@ -119,6 +119,7 @@ class PublicTransport(httpx.AsyncHTTPTransport):
 MAX_PAGE_BYTES: Final = 4 * MIB
 """A listing page of 1,000 keys has at most some 3 MiB of XML."""
 
+_MAX_MARKS: Final = 100_000  # '<' and '='; a page of 1,000 keys has some 25,000, and each may take 100 bytes of memory
 _PAGE_SECONDS: Final = 60.0
 
 
@@ -130,6 +131,8 @@ def read_page(data: bytes) -> tuple[list[tuple[str, int]], bool, str]:
     """Return the keys and sizes of a page, whether more pages follow, and the token that requests the next one."""
     if b"<!DOCTYPE" in data:  # in keys, '<' is written as an entity
         raise ListingError("the document has a document type declaration")
+    if data.count(b"<") + data.count(b"=") > _MAX_MARKS:
+        raise ListingError("the document has too many elements")
     try:
         root = ElementTree.fromstring(data, ElementTree.XMLParser(encoding="UTF-8"))  # noqa: S314 -- no entities
     except (ElementTree.ParseError, ValueError) as error:
