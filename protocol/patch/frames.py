@@ -6,7 +6,6 @@ embedding may be touched, and its elements do not tell which.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -260,7 +259,7 @@ def _decode_rows(row: TensorRow, frame: memoryview, old: Bits, target: Bits | No
         raise MalformedError(f"rows of the mode {mode}", row.name)
     before = old.reshape(rows, -1)
     after, width = before[places], before.shape[1]
-    inner, flat = replace(row, shape=(after.size,), mode=Mode(mode)), after.reshape(-1)
+    inner, flat = row._replace(shape=(after.size,), mode=Mode(mode)), after.reshape(-1)
     for _ in decode_frame(inner, frame[begin:], flat, flat, places=False):
         pass
     step = max(1, PIECE_ELEMENTS // width)
