@@ -143,11 +143,9 @@ class PatchEncoder:
                 self._local.scratch = Scratch()
             pairs = [small[name] if name in small else (bits_of(old[name]), bits_of(new[name])) for name in names]
             mode, changes, frame = encode_unit_frame(pairs, new[names[-1]], self._profile, self._local.scratch)
-            joined = [
-                tensor(name, pair, Mode.JOINED, 0, memoryview(b""), names[-1])
-                for name, pair in zip(names[:-1], pairs[:-1], strict=True)
-            ]
-            return [*joined, tensor(names[-1], pairs[-1], mode, changes, frame)]
+            *others, last = zip(names, pairs, strict=True)
+            joined = [tensor(*item, Mode.JOINED, 0, memoryview(b""), names[-1]) for item in others]
+            return [*joined, tensor(*last, mode, changes, frame)]
 
         def tensor(name: str, pair: Pair, mode: Mode, changes: int, frame: memoryview, host: str = "") -> EncodedTensor:
             before = base_digests[name] if base_digests is not None else digest_bits(pair[0])

@@ -269,6 +269,8 @@ def _decode_rows(row: TensorRow, frame: memoryview, old: Bits, target: Bits | No
         own = slice(*np.searchsorted(places, (top, top + step)).tolist())
         # Compared before they are written, since the target may be the old elements themselves.
         changed, columns = np.nonzero(source[places[own] - top] != after[own])
+        if np.unique(changed).size != after[own].shape[0]:
+            raise PatchError("a row without a change", _WHERE)
         piece = (scratch if target is None else target[top * width :])[: source.size].reshape(source.shape)
         np.copyto(piece, source)
         piece[places[own] - top] = after[own]

@@ -24,10 +24,6 @@ _unsigned: Final[dict[int, Any]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 _unsigned_torch: Final = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
-HUGE_PAGE: Final = 1 << 21
-"""Bytes of a page of the larger size."""
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The bit layout of a dtype."""
@@ -84,10 +80,8 @@ def bits_of(tensor: torch.Tensor) -> Bits:
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor of the same dtype and shape. For a large one, numpy requests huge pages: half the time of a
-    large patch.
-    """
-    if tensor.nbytes < HUGE_PAGE:
+    """Return a new tensor of the same dtype and shape. Numpy requests huge pages: half the time of a large patch."""
+    if tensor.nbytes < 1 << 21:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     buffer = np.empty(tensor.numel(), _unsigned[tensor.dtype.itemsize])
     return torch.from_numpy(buffer.view(np.uint8)).view(tensor.dtype).reshape(tensor.shape)

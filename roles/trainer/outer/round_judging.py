@@ -1,13 +1,14 @@
 """How the coordinator looks at the contributions of a round: when it saw which, and what is wrong with them."""
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import trio
 
-from protocol import paths
+from protocol import limits, paths
 from protocol.errors import ProtocolError, error_context
 from protocol.identity.signing import Signed
 from protocol.kernels.inner_products import Matrix
@@ -18,15 +19,19 @@ from protocol.outer.round_records import RefusalReason, RoundContribution, Round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import File, Keep, Payload, in_memory
 from protocol.pseudogradient.payload import largest_first_file
-from roles.gather import gather
+from roles.gather import ByteLimit, answer_of, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_object, fetch_record, open_record
 from roles.trainer.outer.round_files import SEEN, numbered
-from roles.trainer.outer.round_reader import fetch_files
+from roles.trainer.outer.round_reader import HEAD_START, HEAD_START_BYTES, fetch_files
 
 PROJECTIONS: Final = "projections of contributions"
 """What the secret of a coordinator's projections is derived for."""
+
+
+DOWNLOAD_BYTES: Final = 4 * limits.GIB
+"""Bytes of payload files that are downloaded at the same time, and as many of large ones."""
 
 
 @dataclass
@@ -39,6 +44,8 @@ class Attendance:
     contributions: dict[bytes, Signed[RoundContribution]] = field(default_factory=dict)
     refusals: dict[bytes, RefusalReason] = field(default_factory=dict)
     _lines: set[tuple[str, bytes, str]] = field(default_factory=set)
+    _shares: dict[bytes, ByteLimit] = field(default_factory=dict)
+    _large_files: ByteLimit = field(default_factory=lambda: ByteLimit(DOWNLOAD_BYTES))
 
     @property
     def number(self) -> int:
@@ -85,6 +92,14 @@ class Attendance:
             self.refusals[worker] = RefusalReason.CONTRADICTORY
             node.alarm(f"worker {worker.hex()[:16]} signed two contributions to round {self.number}")
 
+    def room(self, worker: bytes, size: int) -> AbstractAsyncContextManager[None]:
+        """Wait for room in memory for a file of a worker's payload. Each worker has an equal share of DOWNLOAD_BYTES,
+        which no other can use up; files that are larger than a share have as many bytes together.
+        """
+        share = DOWNLOAD_BYTES // len(self.opening.record.workers)
+        own = self._shares.setdefault(worker, ByteLimit(share)) if size <= share else self._large_files
+        return own.room(size)
+
     def event(self, event: str, node: Node, worker: bytes, error: Exception) -> None:
         """Log what is wrong with a worker's contribution; the same words once, however often it is looked at."""
         if (line := (event, worker, str(error))) not in self._lines:
@@ -121,8 +136,10 @@ async def fetch_payload(
     async def fetch(file: ObjectRef) -> File:
         # Tries are many where a file is withheld, and what is kept takes space until the round is over.
         if (own := (worker, file.digest)) not in attendance.files:
-            data = await fetch_object(node, path(file.digest), file)
-            attendance.files[own] = await node.run_sync(attendance.keep, data)
+            async with attendance.room(worker, file.size):
+                get = partial(fetch_object, node, path(file.digest), file)
+                data = await answer_of(get, HEAD_START + file.size / HEAD_START_BYTES)
+                attendance.files[own] = await node.run_sync(attendance.keep, data)
         return attendance.files[own]
 
     with error_context(path(ref.digest)):
