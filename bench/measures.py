@@ -100,7 +100,8 @@ def measure_codec(update: Update, profile: str, repeats: int) -> FormatCost:
 
     def encode(space: Scratch) -> None:
         for unit in names:
-            encode_unit_frame(update.old, update.new, unit, profile, space)
+            pairs = [(bits_of(update.old[name]), bits_of(update.new[name])) for name in unit]
+            encode_unit_frame(pairs, update.new[unit[-1]], profile, space)
 
     def decode() -> None:
         for rows in changed:

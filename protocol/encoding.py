@@ -145,11 +145,20 @@ _SHORT: Final = limits.MAX_STRING_BYTES // 4  # characters that are within the l
 def _sorted_maps(value: Any, depth: int) -> Any:
     if type(value) in _PLAIN or (type(value) is str and len(value) <= _SHORT):
         return value
-    if isinstance(value, dict | tuple | list):
+    if isinstance(value, (dict, tuple, list)):  # of a union it takes twice as long
         if depth == limits.MAX_DEPTH:
             raise LimitError(f"nested deeper than {limits.MAX_DEPTH}")
         if not isinstance(value, dict):
-            return value if _PLAIN.issuperset(map(type, value)) else [_sorted_maps(item, depth + 1) for item in value]
+            return (
+                value
+                if _PLAIN.issuperset(map(type, value))
+                else [
+                    item
+                    if type(item) in _PLAIN or (type(item) is str and len(item) <= _SHORT)
+                    else _sorted_maps(item, depth + 1)
+                    for item in value
+                ]
+            )
         for key in value:
             if not isinstance(key, str):
                 raise MalformedError("a map key that is not a string")

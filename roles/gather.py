@@ -117,6 +117,30 @@ async def gather(
     return [results[index] for index in range(len(items))]
 
 
+class ByteLimit:
+    """Lets tasks have data in memory, in the order in which they ask: up to `most` bytes together, or a single larger
+    piece.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._used = most, 0
+        self._turn, self._freed = trio.Lock(), trio.Event()
+
+    @asynccontextmanager
+    async def room(self, size: int) -> AsyncIterator[None]:
+        """Wait until so many bytes have room, and give them up at the end of the block."""
+        async with self._turn:
+            while self._used and self._used + size > self._most:
+                await self._freed.wait()
+            self._used += size
+        try:
+            yield
+        finally:
+            self._used -= size
+            self._freed.set()
+            self._freed = trio.Event()
+
+
 async def fetch_ahead(
     fetch: Callable[[Item], Awaitable[Result]],
     items: Sequence[Item],

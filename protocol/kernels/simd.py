@@ -266,11 +266,18 @@ def bits_of_float(_typing: Any, number: Any) -> Any:
 
 
 @intrinsic
+def shift_right(_typing: Any, number: Any, places: Any) -> Any:
+    """Shift a uint32 by less than 32 places; `>>` would be a shift of a 64-bit integer."""
+    kind = types.uint32
+    return kind(kind, kind), lambda _context, builder, _signature, args: builder.lshr(args[0], args[1])
+
+
+@intrinsic
 def at_least_mask(_typing: Any, numbers: Any, offset: Any, least: Any) -> Any:
-    """Return a mask of 64 elements of a uint32 array: whether numbers[offset + i] >= least."""
+    """Return a mask of 64 elements: whether numbers[offset + i] >= least."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         own = load_vector(context, builder, signature.args[0], args[0], args[1])
-        return builder.bitcast(builder.icmp_unsigned(">=", own, broadcast(builder, args[2], _index)), _word)
+        return builder.bitcast(builder.icmp_unsigned(">=", own, broadcast(builder, args[2], own.type.element)), _word)
 
     return types.uint64(numbers, types.uint64, types.uint32), generate

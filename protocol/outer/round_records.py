@@ -92,6 +92,7 @@ class PayloadRef(ObjectRef):
     """A reference to a payload: to its first file, which names the others."""
 
     kind: ClassVar[str] = "payload"
+    size: Annotated[int, Field(ge=1, le=limits.MAX_SHARD_BYTES)]
     total: Annotated[int, Field(ge=0, lt=1 << 53)]  # bytes of all files
 
 

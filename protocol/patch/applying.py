@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from protocol.digest import Weights, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.codec import Digests, EncodedTensor, digest_tensor
+from protocol.patch.codec import Digests, EncodedTensor, digest_bits
 from protocol.patch.container import (
     CHECK_BYTES,
     PREAMBLE,
@@ -265,7 +265,7 @@ class StreamingApply:
         old, place = self._weights[name], self._places.get(name)
         if rows[-1].mode == Mode.UNCHANGED:
             new = old if place is None else copy_bits(old, place)
-            digest = self._base_digests[name] if self._base_digests is not None else digest_tensor(old)
+            digest = self._base_digests[name] if self._base_digests is not None else digest_bits(bits_of(old))
             results = {name: (new, digest)}
         else:
             results = apply_unit(self._weights, rows, frame, self._places or None)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from protocol.digest import Weights, outline, raw_bytes, type_name, weights_digest
+from protocol.digest import Weights, outline, type_name, weights_digest
 from protocol.patch.container import (
     CHECK_BYTES,
     PROFILES,
@@ -23,7 +23,7 @@ from protocol.patch.container import (
 )
 from protocol.patch.frames import encode_frame
 from protocol.patch.sparse import Scratch
-from protocol.patch.values import bits_of, layout_of
+from protocol.patch.values import Bits, bits_of, layout_of
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -32,6 +32,9 @@ _JOINED_ELEMENTS: Final = 1 << 22
 """Elements of small tensors in a frame, at most: copies of them, old and new, are in memory of each thread."""
 SMALL_ELEMENTS: Final = 1 << 20
 """A tensor of fewer elements shares its frame, and so a model, with others."""
+
+Pair = tuple[Bits, Bits]
+"""The elements of a tensor, flat, before and after."""
 
 Digests = Mapping[str, bytes]
 """The BLAKE3 of each tensor's bytes, by name."""
@@ -55,19 +58,27 @@ def for_each(work: Callable[[S], T], items: Iterable[S], threads: int) -> list[T
         return list(pool.map(work, items))
 
 
-def digest_tensor(tensor: torch.Tensor) -> bytes:
-    """Compute the BLAKE3 of the tensor's raw bytes (32 bytes) on the calling thread."""
-    return blake3(raw_bytes(tensor)).digest()
+def digest_bits(bits: Bits) -> bytes:
+    """Compute the BLAKE3 of a tensor's elements (32 bytes) on the calling thread."""
+    return blake3(bits.view(np.uint8).data).digest()
 
 
-def units(old: Weights, new: Weights) -> list[tuple[str, ...]]:
+def small_pairs(old: Weights, new: Weights) -> dict[str, Pair]:
+    """Return the elements of the small tensors, by name."""
+    return {
+        name: (bits_of(old[name]), bits_of(tensor)) for name, tensor in new.items() if tensor.numel() < SMALL_ELEMENTS
+    }
+
+
+def units(new: Weights, pairs: Mapping[str, Pair]) -> list[tuple[str, ...]]:
     """Return the names of each frame's tensors, in ascending order: of one, or of small ones that change alike."""
     result: list[tuple[str, ...]] = []
     small: dict[tuple[str, bool], list[str]] = {}
     for name, tensor in new.items():
         changes = 0
-        if tensor.numel() < SMALL_ELEMENTS:
-            changes = int(np.count_nonzero(bits_of(old[name]) != bits_of(tensor)))
+        if name in pairs:
+            before, after = pairs[name]
+            changes = int(np.count_nonzero(before != after))
         if changes:
             small.setdefault((type_name(tensor.dtype), 2 * changes > tensor.numel()), []).append(name)
         else:
@@ -87,15 +98,14 @@ def units(old: Weights, new: Weights) -> list[tuple[str, ...]]:
 
 
 def encode_unit_frame(
-    old: Weights, new: Weights, names: Sequence[str], profile: str, scratch: Scratch
+    pairs: Sequence[Pair], last: torch.Tensor, profile: str, scratch: Scratch
 ) -> tuple[Mode, int, memoryview]:
-    """Encode the frame of some tensors; see `encode_frame`."""
-    before, after = ([bits_of(weights[name]) for name in names] for weights in (old, new))
-    layout = layout_of(new[names[0]].dtype)
-    if len(names) == 1:
-        return encode_frame(before[0], after[0], new[names[0]].shape, layout, profile, scratch)
-    one, other = np.concatenate(before), np.concatenate(after)
-    return encode_frame(one, other, one.shape, layout, profile, scratch)
+    """Encode the frame of some tensors, of which `last` is the last one; see `encode_frame`."""
+    layout = layout_of(last.dtype)
+    if len(pairs) == 1:
+        return encode_frame(*pairs[0], last.shape, layout, profile, scratch)
+    before, after = (scratch.joined(number, bits) for number, bits in enumerate(zip(*pairs, strict=True)))
+    return encode_frame(before, after, before.shape, layout, profile, scratch)
 
 
 def check_same_tensors(old: Weights, new: Weights) -> None:
@@ -125,28 +135,31 @@ class PatchEncoder:
     ) -> None:
         """Encode more tensors, of the last version and the next; digests as for `encode`."""
         check_same_tensors(old, new)
+        small = small_pairs(old, new)
 
         def encode_unit(names: tuple[str, ...]) -> list[EncodedTensor]:
             # Each thread keeps its scratch memory from tensor to tensor.
             if not hasattr(self._local, "scratch"):
                 self._local.scratch = Scratch()
-            mode, changes, frame = encode_unit_frame(old, new, names, self._profile, self._local.scratch)
-            joined = [tensor(name, Mode.JOINED, 0, memoryview(b""), names[-1]) for name in names[:-1]]
-            return [*joined, tensor(names[-1], mode, changes, frame)]
+            pairs = [small[name] if name in small else (bits_of(old[name]), bits_of(new[name])) for name in names]
+            mode, changes, frame = encode_unit_frame(pairs, new[names[-1]], self._profile, self._local.scratch)
+            *others, last = zip(names, pairs, strict=True)
+            joined = [tensor(*item, Mode.JOINED, 0, memoryview(b""), names[-1]) for item in others]
+            return [*joined, tensor(*last, mode, changes, frame)]
 
-        def tensor(name: str, mode: Mode, changes: int, frame: memoryview, host: str = "") -> EncodedTensor:
-            before = base_digests[name] if base_digests is not None else digest_tensor(old[name])
+        def tensor(name: str, pair: Pair, mode: Mode, changes: int, frame: memoryview, host: str = "") -> EncodedTensor:
+            before = base_digests[name] if base_digests is not None else digest_bits(pair[0])
             # Equal digests and an empty frame say the same thing. If one of them contradicts the other, a digest that
             # the caller gave belongs to other tensors.
             unchanged = mode == Mode.UNCHANGED
-            after = digests[name] if digests is not None else before if unchanged else digest_tensor(new[name])
+            after = digests[name] if digests is not None else before if unchanged else digest_bits(pair[1])
             if (after == before) != unchanged:
                 raise ValueError(f"{name}: a digest of another tensor")
             check = b"" if unchanged or host else after[:CHECK_BYTES]
             row = TensorRow(name, new[name].dtype, tuple(new[name].shape), mode, changes, len(frame), check, host)
             return EncodedTensor(row, frame, before, after)
 
-        for unit in for_each(encode_unit, units(old, new), self._threads):
+        for unit in for_each(encode_unit, units(new, small), self._threads):
             self.tensors.update((tensor.row.name, tensor) for tensor in unit)
 
     def finish(self) -> bytes:

@@ -12,10 +12,10 @@ import struct
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -52,8 +52,10 @@ class Mode(IntEnum):
     JOINED = 8
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRow:
+_modes: Final = {mode.value: mode for mode in Mode}
+
+
+class TensorRow(NamedTuple):
     """The table's row of one tensor."""
 
     name: str
@@ -132,7 +134,7 @@ class Table:
 
     def __getitem__(self, index: int) -> TensorRow:
         row, distance = self._row(index)
-        return replace(row, host=self._row(index + distance)[0].name) if distance else row
+        return row._replace(host=self._row(index + distance)[0].name) if distance else row
 
     def __iter__(self) -> Iterator[TensorRow]:
         return (self[index] for index in range(len(self)))
@@ -168,7 +170,7 @@ def units_of(rows: Iterable[TensorRow]) -> dict[str, tuple[TensorRow, ...]]:
 
 def unit_row(rows: Sequence[TensorRow]) -> TensorRow:
     """Return the row of a frame as that of one tensor, which has the elements of all, one after the other."""
-    return rows[0] if len(rows) == 1 else replace(rows[-1], shape=(sum(row.elements for row in rows),))
+    return rows[0] if len(rows) == 1 else rows[-1]._replace(shape=(sum(row.elements for row in rows),))
 
 
 def _write_row(row: TensorRow, distance: int) -> bytes:
@@ -211,16 +213,17 @@ def _read_row(cursor: Cursor) -> tuple[TensorRow, int]:
         raise MalformedError(f"no dtype has the code {code}", name)
     dtype = dtypes[_DTYPE_CODES[code]]
     shape = _read_shape(cursor, name)
-    mode = cursor.byte()
-    if mode not in Mode.__members__.values():
-        raise MalformedError(f"no mode has the code {mode}", name)
+    code = cursor.byte()
+    if code not in _modes:
+        raise MalformedError(f"no mode has the code {code}", name)
+    mode = _modes[code]
     if mode in (Mode.UNCHANGED, Mode.JOINED):
         distance = cursor.varint(limits.MAX_TENSORS) if mode == Mode.JOINED else 0
         if mode == Mode.JOINED and not distance:
             raise MalformedError("joined to itself", name)
-        return TensorRow(name, dtype, shape, Mode(mode), 0, 0, b""), distance
+        return TensorRow(name, dtype, shape, mode, 0, 0, b""), distance
     changes, size = cursor.varint(limits.MAX_ELEMENTS), cursor.varint(limits.MAX_PATCH_BYTES)
-    return TensorRow(name, dtype, shape, Mode(mode), changes, size, cursor.take(CHECK_BYTES)), 0
+    return TensorRow(name, dtype, shape, mode, changes, size, cursor.take(CHECK_BYTES)), 0
 
 
 def _check_frame(row: TensorRow, elements: int) -> None:

@@ -12,19 +12,7 @@ from numpy.typing import NDArray
 
 from protocol.errors import MalformedError, PatchError
 from protocol.patch.context_model import MAX_CODE, WEIGHTS, classes_of, codes_of, form_of, sample_changes
-from protocol.patch.dense_coding import (
-    LANES,
-    MARGIN,
-    SYMBOLS,
-    apply_steps,
-    classify,
-    count_symbols,
-    describe,
-    get_sizes,
-    get_symbols,
-    put_sizes,
-    put_symbols,
-)
+from protocol.patch.dense_coding import BLOCK, LANES, MARGIN, SYMBOLS, decode_elements, describe, put_symbols
 from protocol.patch.entropy_decoding import LEFT_OVER, NOT_A_CODE, fill_rows, reasons
 from protocol.patch.entropy_encoding import ENTRY, fill_entries
 from protocol.patch.fields import BufferFullError, Cursor, varint
@@ -131,19 +119,18 @@ def _encode_chunk(
     old: Bits, new: Bits, form: NDArray[np.uint64], layout: Layout, scratch: Scratch, pieces: list[bytes]
 ) -> int:
     """Append the pieces of a chunk; return the number of its changes."""
-    symbols, sizes = scratch.symbols[: old.size], scratch.sizes[: old.size]
-    describe(old, new, form, layout.order, sizes, symbols)
-    classes = int(form[4])
+    symbols, classes = scratch.symbols[: old.size], int(form[4])
     tables = np.zeros((4, classes * SYMBOLS), np.uint32)
-    count_symbols(symbols, tables)
+    bits = describe((old, new), form, layout.order, (scratch.sizes, symbols, scratch.raw), tables)
+    # Copied before the words overwrite them.
+    raw = scratch.raw[: bits // 32 + 1].astype("<u4", copy=False).view(np.uint8)[: (bits + 7) // 8].tobytes()
     counts = tables.sum(axis=0, dtype=np.int64).reshape(classes, SYMBOLS)
     model = _fit(int(form[2]), counts)
     entries = np.zeros((classes, ENTRY * SYMBOLS), np.uint64)
     fill_entries(model.widths(), entries)
-    bits = put_sizes(symbols, sizes, scratch.raw)
-    raw = scratch.raw[: bits // 32 + 1].astype("<u4").tobytes()[: (bits + 7) // 8]
     out = scratch.words[: old.size + STATE_WORDS * LANES]
-    words = out[put_symbols(symbols, entries.ravel(), np.empty(LANES, np.uint64), out) :].astype("<u2").tobytes()
+    begin = put_symbols(symbols, entries.ravel(), np.empty(LANES, np.uint64), out)
+    words = out[begin:].astype("<u2", copy=False).tobytes()
     pieces += [_write_model(model), varint(len(words) // 2), varint(len(raw)), words, raw]
     return old.size - int(counts[:, 0].sum())
 
@@ -191,17 +178,14 @@ class _Chunk:
         if (self._states[:LANES] < MIN_STATE).any():
             self._check(NOT_A_CODE)
         self._bits = np.array((0, 8 * lengths[1]), np.uint64)
-        size = min(elements, PIECE_ELEMENTS)
-        self._classes, self._symbols = np.empty(size, np.uint16), np.empty(size, np.uint8)
-        self._sizes = np.empty(size, np.uint32)
+        self._block = np.empty(BLOCK, np.uint16), np.empty(BLOCK, np.uint32)
+        self._symbols = np.empty(min(elements, PIECE_ELEMENTS), np.uint8)
 
     def decode(self, old: Bits, new: Bits) -> NDArray[np.uint8]:
         """Decode the next elements; return their symbols, of which 0 is that of an unchanged one: uint8 [n]."""
-        classes, symbols, sizes = self._classes[: old.size], self._symbols[: old.size], self._sizes[: old.size]
-        classify(old, self._form, classes)
-        self._check(get_symbols(classes, self._words, self._table.ravel(), self._states, symbols))
-        self._check(get_sizes(symbols, self._raw, self._bits, sizes))
-        self._check(apply_steps(old, sizes, symbols, self._order, new))
+        symbols = self._symbols[: old.size]
+        sections = self._words, self._table.ravel(), self._states, self._raw, self._bits
+        self._check(decode_elements((old, new), self._form, self._order, sections, self._block, symbols))
         return symbols
 
     def finish(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numba
 
 from protocol.kernels.jit import UInt8Array, UInt16Array, UInt32Array, UInt64Array, inlined, kernel
-from protocol.kernels.simd import bits_of_float
+from protocol.kernels.simd import VECTOR_SIZE, at_least_mask, bits_of_float, lowest_bit, shift_right
 from protocol.patch.entropy_decoding import CUT_OFF, LEAVES_DTYPE, get_bits
 from protocol.patch.entropy_encoding import ENTRY, put_bits
 from protocol.patch.rans import MIN_STATE, SLOT_BITS, SLOTS, I, U, get_symbol, put_state, put_symbol
@@ -28,45 +28,15 @@ LANES: Final = 8
 SYMBOLS: Final = 256
 """Symbols of a class's table, of which at most 247 are in use."""
 
+FIRST_RAW: Final = 16
+FIRST_RAW_SIZE: Final = 8
+"""The first symbol that has raw bits, and the smallest size that such a symbol stands for."""
+
+BLOCK: Final = 1 << 12
+"""Elements that go through all steps before the next ones: they stay in the processor's nearest cache."""
+
 MARGIN: Final = 32
 """Integers behind a section that the decoder may read before it checks that it has not ended."""
-
-
-@kernel
-def describe(
-    old: Bits, new: Bits, form: UInt64Array, order: UInt64Array, sizes: UInt32Array, symbols: UInt16Array
-) -> Any:
-    """Write the size of each element's step, uint32 [n], and its symbol plus SYMBOLS times its class, uint16 [n].
-    `form` and `order` are as for `entropy_encoding.scan`.
-    """
-    shift, mask, first, last = W(form[0]) & W(31), W(form[1]), W(form[2]), W(form[3])
-    sign, positive, negative = W(U(63) - order[0]), W(order[1]), W(order[2])
-    is_float = W(order[2] != U(0))
-    for i in range(old.size):
-        before, after = W(old[i]), W(new[i])
-        # Keys as `rans.key_of`. Shifts are masked where they are used, or the compiler would take 64-bit integers.
-        minus = W(before >> (sign & W(31)))
-        key = W(before ^ positive ^ W(W(W(0) - minus) & negative))
-        key_after = W(after ^ positive ^ W(W(W(0) - W(after >> (sign & W(31)))) & negative))
-        size = W(max(key, key_after) - min(key, key_after))
-        shrinks = W(W(key_after < key) ^ W(minus & is_float))
-        own = min(W(max(W(W(before >> (shift & W(31))) & mask), first) - first), last)
-        # s + 1, from the exponent and the first two bits of the mantissa of a float. It is rounded down, because the
-        # upper one of the bits that a float has no room for is cleared.
-        single = bits_of_float(F(W(size & ~W(size >> W(24)))))
-        symbol = W(max(W(min(size, W(3)) + W(512)), W(single >> W(21))) - W(512))
-        sizes[i] = size
-        symbols[i] = W(own << W(8)) | (W(W(symbol << W(1)) | shrinks) if size != W(0) else W(0))
-    return I(0)
-
-
-@kernel
-def count_symbols(symbols: UInt16Array, counts: UInt32Array) -> Any:
-    """Count symbols by class: uint32 [4, classes * SYMBOLS], to be added up."""
-    # Four tables, because an addition to the same number waits for the last one.
-    for i in range(symbols.size):
-        counts[U(i) & U(3), U(symbols[U(i)])] += W(1)
-    return I(0)
 
 
 @inlined
@@ -76,13 +46,47 @@ def raw_width(symbol: int) -> Any:
 
 
 @kernel
-def put_sizes(symbols: UInt16Array, sizes: UInt32Array, raw: UInt32Array) -> Any:
-    """Write the raw bits of the steps to uint32 `raw`; return their number."""
+def describe(elements: Any, form: UInt64Array, order: UInt64Array, scratch: Any, counts: UInt32Array) -> Any:
+    """Write the symbol of each element's step plus SYMBOLS times its class, uint16 [n], and the raw bits of the steps,
+    uint32; return the number of these bits. `counts` gets the number of each symbol by class: uint32
+    [4, classes * SYMBOLS], to be added up. `elements` are the old and the new ones; `scratch` the sizes of a block,
+    uint32 [BLOCK], the symbols, and the raw bits. `form` and `order` are as for `entropy_encoding.scan`.
+    """
+    (old, new), (sizes, symbols, raw) = elements, scratch
+    shift, mask, first, last = W(form[0]), W(form[1]), W(form[2]), W(form[3])
+    top, positive, negative = W(U(1) << (U(63) - order[0])), W(order[1]), W(order[1] ^ order[2])
+    is_float = W(order[2] != U(0))
     position, pending, fill = U(0), U(0), U(0)
-    for i in range(symbols.size):
-        width = raw_width(U(symbols[U(i)]) & U(SYMBOLS - 1))
-        fine = U(sizes[U(i)]) & ((U(1) << width) - U(1))
-        position, pending, fill = put_bits(raw, position, pending, fill, fine, width)
+    # Each block goes through all steps while it is in the processor's cache.
+    for begin in range(0, old.size, BLOCK):
+        block, block_after, own = old[begin : begin + BLOCK], new[begin : begin + BLOCK], symbols[begin : begin + BLOCK]
+        for i in range(block.size):
+            before, after = W(block[i]), W(block_after[i])
+            # Keys as `rans.key_of`.
+            key = W(before ^ (negative if before >= top else positive))
+            key_after = W(after ^ (negative if after >= top else positive))
+            size = W(max(key, key_after) - min(key, key_after))
+            shrinks = W(W(key_after < key) ^ (is_float if before >= top else W(0)))
+            number = min(W(max(W(shift_right(before, shift) & mask), first) - first), last)
+            # s + 1, from the exponent and the first two bits of the mantissa of a float. It is rounded down, because
+            # the upper one of the bits that a float has no room for is cleared.
+            single = bits_of_float(F(W(size & ~W(size >> W(24)))))
+            symbol = W(max(W(min(size, W(3)) + W(512)), W(single >> W(21))) - W(512))
+            sizes[i] = size
+            own[i] = W(number << W(8)) | (W(W(symbol << W(1)) | shrinks) if size != W(0) else W(0))
+        sizes[block.size :] = W(0)
+        # Four tables of counts, because an addition to the same number waits for the last one.
+        for i in range(own.size):
+            counts[U(i) & U(3), U(own[U(i)])] += W(1)
+        for vector in range(0, BLOCK, VECTOR_SIZE):
+            # A one for each size that its symbol leaves undetermined: for small steps there are few.
+            rest = at_least_mask(sizes, U(vector), W(FIRST_RAW_SIZE))
+            while rest != U(0):
+                place = U(vector) + lowest_bit(rest)
+                rest &= rest - U(1)
+                width = raw_width(U(own[place]) & U(SYMBOLS - 1))
+                fine = U(sizes[place]) & ((U(1) << width) - U(1))
+                position, pending, fill = put_bits(raw, position, pending, fill, fine, width)
     raw[position] = pending
     return I(position << U(5)) + I(fill)
 
@@ -121,9 +125,17 @@ def classify(old: Bits, form: UInt64Array, classes: UInt16Array) -> Any:
     """Write SLOTS times the class of each element: uint16 [n]."""
     shift, mask, first, last = W(form[0]), W(form[1]), W(form[2]), W(form[3])
     for i in range(old.size):
-        exponent = max(W(W(W(old[i]) >> (shift & W(31))) & mask), first)
+        exponent = max(W(shift_right(W(old[i]), shift) & mask), first)
         classes[i] = W(min(W(exponent - first), last) << W(SLOT_BITS))
     return I(0)
+
+
+@inlined
+def get_next(state: int, words: UInt16Array, at: int, table: UInt32Array, own: int) -> Any:
+    """Decode the symbol of an element of the class `own`; return the new state, the next word's index, the symbol."""
+    entry = U(table[U(own) | (state & U(SLOTS - 1))])
+    state, at = get_symbol(state, words, at, entry)
+    return state, at, entry >> U(24)
 
 
 @kernel
@@ -138,34 +150,20 @@ def get_symbols(
     at = states[LANES]
     for begin in range(0, whole, LANES):
         i = U(begin)
-        # All entries first: each lookup needs a state of the last round alone.
-        one = U(table[U(classes[i]) | (a & U(SLOTS - 1))])
-        two = U(table[U(classes[i + U(1)]) | (b & U(SLOTS - 1))])
-        three = U(table[U(classes[i + U(2)]) | (c & U(SLOTS - 1))])
-        four = U(table[U(classes[i + U(3)]) | (d & U(SLOTS - 1))])
-        five = U(table[U(classes[i + U(4)]) | (e & U(SLOTS - 1))])
-        six = U(table[U(classes[i + U(5)]) | (f & U(SLOTS - 1))])
-        seven = U(table[U(classes[i + U(6)]) | (g & U(SLOTS - 1))])
-        eight = U(table[U(classes[i + U(7)]) | (h & U(SLOTS - 1))])
-        a, at = get_symbol(a, words, at, one)
-        b, at = get_symbol(b, words, at, two)
-        c, at = get_symbol(c, words, at, three)
-        d, at = get_symbol(d, words, at, four)
-        e, at = get_symbol(e, words, at, five)
-        f, at = get_symbol(f, words, at, six)
-        g, at = get_symbol(g, words, at, seven)
-        h, at = get_symbol(h, words, at, eight)
-        symbols[i], symbols[i + U(1)], symbols[i + U(2)] = one >> U(24), two >> U(24), three >> U(24)
-        symbols[i + U(3)], symbols[i + U(4)], symbols[i + U(5)] = four >> U(24), five >> U(24), six >> U(24)
-        symbols[i + U(6)], symbols[i + U(7)] = seven >> U(24), eight >> U(24)
+        a, at, symbols[i] = get_next(a, words, at, table, classes[i])
+        b, at, symbols[i + U(1)] = get_next(b, words, at, table, classes[i + U(1)])
+        c, at, symbols[i + U(2)] = get_next(c, words, at, table, classes[i + U(2)])
+        d, at, symbols[i + U(3)] = get_next(d, words, at, table, classes[i + U(3)])
+        e, at, symbols[i + U(4)] = get_next(e, words, at, table, classes[i + U(4)])
+        f, at, symbols[i + U(5)] = get_next(f, words, at, table, classes[i + U(5)])
+        g, at, symbols[i + U(6)] = get_next(g, words, at, table, classes[i + U(6)])
+        h, at, symbols[i + U(7)] = get_next(h, words, at, table, classes[i + U(7)])
         if at > end:
             return I(CUT_OFF)
     states[0], states[1], states[2], states[3], states[4], states[5], states[6], states[7] = a, b, c, d, e, f, g, h
     for i in range(whole, symbols.size):
         lane = U(i) & U(LANES - 1)
-        entry = U(table[U(classes[U(i)]) | (states[lane] & U(SLOTS - 1))])
-        states[lane], at = get_symbol(states[lane], words, at, entry)
-        symbols[U(i)] = entry >> U(24)
+        states[lane], at, symbols[U(i)] = get_next(states[lane], words, at, table, classes[U(i)])
     states[LANES] = at
     return I(0) if at <= end else I(CUT_OFF)
 
@@ -175,19 +173,25 @@ def get_sizes(symbols: UInt8Array, raw: UInt32Array, bits: UInt64Array, sizes: U
     """Read the raw bits of the symbols that have some, uint32 [n]; return a status. `bits` has the number of the next
     bit and that of all bits: uint64 [2].
     """
-    at = bits[0]
-    for i in range(symbols.size):
-        sizes[U(i)], at = get_bits(raw, at, raw_width(U(symbols[U(i)])))
+    at, whole = bits[0], symbols.size // VECTOR_SIZE * VECTOR_SIZE
+    for begin in range(0, whole, VECTOR_SIZE):
+        rest = at_least_mask(symbols, U(begin), W(FIRST_RAW))
+        while rest != U(0):
+            i = U(begin) + lowest_bit(rest)
+            rest &= rest - U(1)
+            sizes[i], at = get_bits(raw, at, raw_width(U(symbols[i])))
         if at > bits[1]:
             return I(CUT_OFF)
+    for index in range(whole, symbols.size):
+        sizes[U(index)], at = get_bits(raw, at, raw_width(U(symbols[U(index)])))
     bits[0] = at
-    return I(0)
+    return I(0) if at <= bits[1] else I(CUT_OFF)
 
 
 @kernel
 def apply_steps(old: Bits, sizes: UInt32Array, symbols: UInt8Array, order: UInt64Array, new: Bits) -> Any:
     """Write the new elements, which may take the place of the old ones; return a status. `sizes` has the raw bits."""
-    sign, positive, negative, largest = W(U(63) - order[0]), W(order[1]), W(order[2]), W(order[3])
+    top, positive, negative, largest = W(U(1) << (U(63) - order[0])), W(order[1]), W(order[1] ^ order[2]), W(order[3])
     is_float, wrong = W(order[2] != U(0)), W(0)
     for i in range(old.size):
         before, symbol = W(old[i]), W(symbols[i])
@@ -196,12 +200,32 @@ def apply_steps(old: Bits, sizes: UInt32Array, symbols: UInt8Array, order: UInt6
         octave = W(max(following, W(4)) - W(4))
         lead = W(W(4) | W(octave & W(3))) if following >= W(4) else following
         size = W(W(lead << W(octave >> W(2) & W(31))) | (W(sizes[i]) if following >= W(8) else W(0)))
-        minus = W(before >> (sign & W(31)))
-        key = W(before ^ positive ^ W(W(W(0) - minus) & negative))
-        down = W(W(symbol & W(1)) ^ W(minus & is_float))
+        key = W(before ^ (negative if before >= top else positive))
+        down = W(W(symbol & W(1)) ^ (is_float if before >= top else W(0)))
         after = W(key - size) if down != W(0) else W(key + size)
         # A key of 32 bits that leaves the dtype appears on the other side of the old one.
-        wrong |= W(after > largest) | (W(W(after > key) == down) & W(size != W(0)))
-        plus = W(W(after >> (sign & W(31))) & W(1))
-        new[i] = W(after ^ positive ^ negative ^ W(W(W(0) - plus) & negative))
+        wrong = W(wrong | W(after > largest) | W(W(W(after > key) == down) & W(size != W(0))))
+        new[i] = W(after ^ (positive if after >= top else negative))
     return I(0) if wrong == W(0) else I(LEAVES_DTYPE)
+
+
+@kernel
+def decode_elements(
+    elements: Any, form: UInt64Array, order: UInt64Array, sections: Any, scratch: Any, symbols: UInt8Array
+) -> Any:
+    """Decode elements, and their symbols; return a status. `elements` are the old ones and the place of the new ones;
+    `sections` the words, the table and the states of `get_symbols`, and the raw bits and their numbers of `get_sizes`;
+    `scratch` the classes and the sizes of a block: uint16 and uint32 [BLOCK].
+    """
+    (old, new), (words, table, states, raw, bits), (classes, sizes) = elements, sections, scratch
+    for begin in range(0, old.size, BLOCK):
+        block, own = old[begin : begin + BLOCK], symbols[begin : begin + BLOCK]
+        classify(block, form, classes)
+        status = get_symbols(classes, words, table, states, own)
+        if status == 0:
+            status = get_sizes(own, raw, bits, sizes)
+        if status == 0:
+            status = apply_steps(block, sizes, own, order, new[begin : begin + BLOCK])
+        if status != 0:
+            return status
+    return I(0)

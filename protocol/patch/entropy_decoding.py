@@ -83,13 +83,16 @@ def get_bits(raw: UInt32Array, bits: int, width: int) -> Any:
 
 
 @inlined
-def check_end(at: int, end: int, bits: int, raw_bits: int, gap_state: int, step_state: int) -> Any:
+def check_end(at: int, end: int, raw: UInt32Array, bits: int, raw_bits: int, gap_state: int, step_state: int) -> Any:
     """Check that the decoder ends where the sections end, in the initial states of an encoder; return a status."""
     # An encoder begins where the decoder ends, so all that it wrote is used up, and its states are the initial ones.
     if at > end or bits > raw_bits:
         return I(CUT_OFF)
     if at < end or (bits + U(7)) >> U(3) != raw_bits >> U(3):
         return I(LEFT_OVER)
+    # The last byte's remaining bits are 0, as are those of the integer behind it.
+    if U(raw[bits >> U(5)]) >> (bits & U(31)) != U(0):
+        return I(NOT_A_CODE)
     return I(0) if gap_state == U(MIN_STATE) and step_state == U(MIN_STATE) else I(NOT_A_CODE)
 
 
@@ -169,7 +172,7 @@ def get_changes(
         # What applies a group's last change looks at the gap of the one behind it: that lies beyond every chunk.
         changes[number] = U(NEVER) << U(33)
         number += U(1)
-    return check_end(at, end, bits, U(raw_bits), gap_state, step_state)
+    return check_end(at, end, raw, bits, U(raw_bits), gap_state, step_state)
 
 
 @inlined

@@ -13,6 +13,8 @@ from protocol.errors import LimitError, MalformedError
 
 def varint(value: int) -> bytes:
     """Encode an integer as unsigned LEB128."""
+    if value < 0x80:
+        return bytes((value,))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

@@ -6,7 +6,6 @@ embedding may be touched, and its elements do not tell which.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -260,7 +259,7 @@ def _decode_rows(row: TensorRow, frame: memoryview, old: Bits, target: Bits | No
         raise MalformedError(f"rows of the mode {mode}", row.name)
     before = old.reshape(rows, -1)
     after, width = before[places], before.shape[1]
-    inner, flat = replace(row, shape=(after.size,), mode=Mode(mode)), after.reshape(-1)
+    inner, flat = row._replace(shape=(after.size,), mode=Mode(mode)), after.reshape(-1)
     for _ in decode_frame(inner, frame[begin:], flat, flat, places=False):
         pass
     step = max(1, PIECE_ELEMENTS // width)
@@ -270,6 +269,8 @@ def _decode_rows(row: TensorRow, frame: memoryview, old: Bits, target: Bits | No
         own = slice(*np.searchsorted(places, (top, top + step)).tolist())
         # Compared before they are written, since the target may be the old elements themselves.
         changed, columns = np.nonzero(source[places[own] - top] != after[own])
+        if np.unique(changed).size != after[own].shape[0]:
+            raise PatchError("a row without a change", _WHERE)
         piece = (scratch if target is None else target[top * width :])[: source.size].reshape(source.shape)
         np.copyto(piece, source)
         piece[places[own] - top] = after[own]

@@ -4,7 +4,7 @@ A chunk has up to 2^21 elements. It is coded independently, as a section of the 
 raw bits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from protocol.errors import PatchError
 from protocol.kernels.simd import MAX_CLASSES, VECTOR_SIZE
 from protocol.patch.context_model import Model, Statistics, classes_of, form_of, read_model, sample_changes, write_model
+from protocol.patch.dense_coding import BLOCK
 from protocol.patch.entropy_decoding import NEVER, PAST_THE_END, apply_all, apply_changes, get_changes, reasons
 from protocol.patch.entropy_encoding import BUFFER_FULL, GROUPS, put_changes, put_raw, scan, scan_all, sort, tally
 from protocol.patch.fields import BoundedBuffer, BufferFullError, Cursor, varint
@@ -52,12 +53,21 @@ class Scratch:
 
     def __init__(self) -> None:
         self._changes = np.empty(0, np.uint64)
+        self._joined = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
         self.unsorted = np.empty(CHUNK_ELEMENTS + 1, np.uint64)  # the changes of one chunk in the order of the elements
         self.words = self.unsorted.view(np.uint16)[: 2 * CHUNK_ELEMENTS]
         self.raw = self.unsorted.view(np.uint32)
-        self.sizes = np.empty(CHUNK_ELEMENTS, np.uint32)
+        self.sizes = np.empty(BLOCK, np.uint32)  # of one block of a dense frame
         self.symbols = np.empty(CHUNK_ELEMENTS, np.uint16)
         self.classes = np.empty(VECTOR_SIZE, np.uint8)  # of one vector of elements
+
+    def joined(self, number: int, tensors: Sequence[Bits]) -> Bits:
+        """Copy tensors side by side into one of two arrays, and return it; it overwrites the last such array."""
+        size, dtype = sum(bits.size for bits in tensors), tensors[0].dtype
+        if size * dtype.itemsize > self._joined[number].size:
+            self._joined[number] = np.empty(size * dtype.itemsize, np.uint8)
+        array: Bits = self._joined[number][: size * dtype.itemsize].view(dtype)
+        return np.concatenate(tensors, out=array)
 
     def changes(self, size: int) -> NDArray[np.uint64]:
         """Return an array for at least `size` changes; it overwrites the array of the last call."""

@@ -75,14 +75,14 @@ def bits_of(tensor: torch.Tensor) -> Bits:
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError("a patch needs contiguous tensors on the CPU")
     # numpy has no BF16 and no FP8, so the elements go there as integers of their width.
-    bits: Bits = tensor.detach().reshape(-1).view(_unsigned_torch[tensor.dtype.itemsize]).numpy()
+    bits: Bits = tensor.detach().view(_unsigned_torch[tensor.dtype.itemsize]).numpy().reshape(-1)
     return bits if bits.flags.aligned else bits.copy()
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
     """Return a new tensor of the same dtype and shape. Numpy requests huge pages: half the time of a large patch."""
-    if tensor.numel() == 0:
-        return torch.empty_like(tensor, requires_grad=False)
+    if tensor.nbytes < 1 << 21:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
     buffer = np.empty(tensor.numel(), _unsigned[tensor.dtype.itemsize])
     return torch.from_numpy(buffer.view(np.uint8)).view(tensor.dtype).reshape(tensor.shape)
 

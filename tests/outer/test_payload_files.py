@@ -17,6 +17,7 @@ from protocol.outer.round_records import PayloadRef, RoundContribution, RoundMan
 from protocol.pseudogradient import DILOCO, PULSELOCO_EXACT, SPARSELOCO, decode, encode, in_memory, parts_of, read_head
 from protocol.pseudogradient import parts as parts_module
 from roles.ports import StoreError
+from roles.trainer.outer import round_judging
 from roles.trainer.outer.round_reader import HEAD_START, KEPT_ROUNDS, FetchedFiles, fetch_payloads
 from tests.outer.methods import METHODS
 from tests.support.faults.decorated_store import DecoratedStore
@@ -180,6 +181,38 @@ async def test_a_payload_that_lacks_a_file_costs_the_coordinator_no_file_twice()
         manifest = await testbed.until_round(2)
     assert testbed.reasons(manifest) == {"site-2": "withheld"}
     assert len(reads) == len(set(reads)) > 0, (len(reads), len(set(reads)))
+
+
+async def test_a_coordinator_downloads_few_bytes_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_judging, "DOWNLOAD_BYTES", 6000)
+    testbed, active, most = OuterTestbed(3, DENSE), list[int](), list[int]()
+    own = tuple(paths.kind_prefix(key(name).public, "payloads") for name in testbed.names)  # not the trainer's copies
+    testbed.site_settings = replace(SITE_SETTINGS, file_bytes=FILE_BYTES)
+
+    class Slow(DecoratedStore):
+        async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+            data = await super().get(path, max_bytes, offset=offset, size=size)
+            if path.startswith(own):
+                active.append(len(data))
+                most.append(sum(active))
+                try:
+                    await trio.sleep(1.0)
+                finally:
+                    active.remove(len(data))
+            return data
+
+    async with running(testbed.feed) as nursery:
+        nursery.start_soon(testbed.run_coordinator, None, Slow(testbed.store))
+        for name in testbed.names:
+            nursery.start_soon(testbed.run_site, testbed.handles[name])
+        manifest = await testbed.until_round(1)
+    assert len(manifest.counted) == 3
+    assert 10240 <= max(most) <= 6000 + 10300  # the largest file, of more than a share, has about 10,300 bytes
+
+
+def test_a_payload_without_bytes_is_no_payload() -> None:
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        PayloadRef(digest=bytes(32), size=0, total=1)
 
 
 async def test_a_worker_that_hangs_costs_one_head_start_and_not_one_for_each_file(

@@ -12,7 +12,7 @@ from protocol.patch.container import Mode, TensorRow
 from protocol.patch.dense import decode_steps, encode_steps
 from protocol.patch.fields import Cursor, varint
 from protocol.patch.frames import decode_frame
-from protocol.patch.sparse import Scratch
+from protocol.patch.sparse import Scratch, encode_sparse, read_directory
 from protocol.patch.values import layout_of
 
 BF16 = layout_of(torch.bfloat16)
@@ -93,3 +93,28 @@ def test_mutated_dense_frames_are_refused_or_decoded() -> None:
         except ProtocolError:
             pass
         assert (guarded[:16] == 0xA5A5).all() and (guarded[80:] == 0xA5A5).all()
+
+
+def test_bits_behind_the_raw_bits_of_a_sparse_frame_are_refused() -> None:
+    old = np.full(1 << 15, 0x3F80, np.uint16)
+    new = old.copy()
+    new[7::400] += 1
+    changes, frame = encode_sparse(old, new, BF16, SCRATCH, 1 << 20, classes=False)
+    model, chunks = read_directory(frame, old.size, changes, BF16)
+    width = int(model.buckets[0, 0]) + 1  # of a change: its sign and the lower bits of its gap
+    assert width * changes % 8 and chunks[0].raw == -(-width * changes // 8)
+    row = TensorRow("w", torch.bfloat16, (old.size,), Mode.SPARSE, changes, len(frame), bytes(8))
+    forged = bytes(frame[:-1]) + bytes((frame[-1] | 0x80,))
+    assert np.array_equal(np.concatenate([new.copy() for _, new, _ in decode_frame(row, frame, old)]), new)
+    with pytest.raises(PatchError, match="no encoder writes"):
+        list(decode_frame(row, memoryview(forged), old))
+
+
+def test_a_row_without_a_change_is_refused() -> None:
+    old = np.zeros(64, np.uint16)
+    inner = varint(3) + varint(2)  # one change, in the first of the touched rows
+    one, two = (varint(n) + varint(1) + bytes((numbers, Mode.SMALL_CHANGES)) + inner for n, numbers in ((1, 1), (2, 3)))
+    row = TensorRow("w", torch.bfloat16, (4, 16), Mode.ROWS, 1, len(one), bytes(8))
+    assert sum(places.size for _, _, places in decode_frame(row, memoryview(one), old)) == 1
+    with pytest.raises(PatchError, match="without a change"):
+        list(decode_frame(row, memoryview(two), old))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from protocol import errors, patch
 from protocol.digest import digest_weights, dtypes, tensor_digest
 from protocol.patch import codec
-from protocol.patch.codec import units
+from protocol.patch.codec import small_pairs, units
 from protocol.patch.container import MAX_JOINED_ELEMENTS, read_header, split_frames
 from tests.patch.weights import DTYPES, from_bits, pairs, round_trip, rounded_update, same_bits
 
@@ -117,7 +117,7 @@ def test_small_tensors_share_frames_up_to_the_limit(monkeypatch, most, sizes):
     new = {name: tensor.clone() for name, tensor in old.items()}
     for tensor in new.values():
         tensor[::1000] = 1
-    assert [len(names) for names in units(old, new)] == sizes
+    assert [len(names) for names in units(new, small_pairs(old, new))] == sizes
     assert same_bits(patch.apply(old, patch.encode(old, new)), new)
 
 

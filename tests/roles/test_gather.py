@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from protocol.errors import ProtocolError
-from roles.gather import fetch_ahead, first_failure, first_success, gather
+from roles.gather import ByteLimit, fetch_ahead, first_failure, first_success, gather
 from roles.node.participant_memory import Backoff
 from roles.node.retries import ChangeReporter
 from roles.ports import EngineError, StoreError
@@ -25,6 +25,24 @@ async def test_results_come_in_the_order_of_the_items_and_few_tasks_run_at_once(
     assert await gather(square, range(10), at_once=3) == [item * item for item in range(10)]
     assert max_active == 3
     assert await gather(square, []) == []
+
+
+async def test_data_has_room_up_to_a_limit_or_a_single_larger_piece():
+    limit, active, most = ByteLimit(10), list[int](), list[int]()
+
+    async def hold(size: int) -> None:
+        async with limit.room(size):
+            active.append(size)
+            most.append(sum(active))
+            await trio.sleep(1.0)
+            active.remove(size)
+
+    sizes = [4, 6, 1, 20, 3, 10]
+    await gather(hold, sizes, at_once=len(sizes))
+    assert max(size for size in most if size != 20) <= 10 and sorted(most)[-1] == 20
+    with trio.move_on_after(0.5):  # one that is cancelled gives up its room
+        await hold(10)
+    await hold(10)
 
 
 @pytest.mark.parametrize("cancel_others", [True, False])

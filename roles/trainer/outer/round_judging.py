@@ -1,13 +1,13 @@
 """How the coordinator looks at the contributions of a round: when it saw which, and what is wrong with them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import trio
 
-from protocol import paths
+from protocol import limits, paths
 from protocol.errors import ProtocolError, error_context
 from protocol.identity.signing import Signed
 from protocol.kernels.inner_products import Matrix
@@ -18,15 +18,21 @@ from protocol.outer.round_records import RefusalReason, RoundContribution, Round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import File, Keep, Payload, in_memory
 from protocol.pseudogradient.payload import largest_first_file
-from roles.gather import gather
+from roles.gather import ByteLimit, answer_of, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_object, fetch_record, open_record
 from roles.trainer.outer.round_files import SEEN, numbered
-from roles.trainer.outer.round_reader import fetch_files
+from roles.trainer.outer.round_reader import HEAD_START, fetch_files
 
 PROJECTIONS: Final = "projections of contributions"
 """What the secret of a coordinator's projections is derived for."""
+
+
+DOWNLOAD_BYTES: Final = 4 * limits.GIB
+"""Bytes of payload files that are downloaded at the same time, and as many of large ones."""
+
+_SLOWEST: Final = 1e6  # bytes a second of a large file
 
 
 @dataclass
@@ -39,6 +45,8 @@ class Attendance:
     contributions: dict[bytes, Signed[RoundContribution]] = field(default_factory=dict)
     refusals: dict[bytes, RefusalReason] = field(default_factory=dict)
     _lines: set[tuple[str, bytes, str]] = field(default_factory=set)
+    _shares: dict[bytes, ByteLimit] = field(default_factory=dict)
+    _large_files: ByteLimit = field(default_factory=lambda: ByteLimit(DOWNLOAD_BYTES))
 
     @property
     def number(self) -> int:
@@ -85,6 +93,18 @@ class Attendance:
             self.refusals[worker] = RefusalReason.CONTRADICTORY
             node.alarm(f"worker {worker.hex()[:16]} signed two contributions to round {self.number}")
 
+    async def download(self, worker: bytes, size: int, get: Callable[[], Awaitable[File]]) -> File:
+        """Get a file of a worker's payload when there is room in memory for it; StoreError if it takes too long. Each
+        worker has an equal share of DOWNLOAD_BYTES, which no other can use up. Files that are larger than a share have
+        as many bytes together, and wait for each other, so their time is limited.
+        """
+        share = DOWNLOAD_BYTES // len(self.opening.record.workers)
+        if size <= share:
+            async with self._shares.setdefault(worker, ByteLimit(share)).room(size):
+                return await get()
+        async with self._large_files.room(size):
+            return await answer_of(get, HEAD_START + size / _SLOWEST)
+
     def event(self, event: str, node: Node, worker: bytes, error: Exception) -> None:
         """Log what is wrong with a worker's contribution; the same words once, however often it is looked at."""
         if (line := (event, worker, str(error))) not in self._lines:
@@ -121,9 +141,12 @@ async def fetch_payload(
     async def fetch(file: ObjectRef) -> File:
         # Tries are many where a file is withheld, and what is kept takes space until the round is over.
         if (own := (worker, file.digest)) not in attendance.files:
-            data = await fetch_object(node, path(file.digest), file)
-            attendance.files[own] = await node.run_sync(attendance.keep, data)
+            attendance.files[own] = await attendance.download(worker, file.size, partial(get, file))
         return attendance.files[own]
+
+    async def get(file: ObjectRef) -> File:
+        kept: File = await node.run_sync(attendance.keep, await fetch_object(node, path(file.digest), file))
+        return kept
 
     with error_context(path(ref.digest)):
         if ref.size > (largest := largest_first_file(parts)):
