@@ -182,6 +182,8 @@ async def publish_rounds(
         start = trio.current_time()
         try:
             if stored is None:
+                if newest:  # nodes wait for it, also where the store cannot be listed
+                    await store.put(chain.path(newest), key.answer(newest))
                 names = [item.path.removeprefix(chain.rounds_prefix) async for item in store.list(chain.rounds_prefix)]
                 stored = {int(name) for name in names if name.isdecimal() and str(int(name)) == name}
             kept = range(newest, max(0, newest - keep), -1)

@@ -207,10 +207,25 @@ class ProofFile(_Part):
             (subject.policy != policy.hex(), f"weights {subject.policy[:16]}", policy.hex()[:16], "on its policy"),
             (subject.chat != chat, forms[subject.chat], forms[chat], f"{'with' if chat else 'without'} --chat"),
             (subject.temperature != temperature, f"completions at {sampling}", temperature, "with --temperature"),
-            (subject.max_tokens < max_tokens, f"completions at {sampling}", max_tokens, "with --max-tokens"),
+            (
+                subject.max_tokens < max_tokens,
+                f"completions at {sampling}",
+                max_tokens,
+                f"with --max-tokens {max_tokens}",
+            ),
             (subject.turns < turns, f"episodes of {subject.turns} turns at most", turns, "with --turns"),
-            (subject.replies != replies or has_rates != {replies is not None}, "other replies", "its own", "on them"),
-            (replies and subject.group_size < group_size, f"groups of {subject.group_size}", group_size, "on them"),
+            (
+                subject.replies != replies or has_rates != {replies is not None},
+                "other replies",
+                "its own",
+                "with its environment",
+            ),
+            (
+                replies and subject.group_size < group_size,
+                f"groups of {subject.group_size}",
+                group_size,
+                f"with --group-size {group_size}",
+            ),
         ):
             if is_wrong:
                 raise ProofFileError(

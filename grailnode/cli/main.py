@@ -47,9 +47,10 @@ class LazyGroup(click.Group):
         """Refuse an empty text, as an unset variable of a script gives it: a verb would take it for no filter, or for
         the current directory. An answer to try may be empty.
         """
-        is_empty = any(not text and option != "--answer" for option, text in pairwise(["", *args]))
-        if is_empty and not ctx.resilient_parsing:
-            raise click.UsageError("an empty text is among the arguments", ctx)
+        for before, text in pairwise(["an argument", *args]):
+            name, has_value, value = text.partition("=") if text.startswith("--") else (before, "=", text)
+            if has_value and not value and name != "--answer" and not ctx.resilient_parsing:
+                raise click.UsageError(f"{name} is an empty text", ctx)
         return super().parse_args(ctx, args)
 
 

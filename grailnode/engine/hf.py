@@ -5,16 +5,15 @@ from copy import copy
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from grailnode.engine.checkpoint_names import CheckpointNames
 from grailnode.engine.lora_model import LowRankLinear, adapter_shapes
@@ -43,9 +42,8 @@ def _attend(
     return torch.cat(parts, dim=1), None
 
 
-_ATTENTION: Final = "sdpa_of_sequences"
-AttentionInterface.register(_ATTENTION, _attend)
-AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
+# Under torch's own name, because models compare the name with those that they know.
+AttentionInterface.register("sdpa", _attend)
 
 
 class _Cache:
@@ -109,9 +107,7 @@ class TransformersModel:
             # On the meta device the module takes no memory: weights are an argument of every call.
             with torch.device("meta"):
                 module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                    config,
-                    trust_remote_code=False,
-                    attn_implementation=_ATTENTION if attention == "sdpa" else attention,
+                    config, trust_remote_code=False, attn_implementation=attention
                 )
         except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
             raise PolicyError(f"{directory}: transformers cannot build this model ({error})") from error

@@ -75,8 +75,9 @@ def check_model(policy: Policy, lora: LoraSpec | None = None) -> None:
     _try(policy.directory, model if lora is None else build(policy, lora=lora))
 
 
-def check_packing(model: CausalModel) -> None:
-    """Raise PolicyError unless the model computes several sequences that are packed into one row."""
+def check_packing(policy: Policy, lora: LoraSpec | None = None) -> None:
+    """Raise PolicyError unless a policy's model computes several sequences that are packed into one row."""
+    model = build(policy, lora=lora)
     weights, row = {name: torch.zeros(()).expand(shape) for name, shape in model.shapes.items()}, torch.tensor([[1, 2]])
     with torch.inference_mode():
         model.hidden(weights, row - 1, row)

@@ -93,7 +93,7 @@ def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalMo
     model = models.build(Policy.load(directory), device, recompute=config.trainer.recompute, lora=run.lora)
     if config.trainer.packing:
         try:
-            models.check_packing(model)
+            models.check_packing(Policy.load(directory), run.lora)
         except EngineError as error:
             raise UserError(f"trainer.packing: {error}; drop it") from error
     if run.lora is None:

@@ -27,6 +27,7 @@ from roles.records import FOREIGN, fetch_envelope, fetch_record
 
 RECENT_WINDOWS = 50
 _MOST_ALARMS: Final = 200
+_LOOKS_OF_AN_ENDED_RUN: Final = 60  # after so many the last window is asked for again
 _LISTING_SECONDS: Final = 30.0  # for a validator's summaries
 _SUMMARY_SECONDS: Final = 5.0  # for one of them
 _VALIDATOR_SECONDS: Final = 60.0  # for all that is new of a validator; the rest is read at the next refresh
@@ -98,15 +99,19 @@ class Observer:
         self._validator_alarms: deque[str] = deque(maxlen=_MOST_ALARMS)  # apart: one of them may have too many
         self._storage_alarm = ""  # why storage could not be read at the last refresh
         self._read_at: float | None = None
+        self._looks = 0
 
     async def follow(self) -> None:
-        """Refresh up to the newest window that a validator has summarized, of a run that has ended the last one."""
-        if self.last_window is None or not self._has_ended():
+        """Refresh up to the newest window that a validator has summarized. Of a run that has ended it is read now and
+        then: a validator that did not answer may have the last one.
+        """
+        self._looks += 1
+        if self.last_window is None or not self._has_ended() or self._looks % _LOOKS_OF_AN_ENDED_RUN == 0:
             with suppress(StoreError, ProtocolError):
                 await refresh_authority(self._node)
                 self.last_window = await newest_summarized(self._node)
         if self.last_window is not None and not self._history.window_rows():
-            self._next_window = self._oldest = min(self._oldest, max(0, self.last_window - RECENT_WINDOWS))
+            self._next_window = self._oldest = max(0, self.last_window - RECENT_WINDOWS)
         await self.refresh()
 
     def _has_ended(self) -> bool:

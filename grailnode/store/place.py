@@ -69,6 +69,8 @@ class PlaceSection(Settings):
             raise ValueError('kind "s3" needs a bucket')
         if self.kind == "https" and not self.url:
             raise ValueError('kind "https" needs a url')
+        if self.prefix and self.kind != "s3":
+            raise ValueError('only kind "s3" has a prefix; a url or path names the folder')
         if not is_space_url(self.url):  # an empty one is
             raise ValueError(URL_RULE)
         return self

@@ -35,7 +35,7 @@ FIRST_RAW_SIZE: Final = 8
 BLOCK: Final = 1 << 12
 """Elements that go through all steps before the next ones: they stay in the processor's nearest cache."""
 
-MARGIN: Final = 32
+MARGIN: Final = 64
 """Integers behind a section that the decoder may read before it checks that it has not ended."""
 
 
@@ -53,7 +53,7 @@ def describe(elements: Any, form: UInt64Array, order: UInt64Array, scratch: Any,
     uint32 [BLOCK], the symbols, and the raw bits. `form` and `order` are as for `entropy_encoding.scan`.
     """
     (old, new), (sizes, symbols, raw) = elements, scratch
-    shift, mask, first, last = W(form[0]), W(form[1]), W(form[2]), W(form[3])
+    shift, mask, first, last = W(form[0]) & W(31), W(form[1]), W(form[2]), W(form[3])
     top, positive, negative = W(U(1) << (U(63) - order[0])), W(order[1]), W(order[1] ^ order[2])
     is_float = W(order[2] != U(0))
     position, pending, fill = U(0), U(0), U(0)
@@ -123,7 +123,7 @@ def put_symbols(symbols: UInt16Array, table: UInt64Array, states: UInt64Array, o
 @kernel
 def classify(old: Bits, form: UInt64Array, classes: UInt16Array) -> Any:
     """Write SLOTS times the class of each element: uint16 [n]."""
-    shift, mask, first, last = W(form[0]), W(form[1]), W(form[2]), W(form[3])
+    shift, mask, first, last = W(form[0]) & W(31), W(form[1]), W(form[2]), W(form[3])
     for i in range(old.size):
         exponent = max(W(shift_right(W(old[i]), shift) & mask), first)
         classes[i] = W(min(W(exponent - first), last) << W(SLOT_BITS))

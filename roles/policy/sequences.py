@@ -122,7 +122,7 @@ def split_packed(lengths: Sequence[int], max_tokens: int, ranks: int = 1) -> lis
     return the indices of each row, from the fewest tokens to the most. All ranks have rows to compute, if there are
     enough sequences.
     """
-    bound = max(max_tokens, *lengths)
+    bound = max([max_tokens, *lengths])
     longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     fewest = -(-sum(lengths) // (bound * ranks)) * ranks
     for count in range(fewest, len(lengths) + ranks, ranks):

@@ -75,7 +75,8 @@ class LedgerRepair:
                         "(docs/guide/operate.md)"
                     )
                 return after
-        is_lost = any(path.startswith(_UNPUBLISHED) for path in self._lost_paths)
+        lost = [path for path in self._lost_paths if path.startswith((SEALED_VERDICTS, WITNESS))]
+        is_lost = any(paths.window_of(path) > newest_published for path in lost)
         for window in sorted(entries):
             if window > newest_published and (is_lost or not await self._is_own(entries[window])):
                 return window

@@ -10,8 +10,8 @@ import trio
 from grailnode.beacon.relays import Relay, RelayBeacon, RelayTimeouts, StoreBeacon, publish_rounds
 from grailnode.store.memory import MemoryStore
 from protocol.beacon import LocalKey, open_round
-from roles.ports import BeaconError
-from tests.support.faults.decorated_store import SlowStore, UnreachableStore
+from roles.ports import BeaconError, StoreError
+from tests.support.faults.decorated_store import DecoratedStore, SlowStore, UnreachableStore
 from tests.support.faults.faulty_store import Fault, FaultyStore, Link
 from tests.support.measuring.store_listing import paths
 from tests.support.simulation.network import Log
@@ -122,6 +122,16 @@ class TestPublishing:
         for number in ROUNDS:
             assert await beacon.randomness(number) == TRUTH[number - 1]
             assert CHAIN.round_time(number) <= clock.now() <= CHAIN.round_time(number) + 0.1
+
+    async def test_the_newest_round_appears_in_a_store_that_cannot_be_listed(self, autojump_clock, clock, memory):
+        class Unlisted(DecoratedStore):
+            async def before(self, operation: str, path: str) -> None:
+                if operation == "list":
+                    raise StoreError("no right to list")
+
+        async with running(lambda: publish_rounds(KEY, CHAIN, Unlisted(memory), clock, keep=4)):
+            await trio.sleep(0.6)
+            assert await paths(memory, "")
 
     async def test_old_rounds_are_removed(self, autojump_clock, clock, memory, nursery):
         nursery.start_soon(lambda: publish_rounds(KEY, CHAIN, memory, clock, keep=4))

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from protocol.errors import MalformedError, PatchError, ProtocolError
-from protocol.patch import dense
+from protocol.patch import dense, dense_coding
 from protocol.patch.container import Mode, TensorRow
 from protocol.patch.dense import decode_steps, encode_steps
+from protocol.patch.entropy_decoding import CUT_OFF
 from protocol.patch.fields import Cursor, varint
 from protocol.patch.frames import decode_frame
 from protocol.patch.sparse import Scratch, encode_sparse, read_directory
@@ -118,3 +119,13 @@ def test_a_row_without_a_change_is_refused() -> None:
     assert sum(places.size for _, _, places in decode_frame(row, memoryview(one), old)) == 1
     with pytest.raises(PatchError, match="without a change"):
         list(decode_frame(row, memoryview(two), old))
+
+
+def test_raw_bits_of_the_widest_symbols_are_read_within_the_margin() -> None:
+    """A frame without raw bits, all of whose symbols have 29 each: nothing behind the margin is read."""
+    memory = np.full(2 * dense_coding.MARGIN, 0xFFFFFFFF, np.uint32)
+    memory[: dense_coding.MARGIN] = 0
+    sizes, symbols = np.zeros(64, np.uint32), np.full(64, 246, np.uint8)
+    status = dense_coding.get_sizes(symbols, memory[: dense_coding.MARGIN], np.zeros(2, np.uint64), sizes)
+    assert status == CUT_OFF
+    assert not sizes.any()

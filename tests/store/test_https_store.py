@@ -233,11 +233,15 @@ async def test_an_endless_listing_of_foreign_keys_ends_in_an_error(store, server
     assert len(server.requests) < 20
 
 
+UTF_16 = '\ufeff<!DOCTYPE a [<!ENTITY b "c">]><ListBucketResult>&b;</ListBucketResult>'
+
+
 @pytest.mark.parametrize(
     "data",
     [
         b'<!DOCTYPE a [<!ENTITY b "' + b"c" * 99 + b'">]><ListBucketResult>&b;</ListBucketResult>',
         b'<!DOCTYPE a SYSTEM "http://127.0.0.1/">' + b"<ListBucketResult/>",
+        *(text.encode(f"utf-16-{way}") for text in (UTF_16, UTF_16[1:]) for way in ("le", "be")),
         b"<ListBucketResult>" + b"<a>" * 50,
         b"<a><ListBucketResult/></a>",
         b"<ListBucketResult>" + b"<a/>" * 100_000 + b"</ListBucketResult>",

@@ -129,8 +129,9 @@ class ListingError(Exception):
 
 def read_page(data: bytes) -> tuple[list[tuple[str, int]], bool, str]:
     """Return the keys and sizes of a page, whether more pages follow, and the token that requests the next one."""
-    if b"<!DOCTYPE" in data:  # in keys, '<' is written as an entity
-        raise ListingError("the document has a document type declaration")
+    # In keys, '<' is written as an entity. A document in UTF-16, which expat reads by itself, has zeros.
+    if b"<!DOCTYPE" in data or b"\0" in data:
+        raise ListingError("the document has a document type declaration, or is not UTF-8")
     if data.count(b"<") + data.count(b"=") > _MAX_MARKS:
         raise ListingError("the document has too many elements")
     try:

@@ -59,7 +59,8 @@ async function look() {
   if (news) {
     failures = 0;
     revision = news.revision;
-    ahead = news.now - Date.now() / 1000;
+    const difference = news.now - Date.now() / 1000; // the server's seconds are whole
+    if (Math.abs(difference - ahead) > 1) ahead = difference;
     for (const [id, html] of Object.entries(news.sections)) replace(id, html);
     const reading = byId("rollouts").querySelector("details[open]"); // is not taken away from whoever reads it
     if (news.rollouts !== rollouts && !reading) {

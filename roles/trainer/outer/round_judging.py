@@ -23,7 +23,7 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
 from roles.records import fetch_object, fetch_record, open_record
 from roles.trainer.outer.round_files import SEEN, numbered
-from roles.trainer.outer.round_reader import HEAD_START, fetch_files
+from roles.trainer.outer.round_reader import HEAD_START, HEAD_START_BYTES, fetch_files
 
 PROJECTIONS: Final = "projections of contributions"
 """What the secret of a coordinator's projections is derived for."""
@@ -31,8 +31,6 @@ PROJECTIONS: Final = "projections of contributions"
 
 DOWNLOAD_BYTES: Final = 4 * limits.GIB
 """Bytes of payload files that are downloaded at the same time, and as many of large ones."""
-
-_SLOWEST: Final = 1e6  # bytes a second of a large file
 
 
 @dataclass
@@ -95,15 +93,16 @@ class Attendance:
 
     async def download(self, worker: bytes, size: int, get: Callable[[], Awaitable[File]]) -> File:
         """Get a file of a worker's payload when there is room in memory for it; StoreError if it takes too long. Each
-        worker has an equal share of DOWNLOAD_BYTES, which no other can use up. Files that are larger than a share have
-        as many bytes together, and wait for each other, so their time is limited.
+        worker has an equal share of DOWNLOAD_BYTES, which no other can use up. Of files that are larger than a share
+        each worker has one at a time. They have as many bytes together, and wait for each other, so their time is
+        limited.
         """
         share = DOWNLOAD_BYTES // len(self.opening.record.workers)
-        if size <= share:
-            async with self._shares.setdefault(worker, ByteLimit(share)).room(size):
+        async with self._shares.setdefault(worker, ByteLimit(share)).room(size):
+            if size <= share:
                 return await get()
-        async with self._large_files.room(size):
-            return await answer_of(get, HEAD_START + size / _SLOWEST)
+            async with self._large_files.room(size):
+                return await answer_of(get, HEAD_START + size / HEAD_START_BYTES)
 
     def event(self, event: str, node: Node, worker: bytes, error: Exception) -> None:
         """Log what is wrong with a worker's contribution; the same words once, however often it is looked at."""
