@@ -22,7 +22,14 @@ from grailnode.node.canary import CanaryAudit, CanaryProducer
 from grailnode.node.disk_check import check_disk, follower_bytes
 from grailnode.node.node_makers import engine_directory, make_spectator, open_trainer_state, read_key, state_directory
 from grailnode.node.process_launch import Kind, Launch
-from grailnode.node.run_model import DTYPES, follower_model, genesis_reader, policy_directory, trainer_model
+from grailnode.node.run_model import (
+    DTYPES,
+    follower_model,
+    genesis_reader,
+    policy_directory,
+    recomputes_layers,
+    trainer_model,
+)
 from grailnode.node.settings import coordinator_settings, learner_settings, publisher_settings, site_settings
 from grailnode.node.state_locks import lock_state
 from grailnode.node.stores import Storage
@@ -159,11 +166,12 @@ def _terms(config: Config, run_id: bytes, compute: Compute) -> dict[str, str]:
     names = {*LossSettings.model_fields, *OptimizerSettings.model_fields, "logits_chunk", "recompute", "packing"} - {
         "reference"
     }
-    section = config.trainer.model_dump(include=names)
+    directory = policy_directory(config)
+    section = config.trainer.model_dump(include=names) | {"recompute": recomputes_layers(config, directory)}
     return {
         "the run": run_id.hex(),
         **{f"the version of {name}": importlib.metadata.version(name) for name in ("grailnode", "torch")},
-        "the policy's config.json": (policy_directory(config) / "config.json").read_text(encoding="utf-8"),
+        "the policy's config.json": (directory / "config.json").read_text(encoding="utf-8"),
         "the settings [trainer] and [engine]": f"{section} {compute.dtype} {compute.max_batch_tokens}",
     }
 

@@ -3,6 +3,7 @@
 In a LoRA run the base is a part of the model: a trainer has it in its policy's directory, other nodes fetch it once.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
+from roles.trainer.learn.training_settings import LARGE_MODEL
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BASE: Final = "base"
@@ -79,10 +81,18 @@ def _read_reference(directory: Path, policy: Path) -> Weights:
     return weights
 
 
+def recomputes_layers(config: Config, directory: Path) -> bool:
+    """Return whether a trainer recomputes the activations of the policy in a directory, or the base of adapters."""
+    if config.trainer.recompute is not None:
+        return config.trainer.recompute
+    return sum(map(math.prod, models.file_shapes(directory).values())) >= LARGE_MODEL
+
+
 def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalModel:
     """Return the model that a trainer computes, of the policy in a directory; UserError if it cannot pack."""
     device, dtype = torch.device(config.engine.device), DTYPES[config.engine.dtype]
-    model = models.build(Policy.load(directory), device, recompute=config.trainer.recompute, lora=run.lora)
+    recompute = recomputes_layers(config, directory)
+    model = models.build(Policy.load(directory), device, recompute=recompute, lora=run.lora)
     if config.trainer.packing:
         try:
             models.check_packing(model)

@@ -14,6 +14,8 @@ from grailnode.calibration.proof_file import MeasuredAdapters
 from grailnode.config import Config, load
 from grailnode.engine.lora_model import LoraModel, read_adapters
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError, load_weights
+from grailnode.engine.qwen3 import Qwen3
+from grailnode.node import bodies, run_model
 from grailnode.node.disk_check import follower_bytes, trainer_bytes
 from grailnode.node.role_checks import check_start
 from grailnode.node.run_model import check_run_settings, genesis_reader, trainer_model
@@ -79,6 +81,25 @@ def test_a_trainers_disk_has_adapters_and_a_followers_has_the_base(run: tuple[Co
     assert manifest.lora is not None
     without = follower_bytes(manifest.model_copy(update={"lora": None}), config, policy)
     assert follower_bytes(manifest, config, policy) == without + manifest.lora.base_bytes
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_activations_are_recomputed_for_a_large_base_unless_run_toml_says_otherwise(
+    run: tuple[Config, RunManifest], is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts that resolve alike have the same terms."""
+    config, manifest = run
+    parameters = sum(tensor.numel() for tensor in load_weights(PACKAGED_POLICY).values())
+    monkeypatch.setattr(run_model, "LARGE_MODEL", parameters + (not is_large))
+    terms = {}
+    for chosen in (None, False, True):
+        own = with_settings(config, "trainer", {"recompute": chosen})
+        model = trainer_model(own, manifest, PACKAGED_POLICY)
+        assert isinstance(model, LoraModel)
+        assert isinstance(model._model, Qwen3)
+        assert model._model._recompute == (is_large if chosen is None else chosen)
+        terms[chosen] = bodies._terms(own, bytes(32), bodies._torch_compute(model, own))
+    assert terms[None] == terms[is_large] != terms[not is_large]
 
 
 def test_another_policy_is_not_the_base(run: tuple[Config, RunManifest], tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
 """The constants of the training process, which are keys of [trainer]; this module imports no torch."""
 
+from typing import Final
+
 from pydantic import Field
 
 from roles.settings_base import Settings
 from roles.trainer.learn.optimizer_settings import OptimizerSettings
+
+LARGE_MODEL: Final = 100_000_000
+"""Parameters from which on a trainer saves memory and disk at the cost of time, unless run.toml says otherwise."""
 
 
 class TrainingSettings(OptimizerSettings):
