@@ -25,7 +25,7 @@ from torch import distributed as dist
 from grailnode import UserError
 from grailnode.config import Config
 from grailnode.engine import models
-from grailnode.engine.lora_model import read_adapters
+from grailnode.engine.lora_model import published_adapters, read_adapters
 from grailnode.engine.policy import Policy, load_weights, published_names
 from grailnode.node.node_makers import make_node, state_directory
 from grailnode.node.role_checks import check_start
@@ -102,7 +102,10 @@ class AsyncTrainer:
         self.run = node.run
         self.policy = policy_directory(config)
         self._spool = spool
-        self._shapes = models.build(Policy.load(self.policy), lora=self.run.lora)
+        model = models.build(Policy.load(self.policy), lora=self.run.lora)
+        self._shapes = model.shapes if self.run.lora is None else published_adapters(model.shapes)
+        # Only transformers' modules have other names than files.
+        self._file_weights: Callable[[Any], Mapping[str, Tensor]] = getattr(model, "file_weights", dict)
         self._process: int | None = os.getpid()
 
     def close(self) -> None:
@@ -168,11 +171,12 @@ class AsyncTrainer:
         for name, tensor in tensors.items():
             if fault := _fault(tensor):
                 raise UserError(f"{source}: {name} {fault}")
+        tensors = self._file_weights(tensors)
         try:
             models.check_fit(self._shapes, tensors)
         except EngineError as error:
             raise UserError(
-                f"{source}: {error}; the names are those of the checkpoint's files, as save_pretrained writes them"
+                f"{source}: {error}; the names are those of the checkpoint's files, or of its model's state_dict()"
             ) from error
         rounded = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
         if wrong := next((name for name, tensor in rounded.items() if not tensor.isfinite().all()), ""):
@@ -217,9 +221,9 @@ class Trainer:
         """Publish the next version, and return its number; the upload goes on behind this call.
 
         Args:
-            weights: floating-point tensors by the names in the run's checkpoint, such as a state dict, or a directory
-                with a Hugging Face checkpoint (of PEFT's adapters in a LoRA run). They are rounded to BF16. Of a
-                DTensor, each rank gives its part.
+            weights: floating-point tensors by the names in the run's checkpoint, or in the state dict of transformers'
+                model, which fuses experts; or a directory with a Hugging Face checkpoint (of PEFT's adapters in a LoRA
+                run). They are rounded to BF16. Of a DTensor, each rank gives its part.
             step: optimizer steps up to it.
 
         Raises:

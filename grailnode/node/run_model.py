@@ -75,7 +75,7 @@ def reference_reader(config: Config) -> Callable[[], Weights] | None:
 def _read_reference(directory: Path, policy: Path) -> Weights:
     weights = load_weights(directory)
     try:
-        models.check_fit(models.build(Policy.load(policy)), weights)
+        models.check_fit(models.build(Policy.load(policy)).shapes, weights)
     except EngineError as error:
         raise UserError(f"trainer.reference: {directory}: {error}") from error
     return weights

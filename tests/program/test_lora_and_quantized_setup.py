@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from grailnode.config import Config, load
 from grailnode.engine.lora_model import LoraModel, read_adapters
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError, load_weights
 from grailnode.engine.qwen3 import Qwen3
+from grailnode.library import AsyncTrainer
 from grailnode.node import bodies, run_model
 from grailnode.node.disk_check import follower_bytes, trainer_bytes
 from grailnode.node.role_checks import check_start
@@ -23,13 +25,19 @@ from grailnode.run import key_files, workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
 from grailnode.run.run_toml import read_recipe
+from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
 from protocol.quantization import quantize
 from protocol.run import RunManifest
-from tests.support.builders.policies import write_policy
-from tests.support.builders.recipes import demo_recipe
+from roles.trainer.spool import SnapshotName
+from roles.trainer.training_spool import TrainingSpool
+from tests.support.builders.chains import equal
+from tests.support.builders.policies import inline, write_policy
+from tests.support.builders.recipes import demo_recipe, demo_rules
+from tests.support.builders.snapshots import get_snapshot
 from tests.support.processes.command_line import fail, succeed
+from tests.support.simulation.network import Network
 
 VLLM: dict[str, object] = {"kind": "vllm", "url": "http://localhost:1"}
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "qwen2.5-7b-math-lora.toml"
@@ -81,6 +89,17 @@ def test_a_trainers_disk_has_adapters_and_a_followers_has_the_base(run: tuple[Co
     assert manifest.lora is not None
     without = follower_bytes(manifest.model_copy(update={"lora": None}), config, policy)
     assert follower_bytes(manifest, config, policy) == without + manifest.lora.base_bytes
+
+
+async def test_a_program_publishes_adapters_as_a_directory_or_by_name(run: tuple[Config, RunManifest]) -> None:
+    config, manifest = run
+    node = replace(Network(demo_rules()).node("trainer"), run=manifest, state=MemoryStore(), run_sync=inline)
+    trainer, adapters = AsyncTrainer(node, TrainingSpool(node, 1), config), read_adapters(config.at("adapters"))
+    for version, weights in enumerate((config.at("adapters"), adapters)):
+        assert await trainer.publish(weights, step=1) == version
+        assert equal(await get_snapshot(node.state, SnapshotName(version, 1)), adapters)
+    with pytest.raises(UserError, match="missing from the weights"):
+        await trainer.publish(load_weights(PACKAGED_POLICY), step=2)
 
 
 @pytest.mark.parametrize("is_large", [False, True])
