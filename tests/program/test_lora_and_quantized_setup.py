@@ -95,7 +95,8 @@ async def test_a_program_publishes_adapters_as_a_directory_or_by_name(run: tuple
     config, manifest = run
     node = replace(Network(demo_rules()).node("trainer"), run=manifest, state=MemoryStore(), run_sync=inline)
     trainer, adapters = AsyncTrainer(node, TrainingSpool(node, 1), config), read_adapters(config.at("adapters"))
-    for version, weights in enumerate((config.at("adapters"), adapters)):
+    sources: list[Any] = [config.at("adapters"), adapters]
+    for version, weights in enumerate(sources):
         assert await trainer.publish(weights, step=1) == version
         assert equal(await get_snapshot(node.state, SnapshotName(version, 1)), adapters)
     with pytest.raises(UserError, match="missing from the weights"):
