@@ -23,18 +23,19 @@ GROUPS = 4  # of a step
 
 
 def loss_of(model: torch.nn.Module, group: Group, i: int, temperature: float) -> torch.Tensor:
-    """Return the sum over a completion's tokens of PPO's clipped loss with GRPO's advantage."""
+    """Return the sum over a completion's tokens of PPO's clipped loss, with the advantage of Dr. GRPO."""
     ids = torch.tensor([group.prompt + group.completions[i]])
     logits = model(ids).logits[0, len(group.prompt) - 1 : -1] / temperature
     log_probs = torch.log_softmax(logits, -1)[range(len(logits)), ids[0, len(group.prompt) :]]
-    rewards = torch.tensor(group.rewards)
-    advantage = (rewards[i] - rewards.mean()) / (rewards.std() + 1e-6)
+    advantage = group.rewards[i] - sum(group.rewards) / len(group.rewards)
     ratio = (log_probs - torch.from_numpy(group.logprobs[i])).exp()
     objective = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
     return -(objective * torch.tensor(group.drawn[i])).sum()  # an environment's tokens have no part
 
 
 def train(net: Trainer, directory: Path, steps: int) -> None:
+    ranks = dist.get_world_size()
+    assert GROUPS * net.run.group_size % ranks == 0, "each rank needs as many completions"
     model = AutoModelForCausalLM.from_pretrained(net.policy, dtype=torch.float32)
     for module in (*model.model.layers, model):
         fully_shard(module)
@@ -50,10 +51,9 @@ def train(net: Trainer, directory: Path, steps: int) -> None:
         groups = net.groups(GROUPS, GROUPS)  # the same on all ranks
         samples = [(group, i) for group in groups for i in range(len(group.completions))]
         tokens = max(1, sum(sum(group.drawn[i]) for group, i in samples))
-        ranks = dist.get_world_size()
-        for place in range(dist.get_rank(), len(samples) + -len(samples) % ranks, ranks):  # as many on each
-            share = ranks / tokens if place < len(samples) else 0.0  # FSDP takes the mean over ranks
-            (loss_of(model, *samples[place % len(samples)], net.run.sampling.temperature) * share).backward()
+        for group, i in samples[dist.get_rank() :: ranks]:
+            loss = loss_of(model, group, i, net.run.sampling.temperature)
+            (loss * ranks / tokens).backward()  # FSDP takes the mean over ranks
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -70,5 +70,4 @@ if __name__ == "__main__":
     with open_trainer(sys.argv[1], ranks=dist.group.WORLD) as trainer:
         train(trainer, Path(sys.argv[2]), int(sys.argv[3]))
     dist.destroy_process_group()
-    sys.stderr.flush()
     os._exit(0)  # gloo's threads live on: one that frees a tensor while Python ends would abort the process

@@ -180,8 +180,10 @@ class TrainerSection(ReplaySettings, TrainingSettings, LossSettings):
     """The directory with the adapters of version 0, for a run of LoRA adapters on the policy."""
     logits_chunk: Count = 1024
     """Tokens whose logits are in memory at the same time."""
-    recompute: bool = False
-    """Compute the activations of layers a second time instead of keeping them."""
+    recompute: bool | None = None
+    """Compute the activations of layers a second time instead of keeping them. Default: with 100 million parameters or
+    more.
+    """
     packing: bool = False
     """Put the rollouts of a pass into one row without pads, where nothing but attention mixes tokens."""
     gpus: Count = 1

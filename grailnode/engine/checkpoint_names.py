@@ -65,10 +65,25 @@ class CheckpointNames:
         places = FusedWeights()
         for name, files in self._parts.items():
             if len(files) > 1:
-                fused = places.fused[name] = torch.empty(self._module_shapes[name], dtype=dtype, device=device)
-                matrices = fused.chunk(len(files) // len(fused), dim=1)
-                places.update(zip(files, (expert for matrix in matrices for expert in matrix), strict=True))
+                places.fused[name] = torch.empty(self._module_shapes[name], dtype=dtype, device=device)
+                places |= self.file_weights({name: places.fused[name]})
         return places
+
+    def file_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the files' tensors of weights that may have the modules' names, as in a state dict: experts are views.
+        Other names stay. ValueError if experts have another shape.
+        """
+        result = dict[str, Tensor]()
+        for name, tensor in weights.items():
+            files = self._parts.get(name, [name])
+            if self._experts is None or name not in self._parts or _fused.fullmatch(name) is None:
+                result[files[0]] = tensor
+            elif (shape := tuple(tensor.shape)) != self._module_shapes[name]:
+                raise ValueError(f"{name}: shape {shape} where the model has {self._module_shapes[name]}")
+            else:
+                matrices = tensor.chunk(len(files) // len(tensor), dim=1)
+                result.update(zip(files, (expert for matrix in matrices for expert in matrix), strict=True))
+        return result
 
     def module_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the modules' tensors from the files' tensors; gradients flow to these."""

@@ -145,6 +145,10 @@ class TransformersModel:
     def places(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
         return self._names.places(dtype, device)
 
+    def file_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights by the names in files, of those of the modules' state dict."""
+        return self._names.file_weights(weights)
+
     def hidden(self, weights: Mapping[str, Tensor], ids: Tensor, mask: Tensor, cache: _Cache | None = None) -> Tensor:
         prefix = self._module.base_model_prefix + "."
         in_parts = bool(self._layers) and (torch.is_grad_enabled() or isinstance(weights, PartialWeights))

@@ -48,7 +48,7 @@ class LoraModel:
         self._model = model
         self.exact, self.vocabulary = model.exact, model.vocabulary
         self.layers = tuple(PREFIX + layer for layer in model.layers)
-        self.shapes = {PREFIX + name: shape for name, shape in model.shapes.items() if name.endswith((DOWN, UP))}
+        self.shapes = published_adapters(model.shapes)
         # Before anything is copied: a base with other tensors would fail in the middle of a forward pass.
         check_base(base, model.shapes)
         places = model.places(dtype, device or torch.device("cpu"))
@@ -216,6 +216,11 @@ def adapter_files(lora: LoraSpec, adapters: Weights) -> dict[str, bytes]:
         "inference_mode": True,
     }
     return {CONFIG: (json.dumps(config, indent=2) + "\n").encode(), WEIGHTS: safetensors.write(adapters)}
+
+
+def published_adapters(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the adapters among the shapes of a model's tensors, by PEFT's names."""
+    return {PREFIX + name: shape for name, shape in shapes.items() if name.endswith((DOWN, UP))}
 
 
 def read_adapters(directory: Path) -> dict[str, Tensor]:

@@ -23,9 +23,8 @@ from roles.ports import EngineError
 _LISTED: Final = 3
 
 
-def check_fit(model: CausalModel, weights: Mapping[str, Tensor]) -> None:
-    """Raise EngineError if a version has other tensors than a model, which knows no scales of codes."""
-    shapes = model.shapes
+def check_fit(shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]) -> None:
+    """Raise EngineError if a version has other tensors than a model, whose shapes have no scales of codes."""
     tensors = {name: tensor for name, tensor in weights.items() if not is_scale(name, weights)}
     if tensors.keys() != shapes.keys():
         name = min(tensors.keys() ^ shapes.keys())

@@ -110,7 +110,7 @@ class TorchEngine:
         return not is_quantized and self._device.type != "cpu"
 
     async def stage(self, version: int, weights: Weights) -> None:
-        check_fit(self._model, weights)
+        check_fit(self._model.shapes, weights)
         is_quantized = any(map(is_code, weights.values()))
         if not self._converts_late(is_quantized):
             weights = await self._compute(self._convert, weights)

@@ -1,9 +1,8 @@
 """The versions of a run for other programs: every one is verified before it is given out."""
 
 import queue
-import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import trio
 from torch import Tensor
 
+from grailnode.library.progress import Report, progress, report_to_stderr
 from grailnode.node.node_makers import make_spectator
 from grailnode.run.joining import open_config_to_read
 from protocol.errors import ProtocolError
@@ -38,10 +38,7 @@ class FollowedVersion:
 
 
 def follow(
-    run: str | Path,
-    *,
-    poll_seconds: float = 1.0,
-    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+    run: str | Path, *, poll_seconds: float = 1.0, report: Report = report_to_stderr
 ) -> Iterator[FollowedVersion]:
     """Yield the newest version of a run, and then, whenever the caller asks again, the newest one that is another.
 
@@ -50,7 +47,7 @@ def follow(
 
     Args:
         run: the path of a run.toml, or the URL of the run's manifest.
-        report: takes lines for people.
+        report: takes lines for people, at the latest every 30 s while a version is fetched.
 
     Raises:
         UserError: the run cannot be opened.
@@ -62,10 +59,7 @@ def follow(
 
 
 async def follow_async(
-    run: str | Path,
-    *,
-    poll_seconds: float = 1.0,
-    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+    run: str | Path, *, poll_seconds: float = 1.0, report: Report = report_to_stderr
 ) -> AsyncIterator[FollowedVersion]:
     """Yield the versions of a run to a program in trio, as `follow` does."""
     node = make_spectator(await trio.to_thread.run_sync(open_config_to_read, str(run)))
@@ -98,7 +92,7 @@ def _event_loop() -> Iterator[trio.lowlevel.TrioToken]:
 
 
 async def _next(
-    node: Node, follower: Follower, last: tuple[int, bytes] | None, poll_seconds: float, report: Callable[[str], None]
+    node: Node, follower: Follower, last: tuple[int, bytes] | None, poll_seconds: float, report: Report
 ) -> FollowedVersion:
     """Return the newest version as soon as it is another one than the last."""
     problem = ""
@@ -110,7 +104,8 @@ async def _next(
             if head is not None:
                 manifest = follower.chain.manifest(head.version)
                 if (manifest.version, manifest.weights) != last:
-                    weights = await follower.rebuild(manifest.version)
+                    with progress(report, f"version {manifest.version}: fetching and verifying"):
+                        weights = await follower.rebuild(manifest.version)
                     return FollowedVersion(weights.version, manifest.optimizer_step, weights.digest, weights.weights)
         except (StoreError, ProtocolError) as error:
             if str(error) != problem:

@@ -25,8 +25,9 @@ from torch import distributed as dist
 from grailnode import UserError
 from grailnode.config import Config
 from grailnode.engine import models
-from grailnode.engine.lora_model import read_adapters
+from grailnode.engine.lora_model import published_adapters, read_adapters
 from grailnode.engine.policy import Policy, load_weights, published_names
+from grailnode.library.progress import Report, progress, report_to_stderr
 from grailnode.node.node_makers import make_node, state_directory
 from grailnode.node.role_checks import check_start
 from grailnode.node.run_model import genesis_reader, policy_directory
@@ -98,11 +99,15 @@ class AsyncTrainer:
         run, policy: as of `Trainer`.
     """
 
-    def __init__(self, node: Node, spool: TrainingSpool, config: Config) -> None:
+    def __init__(self, node: Node, spool: TrainingSpool, config: Config, report: Report = report_to_stderr) -> None:
         self.run = node.run
+        self._progress = partial(progress, report)
         self.policy = policy_directory(config)
         self._spool = spool
-        self._shapes = models.build(Policy.load(self.policy), lora=self.run.lora)
+        model = models.build(Policy.load(self.policy), lora=self.run.lora)
+        self._shapes = model.shapes if self.run.lora is None else published_adapters(model.shapes)
+        # Only transformers' modules have other names than files.
+        self._file_weights: Callable[[Any], Mapping[str, Tensor]] = getattr(model, "file_weights", dict)
         self._process: int | None = os.getpid()
 
     def close(self) -> None:
@@ -117,26 +122,29 @@ class AsyncTrainer:
     async def publish(self, weights: Weights, *, step: int) -> int:
         """Publish the next version, as `Trainer.publish` does."""
         self._check(step=step)
-        try:
-            published = await trio.to_thread.run_sync(self._published, weights)
-            await self._spool.wait_for_uploads(_MOST_WAITING - 1)
-            with trio.CancelScope(shield=True):  # a version is durable and counted, or neither
-                await self._spool.publish(TensorSource.of(published), step)
-        except ValueError as error:
-            raise UserError(f"{_source(weights)}: {error}") from error
+        with self._progress(f"step {step}: checking weights") as say:
+            try:
+                published = await trio.to_thread.run_sync(self._published, weights)
+                await self._spool.wait_for_uploads(_MOST_WAITING - 1, say)
+                with trio.CancelScope(shield=True):  # a version is durable and counted, or neither
+                    await self._spool.publish(_reported(TensorSource.of(published), step, say), step)
+            except ValueError as error:
+                raise UserError(f"{_source(weights)}: {error}") from error
         return self.version
 
     async def wait_for_uploads(self) -> None:
         """Return when every version that was published is in storage."""
         self._check()
-        await self._spool.wait_for_uploads()
+        with self._progress("waiting for uploads") as say:
+            await self._spool.wait_for_uploads(say=say)
 
     async def groups(self, min_count: int = 1, max_count: int | None = None) -> list[Group]:
         """Return verified groups, as `Trainer.groups` does."""
         self._check(min_count=min_count, max_count=min_count if max_count is None else max_count)
         if max_count is not None and not 0 <= min_count <= max_count:
             raise UserError(f"min_count {min_count} and max_count {max_count}: not 0 <= min_count <= max_count")
-        return [self._group(group) for group in await self._spool.groups(min_count, max_count)]
+        with self._progress("waiting for groups") as say:
+            return [self._group(group) for group in await self._spool.groups(min_count, max_count, say)]
 
     async def acknowledge(self, groups: Groups) -> None:
         """Say that groups were learned from, as `Trainer.acknowledge` does."""
@@ -168,11 +176,12 @@ class AsyncTrainer:
         for name, tensor in tensors.items():
             if fault := _fault(tensor):
                 raise UserError(f"{source}: {name} {fault}")
+        tensors = self._file_weights(tensors)
         try:
             models.check_fit(self._shapes, tensors)
         except EngineError as error:
             raise UserError(
-                f"{source}: {error}; the names are those of the checkpoint's files, as save_pretrained writes them"
+                f"{source}: {error}; the names are those of the checkpoint's files, or of its model's state_dict()"
             ) from error
         rounded = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
         if wrong := next((name for name, tensor in rounded.items() if not tensor.isfinite().all()), ""):
@@ -217,9 +226,9 @@ class Trainer:
         """Publish the next version, and return its number; the upload goes on behind this call.
 
         Args:
-            weights: floating-point tensors by the names in the run's checkpoint, such as a state dict, or a directory
-                with a Hugging Face checkpoint (of PEFT's adapters in a LoRA run). They are rounded to BF16. Of a
-                DTensor, each rank gives its part.
+            weights: floating-point tensors by the names in the run's checkpoint, or in the state dict of transformers'
+                model, which fuses experts; or a directory with a Hugging Face checkpoint (of PEFT's adapters in a LoRA
+                run). They are rounded to BF16. Of a DTensor, each rank gives its part.
             step: optimizer steps up to it.
 
         Raises:
@@ -294,7 +303,7 @@ def open_trainer(
     name: str = "trainer",
     *,
     ranks: "dist.ProcessGroup | None" = None,
-    report: Callable[[str], None] = lambda line: None,
+    report: Report = report_to_stderr,
 ) -> Iterator[Trainer]:
     """Yield the trainer of a run, and run its node meanwhile.
 
@@ -303,7 +312,8 @@ def open_trainer(
         name: of the node, whose key is in the run's keys/.
         ranks: the processes of this program, if it has several. All make the same calls and get the same answers; the
             first one has the node. Their group must wait for as long as groups may take.
-        report: takes lines for people.
+        report: takes lines for people, at the latest every 30 s while a call takes long; by default they are printed on
+            standard error.
 
     Raises:
         UserError: the run, the key or the policy cannot be used, or another program trains with this state.
@@ -314,7 +324,7 @@ def open_trainer(
 
 @asynccontextmanager
 async def open_trainer_async(
-    run: str | Path, name: str = "trainer", *, report: Callable[[str], None] = lambda line: None
+    run: str | Path, name: str = "trainer", *, report: Report = report_to_stderr
 ) -> AsyncIterator[AsyncTrainer]:
     """Yield the trainer of a run to a program in trio, as `open_trainer` does."""
     opened = _open(run, name, report)
@@ -327,7 +337,7 @@ async def open_trainer_async(
 
 
 @contextmanager
-def _open(run: str | Path, name: str, report: Callable[[str], None]) -> Iterator[AsyncTrainer]:
+def _open(run: str | Path, name: str, report: Report) -> Iterator[AsyncTrainer]:
     config = open_config(str(run), ("trainer.external=true",))
     if config.trainer.outer is not None:
         raise UserError("trainer.outer: the sites of a run have training loops of their own; drop this section")
@@ -341,10 +351,24 @@ def _open(run: str | Path, name: str, report: Callable[[str], None]) -> Iterator
         if not is_locked(state, "upload"):
             check = partial(_check_program, stack.enter_context(_program(run, name, log)), log)
         spool = TrainingSpool(node, config.trainer.max_staleness, config.trainer.file_bytes, check)
-        trio.run(spool.begin, genesis_reader(config, node.run, policy_directory(config)))
-        trainer = AsyncTrainer(node, spool, config)
+        with progress(report, "reading the state, or writing version 0"):
+            trio.run(spool.begin, genesis_reader(config, node.run, policy_directory(config)))
+        trainer = AsyncTrainer(node, spool, config, report)
         stack.callback(trainer.close)
         yield trainer
+
+
+def _reported(source: TensorSource, step: int, say: Report) -> TensorSource:
+    """Return a source that says how much of it was read."""
+    total, done = sum(source.sizes.values()), 0
+
+    def read(names: Sequence[str]) -> Mapping[str, Tensor]:
+        nonlocal done
+        say(f"step {step}: writing {done / 1e9:.1f} of {total / 1e9:.1f} GB")
+        done += sum(source.sizes[name] for name in names)
+        return source.read(names)
+
+    return TensorSource(source.sizes, read)
 
 
 def _fault(tensor: object) -> str:

@@ -30,6 +30,7 @@ from grailnode.node.run_model import (
     learner_settings,
     policy_directory,
     publisher_settings,
+    recomputes_layers,
     site_settings,
     trainer_model,
 )
@@ -168,11 +169,12 @@ def _terms(config: Config, run_id: bytes, compute: Compute) -> dict[str, str]:
     names = {*LossSettings.model_fields, *OptimizerSettings.model_fields, "logits_chunk", "recompute", "packing"} - {
         "reference"
     }
-    section = config.trainer.model_dump(include=names)
+    directory = policy_directory(config)
+    section = config.trainer.model_dump(include=names) | {"recompute": recomputes_layers(config, directory)}
     return {
         "the run": run_id.hex(),
         **{f"the version of {name}": importlib.metadata.version(name) for name in ("grailnode", "torch")},
-        "the policy's config.json": (policy_directory(config) / "config.json").read_text(encoding="utf-8"),
+        "the policy's config.json": (directory / "config.json").read_text(encoding="utf-8"),
         "the settings [trainer] and [engine]": f"{section} {compute.dtype} {compute.max_batch_tokens}",
     }
 

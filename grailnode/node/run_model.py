@@ -3,6 +3,7 @@
 In a LoRA run the base is a part of the model: a trainer has it in its policy's directory, other nodes fetch it once.
 """
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,6 +27,7 @@ from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 from roles.trainer.learn.learner import LearnerSettings
 from roles.trainer.learn.loss.surrogates import surrogate_of
+from roles.trainer.learn.training_settings import LARGE_MODEL
 from roles.trainer.outer.coordinator import CoordinatorSettings
 from roles.trainer.outer.local_steps import SiteSettings
 from roles.trainer.publish.publisher import PublisherSettings
@@ -81,16 +83,29 @@ def reference_reader(config: Config) -> Callable[[], Weights] | None:
 def _read_reference(directory: Path, policy: Path) -> Weights:
     weights = load_weights(directory)
     try:
-        models.check_fit(models.build(Policy.load(policy)), weights)
+        models.check_fit(models.build(Policy.load(policy)).shapes, weights)
     except EngineError as error:
         raise UserError(f"trainer.reference: {directory}: {error}") from error
     return weights
 
 
+def recomputes_layers(config: Config, directory: Path) -> bool:
+    """Return whether a trainer recomputes the activations of the policy in a directory, or the base of adapters."""
+    if config.trainer.recompute is not None:
+        return config.trainer.recompute
+    return sum(map(math.prod, models.file_shapes(directory).values())) >= LARGE_MODEL
+
+
 def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalModel:
     """Return the model that a trainer computes, of the policy in a directory; UserError if it cannot pack."""
     device, dtype = torch.device(config.engine.device), DTYPES[config.engine.dtype]
-    model = models.build(Policy.load(directory), device, recompute=config.trainer.recompute, lora=run.lora)
+    build = partial(models.build, Policy.load(directory), device, lora=run.lora)
+    try:
+        model = build(recompute=recomputes_layers(config, directory))
+    except EngineError:
+        if config.trainer.recompute:
+            raise
+        model = build()  # an architecture without a list of layers keeps its activations, whatever its size
     if config.trainer.packing:
         try:
             models.check_packing(Policy.load(directory), run.lora)

@@ -108,15 +108,18 @@ class TrainingSpool:
         self._given, self._acknowledged = self._recent(self._given), self._recent(self._acknowledged)
         return name.version
 
-    async def wait_for_uploads(self, remaining: int = 0) -> None:
-        """Return when no more than so many versions wait for their upload."""
-        while len(await list_snapshots(self._node.state)) > remaining:
+    async def wait_for_uploads(self, remaining: int = 0, say: Callable[[str], None] = lambda text: None) -> None:
+        """Return when no more than so many versions wait for their upload; `say` hears at each look how many do."""
+        while (count := len(await list_snapshots(self._node.state))) > remaining:
+            say(f"waiting for the upload of {count} versions")
             self._check()
             await trio.sleep(_POLL_SECONDS)
 
-    async def groups(self, min_count: int = 1, max_count: int | None = None) -> list[VerifiedGroup]:
+    async def groups(
+        self, min_count: int = 1, max_count: int | None = None, say: Callable[[str], None] = lambda text: None
+    ) -> list[VerifiedGroup]:
         """Return verified groups that were not given out before, of which this waits for at least `min_count`: at most
-        `max_count`, or all that have come.
+        `max_count`, or all that have come. `say` hears at each look how many have.
         """
         while True:
             new_groups = await self._inbox.read()
@@ -125,6 +128,7 @@ class TrainingSpool:
             await self._inbox.keep(self._is_needed)
             if len(self._waiting) >= min_count:
                 break
+            say(f"waiting for groups: {len(self._waiting)} of {min_count}")
             self._check()
             await trio.sleep(_POLL_SECONDS)
         count = len(self._waiting) if max_count is None else max_count

@@ -17,7 +17,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 ADRS = sorted((DOCS / "adr").glob("[0-9]*.md"))
 FOLDERS = ("protocol", "roles", "grailnode", "bench", "tests", "docs", "docker")
 PACKAGES = ("protocol", "roles", "grailnode", "bench", "tests")
-FOREIGN_NAMES = {"TransferManager"}
+FOREIGN_NAMES = {"TransferManager", "MicroBatchReceiver", "CheckpointEngine", "send_weights", "generate_sequences"}
 """Names of other projects that pages mention and no code uses."""
 EVENT_ARGUMENTS = dict.fromkeys(("event", "report", "_report", "_report_once", "_reporting"), 0)
 EVENT_ARGUMENTS |= dict.fromkeys(("ChangeReporter", "WaitReporter"), 1)

@@ -1,6 +1,7 @@
 """`grailnode init` for runs of adapters and of quantized weights, and the settings that such runs refuse."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,28 @@ from grailnode.calibration.proof_file import MeasuredAdapters
 from grailnode.config import Config, load
 from grailnode.engine.lora_model import LoraModel, read_adapters
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, PolicyError, load_weights
+from grailnode.engine.qwen3 import Qwen3
+from grailnode.library import AsyncTrainer
+from grailnode.node import bodies, run_model
 from grailnode.node.disk_check import follower_bytes, trainer_bytes
 from grailnode.node.role_checks import check_start
 from grailnode.node.run_model import check_run_settings, genesis_reader, trainer_model
 from grailnode.run import key_files, workspace
 from grailnode.run.creation import open_run
 from grailnode.run.joining import open_config
+from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
 from protocol.identity.signing import SigningKey
 from protocol.quantization import quantize
 from protocol.run import RunManifest
-from tests.support.builders.policies import write_policy
-from tests.support.builders.recipes import demo_recipe
+from roles.trainer.spool import SnapshotName
+from roles.trainer.training_spool import TrainingSpool
+from tests.support.builders.chains import equal
+from tests.support.builders.policies import inline, write_policy
+from tests.support.builders.recipes import demo_recipe, demo_rules
+from tests.support.builders.snapshots import get_snapshot
 from tests.support.processes.command_line import fail, succeed
+from tests.support.simulation.network import Network
 
 VLLM: dict[str, object] = {"kind": "vllm", "url": "http://localhost:1"}
 
@@ -76,6 +86,37 @@ def test_a_trainers_disk_has_adapters_and_a_followers_has_the_base(run: tuple[Co
     assert manifest.lora is not None
     without = follower_bytes(manifest.model_copy(update={"lora": None}), config, policy)
     assert follower_bytes(manifest, config, policy) == without + manifest.lora.base_bytes
+
+
+async def test_a_program_publishes_adapters_as_a_directory_or_by_name(run: tuple[Config, RunManifest]) -> None:
+    config, manifest = run
+    node = replace(Network(demo_rules()).node("trainer"), run=manifest, state=MemoryStore(), run_sync=inline)
+    trainer, adapters = AsyncTrainer(node, TrainingSpool(node, 1), config), read_adapters(config.at("adapters"))
+    sources: list[Any] = [config.at("adapters"), adapters]
+    for version, weights in enumerate(sources):
+        assert await trainer.publish(weights, step=1) == version
+        assert equal(await get_snapshot(node.state, SnapshotName(version, 1)), adapters)
+    with pytest.raises(UserError, match="missing from the weights"):
+        await trainer.publish(load_weights(PACKAGED_POLICY), step=2)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_activations_are_recomputed_for_a_large_base_unless_run_toml_says_otherwise(
+    run: tuple[Config, RunManifest], is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts that resolve alike have the same terms."""
+    config, manifest = run
+    parameters = sum(tensor.numel() for tensor in load_weights(PACKAGED_POLICY).values())
+    monkeypatch.setattr(run_model, "LARGE_MODEL", parameters + (not is_large))
+    terms = {}
+    for chosen in (None, False, True):
+        own = with_settings(config, "trainer", {"recompute": chosen})
+        model = trainer_model(own, manifest, PACKAGED_POLICY)
+        assert isinstance(model, LoraModel)
+        assert isinstance(model._model, Qwen3)
+        assert model._model._recompute == (is_large if chosen is None else chosen)
+        terms[chosen] = bodies._terms(own, bytes(32), bodies._torch_compute(model, own))
+    assert terms[None] == terms[is_large] != terms[not is_large]
 
 
 def test_another_policy_is_not_the_base(run: tuple[Config, RunManifest], tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ class VllmEngine:
 
     async def stage(self, version: int, weights: Weights) -> None:
         """Implements Engine.stage; the weights travel through a file, codes as the BF16 numbers that they stand for."""
-        check_fit(self._model, weights)
+        check_fit(self._model.shapes, weights)
         async with self._control:
             self._has_codes = any(map(is_code, weights.values()))
             await self._stage(lambda: self._weights_step(version, weights))

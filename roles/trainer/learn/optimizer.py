@@ -45,7 +45,7 @@ class MasterOptimizer:
         self._add_over_ranks = add_over_ranks
         self.masters = masters
         # On a CPU `fused` rounds the last elements of a tensor otherwise: ranks with parts of it would not agree with
-        # one process that has all of it.
+        # one process that has all of it. Nobody has shown yet that GPUs round alike, so it is off there, too.
         self._constants: dict[str, Any] = dict.fromkeys(("foreach", "fused", "amsgrad", "maximize"), False)
         self._constants |= {"beta1": settings.beta1, "beta2": settings.beta2, "eps": settings.epsilon}
         self._constants |= {"weight_decay": settings.weight_decay}

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from statistics import fmean
-from typing import Final
 
 import trio
 
@@ -34,11 +33,9 @@ from roles.trainer.learn.checkpoint_files import (
 )
 from roles.trainer.learn.learner import Learner, StepReport
 from roles.trainer.learn.replay_buffer import ReplayBuffer
-from roles.trainer.learn.training_settings import TrainingSettings
+from roles.trainer.learn.training_settings import LARGE_MODEL, TrainingSettings
 from roles.trainer.training_spool import TrainingSpool
 from roles.trainer.verified_batch import VerifiedGroup
-
-_LARGE: Final = 100_000_000  # parameters
 
 
 class Training:
@@ -143,7 +140,7 @@ class Training:
 
     def _checkpoint_is_due(self) -> bool:
         settings = self._settings
-        interval = settings.checkpoint_versions or (1 if self._learner.parameters < _LARGE else 20)
+        interval = settings.checkpoint_versions or (1 if self._learner.parameters < LARGE_MODEL else 20)
         seconds = trio.current_time() - self._checkpoint_time
         return (
             self._checkpoint_version < 0

@@ -4,7 +4,7 @@ The learning rate rises linearly over a warm-up. Then it is constant, or comes d
 """
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -63,6 +63,10 @@ class OptimizerSettings(Settings):
         progress = min(1.0, (step - self.warmup_steps) / max(1, self.training_steps - self.warmup_steps))
         height = 1 - progress if self.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
         return self.final_share + (1 - self.final_share) * height
+
+
+LARGE_MODEL: Final = 100_000_000
+"""Parameters from which on a trainer saves memory and disk at the cost of time, unless run.toml says otherwise."""
 
 
 class TrainingSettings(OptimizerSettings):

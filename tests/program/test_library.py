@@ -1,0 +1,95 @@
+"""What a program hands to its node as a version, and what it hears while it waits."""
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+
+from grailnode import UserError
+from grailnode.config import Config, TrainerSection
+from grailnode.engine.policy import PACKAGED_POLICY, load_weights
+from grailnode.library import AsyncTrainer
+from grailnode.library import progress as progress_of_calls
+from grailnode.store.memory import MemoryStore
+from protocol.digest import Weights
+from roles.node.identity import Node
+from roles.trainer.spool import SnapshotName
+from roles.trainer.training_spool import TrainingSpool
+from tests.support.builders.chains import equal
+from tests.support.builders.families import Family, write_family
+from tests.support.builders.policies import inline
+from tests.support.builders.recipes import demo_rules
+from tests.support.builders.snapshots import get_snapshot
+from tests.support.builders.verified_batches import GROUPS, put_batch
+from tests.support.processes.programs import PATIENCE
+from tests.support.simulation.network import Network
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3_moe", "mixtral", "gpt_neox"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return write_family(tmp_path_factory.mktemp("policy"), request.param)
+
+
+def new_node() -> Node:
+    return replace(Network(demo_rules()).node("trainer"), state=MemoryStore(), run_sync=inline)
+
+
+async def published(family: Family, weights: Weights | Path) -> Weights:
+    """Return the next version of a run of the family's policy, as its node finds it."""
+    node = new_node()
+    config = Config(trainer=TrainerSection(policy=str(family.policy.directory)))
+    assert await AsyncTrainer(node, TrainingSpool(node, 1), config).publish(weights, step=3) == 0
+    return await get_snapshot(node.state, SnapshotName(0, 3))
+
+
+async def test_a_state_dict_and_its_checkpoint_are_the_same_version(family: Family) -> None:
+    """Also of experts, which transformers fuses, and of an output projection that has another name in the files."""
+    version = await published(family, family.reference.state_dict())
+    assert equal(version, {name: tensor.bfloat16() for name, tensor in family.weights.items()})
+    assert equal(version, await published(family, family.policy.directory))
+
+
+async def test_other_names_and_shapes_are_refused_by_name(family: Family) -> None:
+    state = family.reference.state_dict()
+    for name in list(family.weights)[:1] + [name for name in state if name.endswith("layers.0.mlp.experts.down_proj")]:
+        tensor = state.get(name, next(iter(state.values())))
+        others = {key: value for key, value in state.items() if value is not tensor}
+        for weights, text in (
+            (state | {f"x.{name}": tensor}, f"weights: x.{name}: unknown to the model; the names are those of"),
+            (state | {name: torch.cat([tensor, tensor])}, f"weights: {name}: shape .* where the model has"),
+            (others, "missing from the weights"),
+        ):
+            with pytest.raises(UserError, match=text):
+                await published(family, weights)
+
+
+async def test_long_calls_say_what_they_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reported every 30 s; here without a pause."""
+
+    async def run_slowly(function: Callable[..., Any], *arguments: Any) -> Any:
+        await trio.sleep(0.1)
+        return function(*arguments)
+
+    lines, node = list[str](), replace(new_node(), run_sync=run_slowly)
+    monkeypatch.setattr(progress_of_calls, "INTERVAL_SECONDS", 0.01)
+    trainer = AsyncTrainer(node, TrainingSpool(node, 1), Config(), lines.append)
+
+    async def check(text: str, call: Callable[[], Awaitable[object]]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            with trio.fail_after(PATIENCE):
+                while not any(re.fullmatch(rf"{text} after \d+ s", line) for line in lines):
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    await put_batch(node.state, 1)
+    await check(f"waiting for groups: {GROUPS} of 16", partial(trainer.groups, 16))
+    await check("step 7: writing 0.0 of 0.0 GB", partial(trainer.publish, load_weights(PACKAGED_POLICY), step=7))
+    assert trainer.version == 0
+    await check("waiting for the upload of 1 versions", trainer.wait_for_uploads)
