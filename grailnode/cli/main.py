@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
         for before, text in pairwise(["an argument", *args]):
             name, has_value, value = text.partition("=") if text.startswith("--") else (before, "=", text)
             if has_value and not value and name != "--answer" and not ctx.resilient_parsing:
-                raise click.UsageError(f"{name} is an empty text", ctx)
+                raise click.UsageError(f"{name} is empty: give it a text, or leave it out", ctx)
         return super().parse_args(ctx, args)
 
 

@@ -99,7 +99,8 @@ def recomputes_layers(config: Config, directory: Path) -> bool:
 def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalModel:
     """Return the model that a trainer computes, of the policy in a directory; UserError if it cannot pack."""
     device, dtype = torch.device(config.engine.device), DTYPES[config.engine.dtype]
-    build = partial(models.build, Policy.load(directory), device, lora=run.lora)
+    policy = Policy.load(directory)
+    build = partial(models.build, policy, device, lora=run.lora)
     try:
         model = build(recompute=recomputes_layers(config, directory))
     except EngineError:
@@ -108,7 +109,7 @@ def trainer_model(config: Config, run: RunManifest, directory: Path) -> CausalMo
         model = build()  # an architecture without a list of layers keeps its activations, whatever its size
     if config.trainer.packing:
         try:
-            models.check_packing(Policy.load(directory), run.lora)
+            models.check_packing(policy, run.lora)
         except EngineError as error:
             raise UserError(f"trainer.packing: {error}; drop it") from error
     if run.lora is None:
