@@ -46,8 +46,8 @@ LATE_UPLOAD: Final = "missing"
 
 COPIER: Final = POISONED
 VICTIM: Final = SITES[0]
-BUSY: Final = {"lost", "late"}
-"""Why sites are refused that were not ready in time."""
+BUSY: Final = {"lost", "late", "quorum"}
+"""Why sites are refused that were not ready in time, or alone in a round that had too few of them."""
 
 FOLLOWERS: Final = ("validator", "miner-1", "miner-2")
 ROLES: Final = {

@@ -62,6 +62,8 @@ class Authority(Record):
             raise ValueError("quorum exceeds the number of validators")
         if not set(self.revoked).isdisjoint(self._active_keys()):
             raise ValueError("a revoked key in a role")
+        if not set(self.workers).isdisjoint(self.trainers):  # they would delete each other's payloads
+            raise ValueError("a trainer's key among those of workers")
         return self
 
     def _active_keys(self) -> tuple[bytes, ...]:

@@ -46,6 +46,7 @@ later_manifest = sample_of(samples.manifest, version=1, previous=samples.digest(
 
 INVALID: dict[Callable[..., Record], list[dict[str, Any]]] = {
     authority: [
+        {"trainers": KEYS[:1], "workers": KEYS[:1]},
         *({"roots": ()}, {"root_threshold": 2}, {"root_threshold": 0}, {"quorum": 2}, {"quorum": 0}),
         *({"validators": KEYS[:1] * 2, "quorum": 2}, {"roots": KEYS[:1] * 2, "root_threshold": 2}),
         *({"trainers": KEYS[:1] * 2}, {"trainers": (b"short",)}, {"revoked": (TRAINER.public,)}),
