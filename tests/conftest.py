@@ -56,6 +56,11 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield directory
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than processors: many tests wait for windows, servers and processes."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     is_of_room = item.path.parent.name in ROOMS_IN_VIRTUAL_TIME
     if is_of_room and isinstance(item, pytest.Function) and iscoroutinefunction(item.obj):
