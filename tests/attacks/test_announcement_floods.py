@@ -99,7 +99,7 @@ async def test_many_miners_that_change_their_keys_leave_the_ledger_readable():
         rows = tuple(LedgerRow(miner=miner, pledged=1) for miner in keys)
         summary = testbed.summary(FIRST, window=window).model_copy(update={"rows": rows, "previous": ledger.tip})
         entry = await ledger.record(summary)
-        assert open_signed(sign(entry, FIRST), Summary, [FIRST.public]).record == entry
+    assert open_signed(sign(entry, FIRST), Summary, [FIRST.public]).record == entry
     assert (await Ledger.open(state, testbed.run)).newest == 1
 
 

@@ -134,9 +134,9 @@ def test_rewards_refuse_a_miner_whose_margins_are_as_honest_ones() -> None:
 
 
 @pytest.mark.parametrize("arithmetic", ["torch-bfloat16", "torch-float32"])
-@pytest.mark.parametrize(("edited", "windows", "refusals"), [(10, 2, 1), (1, 100, 90)])
+@pytest.mark.parametrize(("edited", "windows", "tries", "refusals"), [(10, 2, 20, 1), (1, 100, 5, 90)])
 def test_edited_tokens_of_6000_are_refused_in_most_windows(
-    arithmetic: Arithmetic, edited: int, windows: int, refusals: int
+    arithmetic: Arithmetic, edited: int, windows: int, tries: int, refusals: int
 ) -> None:
     """The second-best tokens of a policy that was trained on stories fall short as follows."""
     shares, gaps = (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 1.0), (0.0, 0.004, 0.04, 0.4, 7.0, 12.5, 20.0)
@@ -144,8 +144,8 @@ def test_edited_tokens_of_6000_are_refused_in_most_windows(
     row = packaged_thresholds(arithmetic, arithmetic).model_copy(
         update=dict.fromkeys(("miner", "validator"), "torch-float32")
     )
-    tries = [gain(cheat, row, SCORING, careful=False, windows=windows, seed=seed) for seed in range(20)]
-    assert np.quantile([result.refusals for result in tries], 0.1) >= refusals
+    gains = [gain(cheat, row, SCORING, careful=False, windows=windows, seed=seed) for seed in range(tries)]
+    assert np.quantile([result.refusals for result in gains], 0.1) >= refusals
 
 
 def test_whoever_is_honest_again_is_soon_accepted() -> None:

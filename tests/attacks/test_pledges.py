@@ -231,19 +231,19 @@ async def judged_network() -> Network:
     return network
 
 
-@pytest.mark.parametrize("kind", ["commitments of a miner", "verdicts of a validator"])
-async def test_swapped_records_are_refused_and_accuse_no_validator(kind: str) -> None:
+async def test_swapped_commitments_of_a_miner_or_verdicts_are_refused_and_accuse_no_validator() -> None:
     network = await judged_network()
     observer, miner, validator = network.node("observer"), key("miner-1").public, key("validator-0").public
     task = network.task(observer)
-    one, other = (
-        paths.commitment(miner, window) if kind.startswith("commitments") else paths.verdict(validator, window, miner)
-        for window in WINDOWS
-    )
-    await swap(network.store, one, other)
-    for window in WINDOWS:
-        with pytest.raises(ProtocolError, match="belongs at"):
-            await recheck(observer, task, network.compute, GroupReference(miner.hex(), window, 0))
+    for records in (
+        [paths.commitment(miner, window) for window in WINDOWS],
+        [paths.verdict(validator, window, miner) for window in WINDOWS],
+    ):
+        await swap(network.store, *records)
+        for window in WINDOWS:
+            with pytest.raises(ProtocolError, match="belongs at"):
+                await recheck(observer, task, network.compute, GroupReference(miner.hex(), window, 0))
+        await swap(network.store, *records)
 
 
 async def test_a_second_commitment_of_a_miner_does_not_contradict_the_validator_that_judged_the_first():

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.run.creation import open_run
 from grailnode.run.key_files import read_or_create
 from protocol.encoding import Record
@@ -40,6 +41,15 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("keys mirrors --run x https://a.test ''", 2, "is empty: give it a text"),
         ("--role miner --run x --name ''", 2, "is empty: give it a text"),
         ("demo --out ''", 2, "is empty: give it a text"),
+        *(
+            (f"demo --policy smollm2 {option}", 2, "--policy smollm2")
+            for option in ("--trainers 2", "--environment wordle", "--engine vllm")
+        ),
+        (
+            f"evaluate {PACKAGED_POLICY} --environment additoin",
+            1,
+            "unknown environment 'additoin'; there are: addition",
+        ),
         ("verify --run /nowhere/run.toml", 1, "no such file; `grailnode init DIR` writes one"),
         ("init /proc/grailnode", 1, "/proc/grailnode"),
         ("init x --join https://a.test/runs/ID --bucket mine --meeting met", 1, "https://a.test/runs/ID: which run?"),
@@ -69,6 +79,8 @@ def test_a_run_without_a_trainer_yet_says_so(run_file: Path):
         assert error.startswith("grailnode: ")
         assert "head: this run has published no version yet; start its trainer" in error
     assert "--best and --worst: choose one" in fail("rollouts", "--best", "--worst", "--run", str(run_file), code=2)
+    dashboard = fail("dashboard", "--local", "--host", "0.0.0.0", "--run", str(run_file), code=2)
+    assert "--local with --host 0.0.0.0" in dashboard  # what this machine's logs say is for no other address
     assert "--window 999: not open yet" in fail("rollouts", "--run", str(run_file), "--window", "999")
     assert "its trainer has not published this file yet" in fail("rollouts", "--run", str(run_file), "--window", "0")
     assert run_command("status", "--run", str(run_file)).returncode == 0

@@ -1,5 +1,6 @@
 """`grailnode init`: the title of a run, its beacon, its validators, and who is told to start."""
 
+import json
 import shutil
 import time
 import tomllib
@@ -54,8 +55,12 @@ class TestPublicBeacon:
 
         assert len(names()) >= 3
         assert len({name.split("/")[2] for name in names()}) == len(names())
-        assert names('beacon.relays=["https://relay.example.org"]') == ["https://relay.example.org"]
+        own = ["https://relay.example.org", "http://127.0.0.1:9"]
+        assert names(f"beacon.relays={json.dumps(own)}") == own
         assert names(chain=bytes(32)) == []  # a run's own: its store has the rounds
+        for wrong in ("http://api.drand.sh", "api.drand.sh"):
+            with pytest.raises(UserError, match=r"beacon\.relays"):
+                names(f'beacon.relays=["{wrong}"]')
 
     def test_a_window_shorter_than_three_rounds_is_refused_in_one_line(self, tmp_path: Path):
         error = fail("init", str(tmp_path), "--beacon", "quicknet", "--window", "5")

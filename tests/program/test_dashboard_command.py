@@ -31,11 +31,6 @@ def test_a_port_in_use_is_reported_in_one_line(run_file: str):
     assert f"--host 127.0.0.1 --port {port}: cannot be used" in error
 
 
-def test_what_this_machines_logs_say_is_for_no_other_address(run_file: str):
-    error = fail("dashboard", "--run", run_file, "--local", "--host", "0.0.0.0", code=2)
-    assert "--local with --host 0.0.0.0" in error
-
-
 @pytest.mark.parametrize("options", [("--host", "0.0.0.0"), ("--local",)])
 def test_it_serves_a_run_that_has_not_begun_and_warns_who_can_see_it(
     options: tuple[str, ...], run_file: str, tmp_path: Path

@@ -92,7 +92,8 @@ async def test_prometheus_reads_events_and_store_operations():
 async def test_health_and_other_requests():
     async with serving(NodeTelemetry("miner-1")) as port, httpx.AsyncClient() as client:
         assert (await client.get(f"http://127.0.0.1:{port}/health")).text == "alive\n"
-        assert (await client.head(f"http://127.0.0.1:{port}/health")).content == b""
+        head = await client.head(f"http://127.0.0.1:{port}/health")
+        assert (head.content, head.headers["content-length"]) == (b"", "6")
         assert (await client.get(f"http://127.0.0.1:{port}/keys")).status_code == 404
         assert (await client.post(f"http://127.0.0.1:{port}/metrics")).status_code == 405
 
@@ -102,6 +103,9 @@ async def test_broken_requests_delay_no_other_client():
         streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(3)]
         await streams[0].send_all(b"\xff" * 10_000)
         await streams[1].send_all(b"GET /metrics")  # and no more
+        await streams[2].send_all(b"GET / HTTP/1.1\r\n")
+        streams[2].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        await streams[2].aclose()  # resets the connection
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200
         for stream in streams:
@@ -123,6 +127,11 @@ def network(submitted: int, accepted: int, rejected: int, steps: tuple[int, ...]
     return NetworkState("ab" * 32, "run", 9.0, 3, None, 6.0, 0.0, 200, versions=versions, miners=(miner,))
 
 
+def with_stranger(state: NetworkState) -> NetworkState:
+    stranger = MinerRow("b2" * 32, "stranger", "unknown", 180, 0, {"copied": 12}, 0.0)
+    return replace(state, miners=(*state.miners, stranger))
+
+
 @pytest.mark.parametrize(
     ("time", "state", "expected"),
     [
@@ -134,19 +143,13 @@ def network(submitted: int, accepted: int, rejected: int, steps: tuple[int, ...]
         (TrainerTime(0.1, 0.6), network(9, 9, 0), "storage is slower than steps; raise steps_per_version"),
         (TrainerTime(0.86, 0.0, is_shared=True), network(100, 90, 10), "share this machine's cores"),
         (TrainerTime(0.1, 0.0), network(9, 9, 0, (0,)), "computes 90% of its time"),
+        (TrainerTime(0.86, 0.0), with_stranger(network(396, 390, 6)), "add miners"),  # its groups were rejected
     ],
 )
 def test_the_line_names_the_bottleneck_and_what_to_add(time: TrainerTime, state: NetworkState, expected: str) -> None:
     line = bottleneck(time, state, steps_per_version=1, audit_share=0.9)
     assert expected in line
     assert "\n" not in line
-
-
-def test_a_rejected_strangers_groups_make_nobody_add_validators() -> None:
-    state = network(396, 390, 6)
-    stranger = MinerRow("b2" * 32, "stranger", "unknown", 180, 0, {"copied": 12}, 0.0)
-    line = bottleneck(TrainerTime(0.86, 0.0), replace(state, miners=(*state.miners, stranger)), 1, audit_share=0.9)
-    assert "add miners" in line
 
 
 def test_the_newest_step_in_a_log_counts(tmp_path: Path) -> None:
@@ -230,6 +233,7 @@ def test_a_process_that_is_started_for_ever_says_so(tmp_path: Path) -> None:
     log.write_text(
         "".join(json.dumps({"time": at, "event": name, "error": error}) + "\n" for at, name, error in events)
     )
+    (tmp_path / "miner-1.jsonl").mkdir()  # a log that cannot be read has no events
     (line,) = troubles(tmp_path, now)
     assert line.startswith("validator was started 4 times since ")
     assert line.endswith(", last cause: cause 3")
@@ -239,11 +243,6 @@ def _waiting(telemetry: NodeTelemetry) -> dict[str, float]:
     families = text_string_to_metric_families(telemetry.metrics.exposition().decode())
     samples = next(family.samples for family in families if family.name == "grailnode_waiting_since_seconds")
     return {sample.labels["waits_for"]: sample.value for sample in samples}
-
-
-def test_a_log_that_cannot_be_read_has_no_events(tmp_path: Path) -> None:
-    (tmp_path / "miner-1.jsonl").mkdir()
-    assert troubles(tmp_path, 0.0) == ()
 
 
 # The small HTTP server: what hostile clients and failing answers cost the others
@@ -283,19 +282,3 @@ async def test_an_answer_that_fails_ends_its_connection_alone(caplog: pytest.Log
             await client.get(f"http://127.0.0.1:{port}/broken")
         assert (await client.get(f"http://127.0.0.1:{port}/")).text == "whole\n"
     assert "too many open files" in caplog.text
-
-
-async def test_head_has_the_headers():
-    async with serving_answers(1) as port, httpx.AsyncClient() as client:
-        answer = await client.head(f"http://127.0.0.1:{port}/")
-    assert (answer.status_code, answer.headers["content-length"]) == (200, "6")
-
-
-async def test_a_client_that_resets_its_connection_harms_no_other():
-    async with serving_answers(1) as port, httpx.AsyncClient() as client:
-        stream = await trio.open_tcp_stream("127.0.0.1", port)
-        await stream.send_all(b"GET / HTTP/1.1\r\n")
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        await stream.aclose()
-        await trio.sleep(0.1)
-        assert (await client.get(f"http://127.0.0.1:{port}/")).text == "whole\n"

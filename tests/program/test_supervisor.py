@@ -102,17 +102,19 @@ def test_a_fault_of_the_program_is_not_explained(error: Exception) -> None:
     assert explain(error) is None
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE])
-def test_a_shortage_of_the_machine_is_transient(code: int) -> None:
-    assert is_transient(os_error(code))
-    assert is_transient(ExceptionGroup("nursery", [os_error(code), StoreError("down"), BeaconError("late")]))
-    assert (explain(os_error(code)) or "").startswith("state/lock: ")
-
-
-@pytest.mark.parametrize("error", [os_error(errno.ENOENT), os_error(errno.EACCES), MalformedError("bent"), KeyError()])
-def test_other_failures_are_not_transient(error: Exception) -> None:
-    assert not is_transient(error)
-    assert not is_transient(ExceptionGroup("nursery", [error, StoreError("down")]))
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        *((os_error(code), True) for code in (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE)),
+        *((os_error(code), False) for code in (errno.ENOENT, errno.EACCES)),
+        (MalformedError("bent"), False),
+        (KeyError(), False),
+    ],
+)
+def test_a_shortage_of_the_machine_is_transient_and_other_failures_are_not(error: Exception, transient: bool) -> None:
+    assert is_transient(error) == transient
+    assert is_transient(ExceptionGroup("nursery", [error, StoreError("down"), BeaconError("late")])) == transient
+    assert not transient or (explain(error) or "").startswith("state/lock: ")
 
 
 def test_a_log_that_cannot_be_written_is_reported_and_stops_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from protocol import limits
 from protocol.compression import compress
 from protocol.encoding import content_digest, pack, unpack
-from protocol.errors import LimitError, MalformedError, ProtocolError
+from protocol.errors import MalformedError
 from protocol.rollout.batch import (
     Commitment,
     EpisodeRollout,
@@ -47,24 +47,6 @@ def test_a_frame_round_trips(prompt: list[int], rollouts: list[tuple[list[int], 
     assert again == group
     assert again.prompt_tokens == tuple(prompt)
     assert [rollout.tokens for rollout in again.rollouts] == [tuple(tokens) for tokens, _ in rollouts]
-
-
-NO_GROUPS = {
-    "no frame": (b"hello", MalformedError, "zstd"),
-    "a frame of no msgpack": (compress(b"\xc1"), MalformedError, "float32|extension"),
-    "a group with a field more": (
-        compress(pack(unpack(samples.group().to_bytes()) | {"more": 1})),
-        MalformedError,
-        "group.more",
-    ),
-    "too many bytes": (compress(bytes(limits.MAX_GROUP_BYTES + 1)), LimitError, "declared"),
-}
-
-
-@pytest.mark.parametrize(("frame", "error", "cause"), NO_GROUPS.values(), ids=NO_GROUPS.keys())
-def test_committed_bytes_that_are_no_group_are_refused(frame: bytes, error: type[ProtocolError], cause: str) -> None:
-    with pytest.raises(error, match=cause):
-        open_group(frame, commitment_to(frame), 0)
 
 
 def test_a_frame_may_be_compressed_in_any_way() -> None:

@@ -13,9 +13,8 @@ from protocol import errors
 from protocol.chain.manifest import Head, Manifest
 from protocol.chain.verifier import ChainVerifier, Trust
 from protocol.difficulty import DifficultySpec, DifficultyTable
-from protocol.digest import digest_weights, dtypes, tensor_digest
-from protocol.encoding import Record, content_digest, pack, unpack
-from protocol.identity.admission import Invite, ProofOfWorkSolution, leading_zero_bits, work_digest
+from protocol.encoding import Record, pack, unpack
+from protocol.identity.admission import Invite, ProofOfWorkSolution
 from protocol.identity.authority import Authority, Revision, Revisions
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import Envelope, SigningKey, open_announced, open_signed
@@ -108,23 +107,6 @@ def test_revisions(item: dict[str, Any]) -> None:
     assert signed is None or signed.record.number == item["number"]
 
 
-def test_work() -> None:
-    item = case("authority", "work")
-    work = ProofOfWorkSolution.from_bytes(bytes.fromhex(item["work"]))
-    digest = work_digest(bytes.fromhex(item["run"]), bytes.fromhex(item["key"]), work)
-    assert (digest.hex(), leading_zero_bits(digest)) == (item["digest"], item["bits"])
-    assert item["bits"] >= 8 > item["bits without"]
-
-
-def test_noise_by_the_slow_implementation() -> None:
-    words = case("sampling", "noise of words")
-    assert [slow_sampling.units(word) for word in words["words"]] == words["units"]
-    for item in cases("sampling", "position"):
-        seed = bytes.fromhex(item["seed"])
-        assert [slow_sampling.word(seed, item["position"], token) for token in item["tokens"]] == item["words"]
-        assert [slow_sampling.units(word) for word in item["words"]] == item["units"]
-
-
 @pytest.mark.parametrize("item", cases("sampling", "temperature"), ids=name_of)
 def test_tokens(item: dict[str, Any]) -> None:
     seed = bytes.fromhex(item["seed"])
@@ -144,16 +126,6 @@ def test_sketches(item: dict[str, Any]) -> None:
     exact = slow_sketch.values(item["kind"], hidden.numpy(), seed)
     assert np.abs(exact % 1 - 0.5).min() > 1e-3  # float32 rounds like real numbers, on every machine
     assert np.array_equal(np.frombuffer(data, dtype=np.uint8).reshape(-1, 4), np.round(exact) % 256)
-
-
-def test_batch() -> None:
-    batch = bytes.fromhex(case("rollout", "batch")["batch"])
-    assert content_digest(batch) == COMMITMENT.batch
-    for index, (offset, size) in enumerate(case("rollout", "commitment")["extents"]):
-        assert open_group(batch[offset : offset + size], COMMITMENT, index).index == index
-    for name in ("group", "a group of an episode"):
-        group = case("rollout", name)
-        assert Group.from_bytes(bytes.fromhex(group["data"])).work_digest().hex() == group["work"]
 
 
 @pytest.mark.parametrize("item", cases("rollout", "rule"), ids=name_of)
@@ -180,16 +152,6 @@ def test_the_chain_is_followed() -> None:
 def test_the_next_head(item: dict[str, Any]) -> None:
     node = follow_chain()
     check_case(item, lambda: node.accept_head(bytes.fromhex(item["next_head"]), 1000.0))
-
-
-@pytest.mark.parametrize("item", cases("chain", "tensors"), ids=name_of)
-def test_weights(item: dict[str, Any]) -> None:
-    weights = {}
-    for name, dtype, shape, data, digest in item["tensors"]:
-        raw = torch.tensor(list(bytes.fromhex(data)), dtype=torch.uint8)
-        weights[name] = raw.view(dtypes[dtype]).reshape(shape)
-        assert tensor_digest(weights[name]).hex() == digest
-    assert digest_weights(weights).hex() == item["digest"]
 
 
 @pytest.mark.parametrize("item", cases("outer", "trusted"), ids=name_of)

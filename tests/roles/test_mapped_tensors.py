@@ -1,9 +1,7 @@
 """Tensors in files: a follower that has its weights there has the same weights, and a full disk is an error."""
 
 import gc
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from protocol.digest import digest_weights
 from roles.ports import StoreError
 from tests.support.attacked_nodes.follower import AttackedFollower
 from tests.support.builders.chains import make_node
+from tests.support.faults.full_disk import free_space
 
 TENSORS = {
     "a": torch.zeros(300, 7, dtype=torch.bfloat16),
@@ -27,17 +26,6 @@ TENSORS = {
     "number": torch.zeros((), dtype=torch.float32),
     "z": torch.zeros(5, dtype=torch.uint8),
 }
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """Let no file of this process grow above 16 bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def mapped_files(directory: Path) -> int:
@@ -83,7 +71,7 @@ def test_tensors_without_elements_need_no_file(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_file_is_an_error_of_the_store(tmp_path: Path, is_full: bool) -> None:
     (tmp_path / "file").touch()
     directory = tmp_path if is_full else tmp_path / "file" / "versions"
-    with full_disk() if is_full else nullcontext(), pytest.raises(StoreError, match="no room for the weights"):
+    with free_space(16) if is_full else nullcontext(), pytest.raises(StoreError, match="no room for the weights"):
         mapped_tensors(directory, TENSORS)
 
 
@@ -106,7 +94,7 @@ async def test_a_follower_whose_disk_is_full_keeps_its_version(tmp_path: Path) -
     follower = await testbed.new_follower(new_tensors=partial(mapped_tensors, tmp_path))
     await follower.refresh()
     await follower.rebuild(0)
-    with full_disk(), pytest.raises(StoreError, match="no room for the weights"):
+    with free_space(16), pytest.raises(StoreError, match="no room for the weights"):
         await follower.rebuild(1)
     assert follower.newest is not None
     assert follower.newest.version == 0

@@ -14,7 +14,6 @@ from roles.node.identity import Node
 from roles.trainer.spool import INBOX, SnapshotName, list_snapshots, weights_folder
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.training_spool import TrainingSpool
-from roles.trainer.verified_batch import VerifiedGroup
 from tests.support.builders.chains import equal
 from tests.support.builders.policies import inline
 from tests.support.builders.recipes import demo_rules
@@ -103,38 +102,6 @@ async def test_files_of_a_version_that_nobody_noted_are_deleted_and_another_poli
         await spool.begin(lambda: {name: torch.zeros_like(t) for name, t in other.network.weights.items()})
 
 
-async def test_a_group_comes_once_and_again_after_a_restart_until_it_is_acknowledged() -> None:
-    site = Site()
-    spool = await site.open()
-    await site.deliver(1, version=0)
-    first, second = await spool.groups(2)
-    assert await waiting(spool) == set()
-    await spool.acknowledge([first.digest])
-    assert len(await site.inbox()) == 1  # the other group is still there
-    restarted = await site.open()
-    assert await waiting(restarted) == {second.digest}
-    await restarted.acknowledge([second.digest])
-    assert await site.inbox() == []
-    await site.deliver(1, version=0)  # a collector that was killed delivers again
-    again = await site.open()
-    assert await waiting(again) == set()
-    assert await site.inbox() == []
-
-
-async def test_what_a_checkpoint_has_and_the_process_did_not_acknowledge_does_not_come_again() -> None:
-    """It is killed between its checkpoint and its acknowledgement, and says after the restart what it has."""
-    site = Site()
-    await site.deliver(1, version=0)
-    first, second = await (await site.open()).groups(2)
-    restarted = await site.open()
-    await restarted.acknowledge([first.digest])
-    assert await waiting(restarted) == {second.digest}
-    await restarted.acknowledge([second.digest])
-    assert await site.inbox() == []
-    await site.deliver(1, version=0)
-    assert await waiting(restarted) == set()
-
-
 async def test_a_call_that_is_cancelled_while_it_reads_loses_no_group() -> None:
     site = Site()
     site.node = replace(site.node, state=SlowStore(get_seconds=1.0))
@@ -146,6 +113,11 @@ async def test_a_call_that_is_cancelled_while_it_reads_loses_no_group() -> None:
     assert scope.cancelled_caught
     delivered = {group.digest for number in (1, 2) for group in verified_batch(number, 0).groups}
     assert await waiting(spool) == delivered
+    first, *others = delivered
+    await spool.acknowledge(others)
+    assert len([item async for item in site.node.state.list(INBOX)]) == 1  # one group of its batch is still needed
+    await spool.acknowledge([first])
+    assert not [item async for item in site.node.state.list(INBOX)]
 
 
 async def test_groups_that_became_too_old_do_not_come_and_leave_the_inbox() -> None:
@@ -167,22 +139,28 @@ def test_every_group_comes_until_it_is_acknowledged_and_never_after_it(steps: li
     async def play() -> None:
         site = Site()
         spool = await site.open()
-        delivered, acknowledged, taken = set[bytes](), set[bytes](), dict[bytes, VerifiedGroup]()
+        delivered, acknowledged, taken, known = set[bytes](), set[bytes](), set[bytes](), list[bytes]()
+        batches: dict[int, set[bytes]] = {}
         for number, step in enumerate(steps):
             if step.startswith("deliver"):
                 batch = max(1, number - 1) if step == "deliver again" else number + 1
                 await site.deliver(batch, version=0)
-                delivered |= {group.digest for group in verified_batch(batch, 0).groups}
+                batches[batch] = {group.digest for group in verified_batch(batch, 0).groups}
+                delivered |= batches[batch]
             elif step == "take":
-                groups = {group.digest: group for group in await spool.groups(0)}
-                assert not groups.keys() & (acknowledged | taken.keys())
+                groups = await waiting(spool)
+                assert not groups & (acknowledged | taken)
                 taken |= groups
-                assert delivered == taken.keys() | acknowledged
-            elif step == "acknowledge" and taken:
-                digest, _ = taken.popitem()
+                known += groups
+                assert delivered == taken | acknowledged
+            elif step == "acknowledge" and known:  # also what the process had before it was killed, as of a checkpoint
+                digest = known.pop()
                 await spool.acknowledge([digest])
                 acknowledged.add(digest)
             elif step == "kill":
-                spool, taken = await site.open(), {}
+                spool, taken = await site.open(), set()
+        assert await waiting(await site.open()) == delivered - acknowledged
+        needed = [number for number, groups in sorted(batches.items()) if groups - acknowledged]
+        assert [int(path.removeprefix(INBOX)[:10]) for path in await site.inbox()] == needed
 
     simulate(play)

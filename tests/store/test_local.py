@@ -150,38 +150,6 @@ async def test_links_and_pipes_are_not_read(tmp_path: Path):
         await store.get("pipe", 100)
 
 
-@pytest.mark.parametrize(
-    ("code", "advice"),
-    [
-        (errno.ENOSPC, "no space left"),
-        (errno.EIO, "check its health"),
-        (errno.EROFS, "read-only"),
-        (errno.EACCES, "permission denied"),
-        (errno.EMFILE, "too many open files"),
-        (errno.EDQUOT, "quota"),
-        (errno.ETXTBSY, "busy"),
-    ],
-)
-@pytest.mark.parametrize("place", ["write", "fsync"])
-async def test_a_disk_error_is_reported_in_one_line_and_leaves_the_old_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, advice: str, place: str
-):
-    store = LocalStore(tmp_path)
-    await store.put("a/b", b"old")
-
-    def fail(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, place, fail)
-        with pytest.raises(StoreError, match=advice) as error_info:
-            await store.put("a/b", b"new")
-    assert str(error_info.value).startswith(f"{tmp_path}/a/b: ")
-    assert "\n" not in str(error_info.value)
-    assert await store.get("a/b", 10) == b"old"
-    assert temporaries(tmp_path) == []
-
-
 async def test_an_object_is_flushed_before_it_is_renamed(tmp_path: Path, changes: list[str]):
     store = LocalStore(tmp_path, inline=True)
     changes.clear()
