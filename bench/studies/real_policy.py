@@ -26,6 +26,7 @@ from bench.measures import Update
 from bench.published_formats import FORMATS
 from bench.studies.workloads import LearningPolicy, Recipe
 from bench.tables import percent, print_table, rate_text
+from grailnode.node.processes import TRAINER_BLOCK, return_large_blocks
 from protocol import patch
 from protocol.patch.values import bits_of
 
@@ -58,12 +59,11 @@ def _run(directory: Path, rate: float, delay: int, steps: int) -> Iterator[Step]
     )
     changed = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in policy.versions[0].items()}
     begin = time.process_time()
-    for state in policy.states(steps):
+    for step, reward in enumerate(policy.rewards(steps), 1):
         seconds = time.process_time() - begin
-        if state.step:
-            old, new = policy.versions[state.step - 1], policy.versions[state.step]
-            yield _measure(rate, delay, state.step, state.reward, old, new, changed, seconds)
-            policy.forget(state.step - delay - 1)
+        old, new = policy.versions[step - 1], policy.versions[step]
+        yield _measure(rate, delay, step, reward, old, new, changed, seconds)
+        policy.forget(step - delay - 1)
         begin = time.process_time()
 
 
@@ -97,6 +97,7 @@ def _measure(
 
 def study_real_policy(directory: Path, results: Path) -> None:
     """Print the tables. Steps are written to `results`; a run that is there as a whole is not made again."""
+    return_large_blocks(TRAINER_BLOCK)
     known = [Step(**json.loads(line)) for line in results.read_text().splitlines()] if results.exists() else []
     runs = []
     for rate, delay, steps in RUNS:
