@@ -17,7 +17,7 @@ from grailnode.node.supervisor import run_until_interrupted
 from grailnode.ui.terminal.pages import render_summary
 
 _WINDOWS: Final = 72
-_SMOLLM2_WINDOWS: Final = 22
+_SMOLLM2_WINDOWS: Final = 20
 
 
 def demo(
