@@ -14,8 +14,10 @@ from grailnode import UserError
 from grailnode.calibration import proof_file
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.demo import smollm2
+from grailnode.demo.demo_network import DemoSettings
 from grailnode.engine.models import build, check_model
 from grailnode.engine.policy import Policy, load_weights
+from grailnode.engine.vllm.installation import VllmEnvironment
 from protocol.digest import digest_weights
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.assignment import encode_prompt
@@ -74,6 +76,16 @@ def test_the_packaged_thresholds_are_those_of_the_checkpoint(policy: Policy) -> 
     assert (measured.prompts, measured.chat, measured.max_tokens) == ("sums", True, 24)
 
 
+def test_miners_with_vllm_have_thresholds_and_windows_as_long_as_with_torch(tmp_path: Path) -> None:
+    vllm = VllmEnvironment(tmp_path, "cpu")
+    rules = DemoSettings(1, 0, tmp_path, False, "", vllm, smollm2=tmp_path).recipe.rules
+    assert rules.window == 120
+    table = proof_file.read(smollm2.DATA / "proof.json")
+    pairs = [(miner, "torch-float32") for miner in rules.miner_arithmetics]
+    assert [table.row(*pair).pair for pair in pairs] == pairs
+    assert ("vllm-float32", "torch-float32") in pairs
+
+
 def test_a_missing_package_is_one_line_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(smollm2, "find_spec", lambda name: None)
     with pytest.raises(UserError) as error:
@@ -84,6 +96,6 @@ def test_a_missing_package_is_one_line_that_says_how_to_get_it(monkeypatch: pyte
 
 
 def test_options_that_do_not_go_with_it_are_refused(tmp_path: Path) -> None:
-    for option in (["--trainers", "2"], ["--environment", "wordle"], ["--engine", "vllm"]):
+    for option in (["--trainers", "2"], ["--environment", "wordle"]):
         line = fail("demo", "--policy", "smollm2", "--out", str(tmp_path / "out"), *option, code=2)
         assert "--policy smollm2" in line, line
