@@ -212,7 +212,7 @@ async def rollouts(machine: Machine, python: Path) -> list[Claim]:
     for way in ways:
         statement = f"{way}: rollouts are those of torch"
         try:
-            await agreement(python, machine.arguments(rollouts=count, ways=[way]))
+            await agreement(python, machine.arguments(sizes=["genesis"], rollouts=count, ways=[way]))
         except EngineError as error:
             claims.append(_broken("rollouts", statement, error))
             continue

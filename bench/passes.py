@@ -4,7 +4,7 @@ For each spread of lengths, and for the groups in the store of a run: the share 
 costs, in tokens, with a pass at 128 beside its own. On several ranks that is the largest pass of each turn. The ways:
 `full`, passes that are as large as they may be; `cost`, those of the trainer (roles/policy/sequences.py); `packed`,
 those with `[trainer] packing`, one row without pads in each pass. `--policy DIRECTORY`: the CPU
-seconds of a step with and without packing.
+seconds of a step with and without packing, and how far their gradients are apart.
 """
 
 import argparse
@@ -96,12 +96,16 @@ def _time(directory: Path, rollouts: int, longest: int) -> None:
     learners = [Learner(model, weights, LearnerSettings(packing=packing)) for packing in (False, True)]
     times: tuple[list[float], list[float]] = [], []
     for _ in range(3):
+        gradients = []
         for learner, own in zip(learners, times, strict=True):
             begin = time.process_time()
-            learner.gradients(groups)
+            gradients.append(learner.gradients(groups).tensors)
             own.append(time.process_time() - begin)
     padded, packed = map(statistics.median, times)
-    print(f"padded {padded:.2f} s, packed {packed:.2f} s: {packed / padded:.2f}")
+    apart = math.hypot(*(float((one - gradients[1][name]).norm()) for name, one in gradients[0].items()))
+    norm = math.hypot(*(float(one.norm()) for one in gradients[0].values()))
+    times_text = f"padded {padded:.2f} s, packed {packed:.2f} s: {packed / padded:.2f}"
+    print(f"{times_text}; the norm of the gradients' difference is {apart / norm:.1e} of theirs")
 
 
 def main() -> None:

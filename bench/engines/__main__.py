@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--python", type=Path, help="for all but drafts and staging")
     parser.add_argument(
-        "--sizes", nargs="+", default=["32k", "152k"], help=f"of policies: {', '.join(SIZES)}; genesis for patches"
+        "--sizes", nargs="+", help=f"of policies: {', '.join(SIZES)}, genesis, or (but for drafts) a policy's directory"
     )
     parser.add_argument("--shares", nargs="+", type=float, default=[0.001, 0.01, 0.1], help="of changed elements")
     parser.add_argument("--rollouts", type=int, default=64)
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="sequences that vLLM computes at the same time")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--prompts", choices=["random", "problems"], default="random", help="random tokens, or sums")
+    parser.add_argument("--prompts", choices=["random", "problems", "chat"], default="random", help="sums, or as chat")
     parser.add_argument("--seed", type=int, default=0, help="of the requests; for agreement in several runs")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["default"], help="settings of vLLM")
     parser.add_argument("--batches", nargs="+", type=int, default=[256], help="as --batch, for agreement and drafts")
@@ -67,6 +67,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.python is None and arguments.kind not in ("drafts", "staging"):
         parser.error(f"{arguments.kind} needs --python")
+    arguments.sizes = arguments.sizes or (["genesis"] if arguments.kind == "agreement" else ["32k", "152k"])
     torch.set_num_threads(1)
     trio.run(KINDS[arguments.kind], arguments.python, arguments)
 

@@ -1,16 +1,17 @@
-"""Rollouts of the packaged policy by vLLM, compared with those of the torch engine and checked by its prefill."""
+"""Rollouts of a policy by vLLM, compared with those of the torch engine and checked by its prefill."""
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from bench.engines.setting import cache_flags, directory, problems_of, report, requests_of, with_changes
+from bench.engines.setting import cache_flags, directory, policy_of, problems_of, report, requests_of, with_changes
 from grailnode.engine.models import build
-from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
+from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
@@ -87,21 +88,19 @@ class Comparison:
 
 
 async def agreement(python: Path, arguments: argparse.Namespace) -> None:
-    """Compare by precision, way and batch; each has a server of its own."""
-    for dtype in arguments.dtypes:
-        for name in arguments.ways:
-            for batch in arguments.batches:
-                await _compare(python, dtype, name, batch, arguments)
+    """Compare by policy, precision, way and batch; each has a server of its own."""
+    ways = product(arguments.sizes, arguments.dtypes, arguments.ways, arguments.batches)
+    for size, dtype, name, batch in ways:
+        await _compare(python, size, dtype, name, batch, arguments)
 
 
-async def _compare(python: Path, dtype: str, name: str, batch: int, arguments: argparse.Namespace) -> None:
-    policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
-    model, way = build(policy), WAYS[name]
-    params = SamplingParams(1.0, 24, policy.stops)
-    requests = _requests(way, policy, arguments)
-    half = len(requests) // 2 if way.update else len(requests)
-    comparison = Comparison()
+async def _compare(python: Path, size: str, dtype: str, name: str, batch: int, arguments: argparse.Namespace) -> None:
+    way, comparison = WAYS[name], Comparison()
     with directory() as place:
+        policy, weights = policy_of(size, place, arguments.device)
+        model, params = build(policy), SamplingParams(1.0, 24, policy.stops)
+        requests = _requests(way, policy, arguments)
+        half = len(requests) // 2 if way.update else len(requests)
         settings = VllmSettings.model_validate(
             {
                 "python": python,
@@ -133,6 +132,7 @@ async def _compare(python: Path, dtype: str, name: str, batch: int, arguments: a
     margins, errors = torch.cat(comparison.margins), torch.cat(comparison.errors)
     report(
         kind="agreement",
+        size=Path(size).name,
         dtype=dtype,
         way=name,
         prompts=arguments.prompts,
@@ -167,8 +167,8 @@ async def _add(
 def _requests(way: Way, policy: Policy, arguments: argparse.Namespace) -> list[Request]:
     """Return requests; those of a group have the same prompt."""
     count, seed = arguments.rollouts, arguments.seed
-    if arguments.prompts == "problems":
-        requests = problems_of(policy, count, seed)
+    if arguments.prompts != "random":
+        requests = problems_of(policy, count, seed, chat=arguments.prompts == "chat")
     else:
         requests = requests_of(count, policy.vocabulary, way.length, seed)
     return [Request(requests[place - place % way.group].prompt, item.seed) for place, item in enumerate(requests)]

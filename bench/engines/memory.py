@@ -17,9 +17,10 @@ from typing import Final
 
 import torch
 import trio
+from torch import Tensor
 
 from bench.engines.faults import WORKER, process_of
-from bench.engines.setting import SIZES, directory, report, with_changes
+from bench.engines.setting import directory, policy_of, report, with_changes
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.vllm_engine import VllmEngine
@@ -34,7 +35,6 @@ from protocol.run import RunManifest
 from roles.policy.follower import Follower
 from roles.policy.serving import serve
 from tests.support.builders.chains import Chain, make_node, small_run
-from tests.support.builders.policies import random_weights, write_policy
 from tests.support.measuring.patch_kernels import compile_patch_kernels
 from tests.support.simulation.network import BEGIN, Log
 
@@ -76,16 +76,15 @@ async def memory(python: Path, arguments: argparse.Namespace) -> None:
     compile_patch_kernels()
     for size in arguments.sizes:
         with directory() as place:
-            policy = write_policy(place / "policy", max_position_embeddings=512, **SIZES[size])
-            chain = await _publish(policy, place / "store", arguments.shares[0])
+            policy, weights = policy_of(size, place, arguments.device)
+            chain = await _publish(policy, weights, place / "store", arguments.shares[0])
             for name in ("memory", "files"):
                 fields = await _follow(python, chain, place, name)
-                report(kind="memory", size=size, weights=name, parameters=chain.parameters, **fields)
+                report(kind="memory", size=Path(size).name, weights=name, parameters=chain.parameters, **fields)
 
 
-async def _publish(policy: Policy, directory: Path, share: float) -> PublishedChain:
+async def _publish(policy: Policy, weights: dict[str, Tensor], directory: Path, share: float) -> PublishedChain:
     """Publish a chain in which each version differs from the one before in a share of its elements."""
-    weights = random_weights(build(policy))
     run_id, run = small_run(digest_weights(weights))
     chain = Chain(run_id, LocalStore(directory), int(BEGIN * 1000) + _HOUR_MS)
     for version in range(_VERSIONS):

@@ -11,9 +11,8 @@ from typing import Any, Final
 import torch
 import trio
 
-from bench.engines.setting import SIZES, cache_flags, directory, report, requests_of, timed, weights_of, with_changes
+from bench.engines.setting import cache_flags, directory, policy_of, report, requests_of, timed, with_changes
 from grailnode.engine.models import build
-from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import VllmSettings
@@ -23,7 +22,6 @@ from protocol.patch import encode
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
 from roles.ports import Request
-from tests.support.builders.policies import write_policy
 
 ELEMENTS_OF_7B: Final = 7_615_616_512  # Qwen2.5-7B
 
@@ -63,11 +61,7 @@ async def patches(python: Path, arguments: argparse.Namespace) -> None:
 
 async def _updates(python: Path, size: str, arguments: argparse.Namespace, place: Path) -> list[tuple[float, Update]]:
     """Measure an update for each share of changed elements, on one server."""
-    if size == "genesis":
-        policy, weights = Policy.load(PACKAGED_POLICY), load_weights(PACKAGED_POLICY)
-    else:
-        policy = write_policy(place / "policy", max_position_embeddings=512, **SIZES[size])
-        weights = weights_of(build(policy), arguments.device)
+    policy, weights = policy_of(size, place, arguments.device)
     settings = VllmSettings(
         python=python,
         device=arguments.device,
@@ -84,7 +78,7 @@ async def _updates(python: Path, size: str, arguments: argparse.Namespace, place
         for version, share in enumerate(arguments.shares, 1):
             target = with_changes(weights, share, version, arguments.device)
             updates.append((share, await _update(engine, version, weights, target, requests)))
-            report(kind="patches", size=size, share=share, **_rounded(updates[-1][1]))
+            report(kind="patches", size=Path(size).name, share=share, **_rounded(updates[-1][1]))
             weights = target
     finally:
         await engine.close()

@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 
-from grailnode.engine.policy import Policy
+from grailnode.chat.chat_template import ChatTemplate
+from grailnode.engine.models import build
+from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
+from roles.policy.assignment import encode_prompt
 from roles.policy.causal_model import CausalModel
 from roles.ports import Request
+from tests.support.builders.policies import write_policy
 
 SIZES: dict[str, dict[str, int]] = {
     "32k": {"vocab_size": 32_000, "hidden_size": 128, "head_dim": 32},
@@ -102,11 +106,25 @@ async def timed(work: Callable[[], Awaitable[Any]]) -> float:
     return time.perf_counter() - start
 
 
-def problems_of(policy: Policy, count: int, seed: int = 0) -> list[Request]:
-    """Return requests with the prompts that the packaged policy has learned."""
-    environment = environments.get("addition")
+def problems_of(policy: Policy, count: int, seed: int = 0, *, chat: bool = False) -> list[Request]:
+    """Return requests with the prompts that the packaged policy has learned, or with those of the demo of SmolLM2."""
+    environment = environments.get("sums" if chat else "addition")
     seeds = [number.to_bytes(32, "little") for number in range(seed * count, (seed + 1) * count)]
-    return [Request(policy.tokenizer.encode(environment.problem(seed).prompt), seed[:16]) for seed in seeds]
+    prompts = [environment.problem(seed).prompt for seed in seeds]
+    template = ChatTemplate.read(policy.directory).chat("", prompts) if chat else None
+    encoded = [encode_prompt(policy.tokenizer, template, prompt) for prompt in prompts]
+    return [Request(prompt, seed[:16]) for prompt, seed in zip(encoded, seeds, strict=True)]
+
+
+def policy_of(size: str, place: Path, device: str) -> tuple[Policy, dict[str, torch.Tensor]]:
+    """Return a policy and its weights: genesis is the packaged one, a size has random weights in a directory below
+    `place`, and any other name is the directory of a policy.
+    """
+    if size in SIZES:
+        policy = write_policy(place / "policy", eos_token_id=1, max_position_embeddings=512, **SIZES[size])
+        return policy, weights_of(build(policy), device)
+    source = PACKAGED_POLICY if size == "genesis" else Path(size)
+    return Policy.load(source), load_weights(source)
 
 
 def weights_of(model: CausalModel, device: str) -> dict[str, torch.Tensor]:

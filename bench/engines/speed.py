@@ -16,7 +16,7 @@ import torch
 import trio
 from torch import Tensor
 
-from bench.engines.setting import SIZES, cache_flags, directory, report, requests_of, timed, weights_of
+from bench.engines.setting import cache_flags, directory, policy_of, report, requests_of, timed
 from grailnode.engine.models import build
 from grailnode.engine.policy import Policy
 from grailnode.engine.torch_engine import TorchEngine
@@ -28,7 +28,6 @@ from protocol.rollout.sampling import SamplingParams
 from protocol.rollout.sketch import SketchKey
 from roles.policy.causal_model import CausalModel
 from roles.ports import Engine, Request
-from tests.support.builders.policies import write_policy
 
 Way = Callable[[], Awaitable[Any]]
 AnyServer = TypeVar("AnyServer", bound=ChildServer)
@@ -64,12 +63,12 @@ class Task:
     @classmethod
     def of_size(cls, size: str, place: Path, arguments: argparse.Namespace) -> Self:
         """Return the task for a policy of some size."""
-        policy = write_policy(place / "policy", eos_token_id=1, max_position_embeddings=512, **SIZES[size])
+        policy, weights = policy_of(size, place, arguments.device)
         model = build(policy)
         key = SketchKey("projection", bytes(32))
         requests = [replace(request, sketch=key) for request in requests_of(arguments.rollouts, model.vocabulary)]
         params = SamplingParams(1.0, arguments.tokens, (model.vocabulary - 1,))
-        return cls(place, policy, model, weights_of(model, arguments.device), requests, params)
+        return cls(place, policy, model, weights, requests, params)
 
     def server(self, kind: type[AnyServer], name: str, python: Path, arguments: argparse.Namespace) -> AnyServer:
         """Return a server of this kind, with files of its own; two of them share a GPU."""
@@ -115,7 +114,7 @@ async def speed(python: Path, arguments: argparse.Namespace) -> None:
             rates = await compared(ways, "plain", [server, plain], arguments)
             if arguments.device != "cpu":
                 rates |= {"grailnode_gpu_mib": gpu_mebibytes(server), "plain_gpu_mib": gpu_mebibytes(plain)}
-            report(kind="speed", size=size, batch=arguments.batch, **rates)
+            report(kind="speed", size=Path(size).name, batch=arguments.batch, **rates)
 
 
 async def compared(

@@ -39,7 +39,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.study == "smollm2":
-        study_real_policy(arguments.directory, arguments.results)
+        study_real_policy(arguments.directory, arguments.results, arguments.figures)
     elif arguments.study == "staleness":
         study_staleness(arguments.policy, arguments.figures, arguments.results, arguments.seeds)
     else:

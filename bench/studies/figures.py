@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_STYLE: Final = {"svg.hashsalt": "grailnode", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+_STYLE: Final = {
+    "svg.hashsalt": "grailnode",
+    "svg.fonttype": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+}
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,10 @@ from torch import Tensor
 
 from bench.measures import Update
 from bench.published_formats import FORMATS
+from bench.studies.figures import Labels, Line, linear_axis, write_figure
 from bench.studies.workloads import LearningPolicy, Recipe
 from bench.tables import percent, print_table, rate_text
+from grailnode.node.processes import TRAINER_BLOCK, return_large_blocks
 from protocol import patch
 from protocol.patch.values import bits_of
 
@@ -58,12 +60,11 @@ def _run(directory: Path, rate: float, delay: int, steps: int) -> Iterator[Step]
     )
     changed = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in policy.versions[0].items()}
     begin = time.process_time()
-    for state in policy.states(steps):
+    for step, reward in enumerate(policy.rewards(steps), 1):
         seconds = time.process_time() - begin
-        if state.step:
-            old, new = policy.versions[state.step - 1], policy.versions[state.step]
-            yield _measure(rate, delay, state.step, state.reward, old, new, changed, seconds)
-            policy.forget(state.step - delay - 1)
+        old, new = policy.versions[step - 1], policy.versions[step]
+        yield _measure(rate, delay, step, reward, old, new, changed, seconds)
+        policy.forget(step - delay - 1)
         begin = time.process_time()
 
 
@@ -95,8 +96,9 @@ def _measure(
     )  # fmt: skip
 
 
-def study_real_policy(directory: Path, results: Path) -> None:
-    """Print the tables. Steps are written to `results`; a run that is there as a whole is not made again."""
+def study_real_policy(directory: Path, results: Path, figures: Path) -> None:
+    """Print the tables, and draw the rewards. Steps are written to `results`; a run that is there is not made again."""
+    return_large_blocks(TRAINER_BLOCK)
     known = [Step(**json.loads(line)) for line in results.read_text().splitlines()] if results.exists() else []
     runs = []
     for rate, delay, steps in RUNS:
@@ -113,6 +115,7 @@ def study_real_policy(directory: Path, results: Path) -> None:
     _print_locality(runs[0])
     _print_utilization(runs[0])
     _print_rewards(runs)
+    _draw_rewards(figures / "learning-smollm2.svg", runs)
 
 
 def _print_patches(runs: Sequence[Sequence[Step]]) -> None:
@@ -160,3 +163,19 @@ def _print_rewards(runs: Sequence[Sequence[Step]]) -> None:
     columns = [f"{at + 1} to {at + _OFTEN}" for at in range(0, max(map(len, runs)), _OFTEN)]
     rows = [row + ["-"] * (len(columns) + 2 - len(row)) for row in rows]
     print_table("mean reward of the rollouts of steps", ["rate", "age", *columns], rows)
+
+
+def _draw_rewards(path: Path, runs: Sequence[Sequence[Step]]) -> None:
+    lines = []
+    for run in runs:
+        ends = range(_OFTEN, len(run) + 1)
+        points = [(float(end), fmean(step.reward for step in run[end - _OFTEN : end])) for end in ends]
+        lines.append(Line(f"{rate_text(run[0].rate)}, {run[0].delay} steps old", points))
+    labels = Labels(
+        "Mean reward of the last 4 steps' rollouts, SmolLM2-135M",
+        "Line chart: rewards grow with the steps, faster with a larger learning rate.",
+        "optimizer steps",
+        "mean reward",
+    )
+    steps = max(map(len, runs))
+    write_figure(path, labels, lines, linear_axis(0, steps, 4), linear_axis(0, 0.5, 0.1))

@@ -34,6 +34,8 @@ STEPS: Final = 84
 """Optimizer steps of a run."""
 GROUPS: Final = 8
 """Groups of 8 rollouts in a step of the policy."""
+PASS_TOKENS: Final = 1024
+"""Tokens of a pass, whose activations are in memory at once."""
 ROWS, COLUMNS = 256, 2048
 
 
@@ -98,7 +100,8 @@ class LearningPolicy(Simulation):
         super().__init__(Setup(policy=str(directory), seed=seed, groups=groups, held_out=held_out, **setup))
         self._delay = delay
         model = build(Policy.load(directory))
-        self._learner = Learner(model, self.versions[0], LearnerSettings(optimizer=recipe.settings()))
+        settings = LearnerSettings(optimizer=recipe.settings(), max_batch_tokens=PASS_TOKENS)
+        self._learner = Learner(model, self.versions[0], settings)
 
     def states(self, steps: int) -> Iterator[State]:
         """Yield the state before the first step and after each one."""
@@ -109,6 +112,13 @@ class LearningPolicy(Simulation):
             report = self._learner.update(gradients)
             self._versions.append(self._learner.view())
             yield State(step, _flat(masters(self._learner.state())), gradient, report.reward)
+
+    def rewards(self, steps: int) -> Iterator[float]:
+        """Yield the mean reward of each step's rollouts, after it. A large policy has no memory for more states."""
+        for step in range(1, steps + 1):
+            report = self._learner.step(self._rollouts(step))
+            self._versions.append(self._learner.view())
+            yield report.reward
 
     def _rollouts(self, step: int) -> list[VerifiedGroup]:
         version = max(0, step - 1 - self._delay)

@@ -41,7 +41,7 @@ def doctor() -> None:
 @click.option(
     "--windows",
     type=click.IntRange(1, 10_000),
-    help="How many windows. Default: 72 of 2 s, with vllm of 8; with smollm2 22 of 120 s.",
+    help="How many windows. Default: 72 of 2 s, with vllm of 8; with smollm2 20 of 120 s.",
 )
 @shown_option(
     "--policy",

@@ -79,14 +79,14 @@ class DemoSettings:
 
     @property
     def recipe(self) -> Recipe:
-        rules: dict[str, Any] = {"trainers": self.trainers}
+        rules: dict[str, Any] = {"trainers": self.trainers, "miner_arithmetics": self.miner_arithmetics}
         changes: dict[str, float] = {}
+        if self.smollm2:
+            return read_recipe(smollm2.DATA / "demo.toml", rules)
+        rules["environment"] = self.environment
         if self.vllm is not None:
             rules["window"] = _VLLM_WINDOW
             changes["groups_per_step"] = _VLLM_GROUPS_PER_STEP
-        if self.smollm2:
-            return read_recipe(smollm2.DATA / "demo.toml", rules)
-        rules |= {"environment": self.environment, "miner_arithmetics": self.miner_arithmetics}
         if self.environment != "addition":
             changes["learning_rate"] = _LEARNING_RATES[self.environment]
         recipe = read_recipe(DEMO, rules)

@@ -43,7 +43,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("demo --out ''", 2, "is empty: give it a text"),
         *(
             (f"demo --policy smollm2 {option}", 2, "--policy smollm2")
-            for option in ("--trainers 2", "--environment wordle", "--engine vllm")
+            for option in ("--trainers 2", "--environment wordle")
         ),
         (
             f"evaluate {PACKAGED_POLICY} --environment additoin",

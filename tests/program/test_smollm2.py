@@ -14,8 +14,10 @@ from grailnode import UserError
 from grailnode.calibration import proof_file
 from grailnode.chat.chat_template import ChatTemplate
 from grailnode.demo import smollm2
+from grailnode.demo.demo_network import DemoSettings
 from grailnode.engine.models import build, check_model
 from grailnode.engine.policy import Policy, load_weights
+from grailnode.engine.vllm.installation import VllmEnvironment
 from protocol.digest import digest_weights
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.assignment import encode_prompt
@@ -71,6 +73,16 @@ def test_the_packaged_thresholds_are_those_of_the_checkpoint(policy: Policy) -> 
     measured = proof_file.read(smollm2.DATA / "proof.json").subject
     assert measured.policy == digest_weights(load_weights(policy.directory)).hex()
     assert (measured.prompts, measured.chat, measured.max_tokens) == ("sums", True, 24)
+
+
+def test_miners_with_vllm_have_thresholds_and_windows_as_long_as_with_torch(tmp_path: Path) -> None:
+    vllm = VllmEnvironment(tmp_path, "cpu")
+    rules = DemoSettings(1, 0, tmp_path, False, "", vllm, smollm2=tmp_path).recipe.rules
+    assert rules.window == 120
+    table = proof_file.read(smollm2.DATA / "proof.json")
+    assert rules.miner_arithmetics == ("torch-float32", "vllm-float32")
+    for miner in rules.miner_arithmetics:
+        table.row(miner, "torch-float32")  # an error if it was not measured
 
 
 def test_a_missing_package_is_one_line_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from grailnode.node.supervisor import run_until_interrupted
 from grailnode.ui.terminal.pages import render_summary
 
 _WINDOWS: Final = 72
-_SMOLLM2_WINDOWS: Final = 22
+_SMOLLM2_WINDOWS: Final = 20
 
 
 def demo(
@@ -34,8 +34,8 @@ def demo(
     network = out / "network"
     if network.exists():
         raise UserError(f"{network}: a run was kept there; choose another --out, or remove it")
-    if policy == "smollm2" and (trainers > 1 or environment != "addition" or engine != "torch"):
-        raise click.UsageError("--policy smollm2 has a task of its own, one trainer and torch: drop the other options")
+    if policy == "smollm2" and (trainers > 1 or environment != "addition"):
+        raise click.UsageError("--policy smollm2 has a task of its own and one trainer: drop the other options")
     if engine != "vllm" and engine_python is not None:
         raise click.UsageError("--engine-python belongs to --engine vllm")
     if engine == "vllm" and environment == "calculator":
