@@ -142,7 +142,7 @@ class Node:
     async def _put(self, path: str, data: bytes) -> None:
         until = "storage takes the object: check provider, quota and credentials"
         reporter, put = WaitReporter(self.telemetry, "put-failed"), partial(self.store.put, path, data)
-        await keep_trying(put, reporter, "storage", until, _RETRY_SECONDS)
+        await keep_trying(put, reporter, until, _RETRY_SECONDS)
 
     async def is_readable(self, path: str, data: bytes) -> bool:
         """Return whether the store shows an object that it acknowledged: a small one whole, of a large one the last

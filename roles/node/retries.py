@@ -98,7 +98,7 @@ class WaitReporter:
 
 
 async def keep_trying(
-    work: Callable[[], Awaitable[Result]], reporter: WaitReporter, waits_for: str, until: str, seconds: float
+    work: Callable[[], Awaitable[Result]], reporter: WaitReporter, until: str, seconds: float
 ) -> Result:
     """Return what a work returns, tried again after some seconds as often as storage fails; report the wait."""
     with reporter:
@@ -106,5 +106,5 @@ async def keep_trying(
             try:
                 return await work()
             except StoreError as error:
-                reporter.waiting(waits_for, error, until)
+                reporter.waiting("storage", error, until)
                 await trio.sleep(seconds)

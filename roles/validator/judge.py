@@ -87,28 +87,24 @@ class GroupCheck:
         return Judgement(digest=self.digest, reason="" if self.reason is None else self.reason.value, **found)
 
 
+@dataclass(eq=False)
 class Judge:
     """Checks groups of one window with an engine that serves their version, by the shares of its strata. `draw` is the
     randomness of the second round, which selects the rollouts that are continued; None for none.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        engine: Engine,
-        window: int,
-        randomness: bytes,
-        shares_of: SharesOf = lambda version: (),
-        draw: bytes | None = None,
-    ) -> None:
-        self._task = task
-        self._engine = engine
-        self._window = window
-        self._randomness = randomness
-        self._shares_of = shares_of
-        self._draw = draw
-        self.sketch = SketchKey(task.run.proof.sketch, challenge.sketch_seed(task.run_id, window, randomness))
-        self.arithmetic = engine.arithmetic
+    task: Task
+    engine: Engine
+    window: int
+    randomness: bytes
+    shares_of: SharesOf = lambda version: ()
+    draw: bytes | None = None
+
+    def __post_init__(self) -> None:
+        self.sketch = SketchKey(
+            self.task.run.proof.sketch, challenge.sketch_seed(self.task.run_id, self.window, self.randomness)
+        )
+        self.arithmetic = self.engine.arithmetic
 
     async def judge(
         self,
@@ -145,27 +141,27 @@ class Judge:
         """Check groups up to the turns. Long computations run off the event loop, which has deadlines to watch;
         cancelling this call takes effect when the current one ends.
         """
-        await self._task.run_sync(self._check_forms, checks)
+        await self.task.run_sync(self._check_forms, checks)
         sound = [check for check in checks if check.reason is None]
         requests = [
             request for check in sound for request in check_requests(check.group, check.assignment, self.sketch)
         ]
         if sound:
-            rules = CheckRules(self._task.run.sampling.params(), *filter_bounds(thresholds))
-            results = await self._engine.check(requests, rules)
-            await self._task.run_sync(self._check_positions, sound, results, thresholds)
+            rules = CheckRules(self.task.run.sampling.params(), *filter_bounds(thresholds))
+            results = await self.engine.check(requests, rules)
+            await self.task.run_sync(self._check_positions, sound, results, thresholds)
 
     def _check_forms(self, checks: Sequence[GroupCheck]) -> None:
         """Assign groups, and find the reasons to reject them that need no engine."""
         for check in checks:
             group = check.group
             try:
-                shares = self._shares_of(group.version)
-                check.assignment = self._task.assign(self._window, self._randomness, group.miner, group.index, shares)
+                shares = self.shares_of(group.version)
+                check.assignment = self.task.assign(self.window, self.randomness, group.miner, group.index, shares)
             except SandboxLimitError:
                 check.reason = Reason.UNREPRODUCED
                 continue
-            if len(group.rollouts) != self._task.run.group_size:
+            if len(group.rollouts) != self.task.run.group_size:
                 check.reason = Reason.QUOTA
             elif group.prompt_tokens != check.assignment.prompt:
                 check.reason = Reason.PROMPT
@@ -174,24 +170,24 @@ class Judge:
 
     def _is_sound(self, rollout: Rollout) -> bool:
         """Return whether the tokens of a rollout are in the vocabulary and end where the policy may end."""
-        if max(rollout.sequence, default=0) >= self._task.vocabulary:
+        if max(rollout.sequence, default=0) >= self.task.vocabulary:
             return False
-        rule = self._task.run.episode_rule
+        rule = self.task.run.episode_rule
         if isinstance(rollout, EpisodeRollout):
             return rule is not None and rule.is_complete(rollout.tokens, rollout.decoded_turns)
-        return rule is None and self._task.run.sampling.params().is_complete(rollout.tokens)
+        return rule is None and self.task.run.sampling.params().is_complete(rollout.tokens)
 
     def _check_positions(self, checks: Sequence[GroupCheck], results: Sequence[Check], thresholds: Thresholds) -> None:
         """Compare the statistics of the positions at which the policy drew with the thresholds. An engine's results are
         of the rollouts of all these groups.
         """
-        size = self._task.run.group_size
+        size = self.task.run.group_size
         for place, check in enumerate(checks):
             rollouts, result = check.group.rollouts, Check.join(results[place * size : (place + 1) * size])
             distances = sketch.distances(b"".join(item.sketch for item in rollouts), sketch.rounded(result.sketch))
             check.margins = whole_margins(result.margins.numpy(), NOISE_UNIT)
             repeats = repeated_positions([rollout.sequence for rollout in rollouts])
-            if self._task.run.episode is not None:
+            if self.task.run.episode is not None:
                 repeats = repeats[np.concatenate([np.array(rollout.drawn, bool) for rollout in rollouts])]
             lengths = [count for rollout in rollouts for count in _turn_lengths(rollout)]
             check.counts = count_group(distances, check.margins, result.stops.numpy(), lengths, thresholds, repeats)
@@ -204,15 +200,15 @@ class Judge:
         What follows from the first miss is all that a miner can have gained by any of its misses in a rollout. Nothing
         in a continuation depends on what the miner chose.
         """
-        if self._draw is None or self._task.run.episode is not None:
+        if self.draw is None or self.task.run.episode is not None:
             return
-        params = self._task.run.sampling.params()
+        params = self.task.run.sampling.params()
         places = list[tuple[GroupCheck, int, Request]]()
         behind = 0  # tokens from the first misses on
         for check in (check for check in checks if check.reason is None):
             group, own = check.group, check.assignment
             ends = np.cumsum([len(rollout.tokens) for rollout in group.rollouts])
-            parts = self._task.run_id, self._window, self._draw, group.miner, group.index
+            parts = self.task.run_id, self.window, self.draw, group.miner, group.index
             selected = challenge.continued_rollouts(*parts, size=len(ends), max_tokens=params.max_tokens)
             for index, misses in enumerate(np.split(check.margins > 0, ends[:-1])):
                 if index in selected and misses.any():
@@ -226,7 +222,7 @@ class Judge:
         async with at_engine(1_000_000 * behind // sum(check.tokens for check in checks)):
             for batch in split(rooms, _DECODED_AT_ONCE):
                 requests = [places[place][2] for place in batch]
-                generations = await self._engine.generate(requests, replace(params, max_tokens=rooms[batch[-1]]))
+                generations = await self.engine.generate(requests, replace(params, max_tokens=rooms[batch[-1]]))
                 for place, generation in zip(batch, generations, strict=True):
                     check, index, request = places[place]
                     right = check.group.rollouts[index].tokens[: request.offset]
@@ -237,11 +233,11 @@ class Judge:
         """Compare turns and rewards of a group that holds so far with the environment's, and its rewards with those of
         continuations, which count where they differ. Raise SandboxLimitError if the environment reaches a limit.
         """
-        rollouts, problem, is_exact = check.group.rollouts, check.assignment.problem, self._task.environment.exact
-        if self._task.run.episode is None:
-            rewards = await self._task.rewards(problem, [rollout.tokens for rollout in rollouts])
+        rollouts, problem, is_exact = check.group.rollouts, check.assignment.problem, self.task.environment.exact
+        if self.task.run.episode is None:
+            rewards = await self.task.rewards(problem, [rollout.tokens for rollout in rollouts])
         else:
-            replayed = await self._task.run_sync(self._replay, check.group, check.assignment)
+            replayed = await self.task.run_sync(self._replay, check.group, check.assignment)
             rewards = tuple(reward for reward in replayed if reward is not None)
             if len(rewards) < len(replayed):
                 check.reason = Reason.TURN if is_exact else Reason.UNREPRODUCED
@@ -253,7 +249,7 @@ class Judge:
             check.reason = Reason.REWARD
             return
         own = [right + behind for right, behind in check.continuations.values()]
-        others = dict(zip(check.continuations, await self._task.rewards(problem, own), strict=True)) if own else {}
+        others = dict(zip(check.continuations, await self.task.rewards(problem, own), strict=True)) if own else {}
         luck = count_luck((rewards[index], other) for index, other in others.items())
         check.counts = check.counts.model_copy(update={"luck": luck})
         check.rewards = tuple(others.get(index, reward) for index, reward in enumerate(rewards))
@@ -266,7 +262,7 @@ class Judge:
     def _replay(self, group: Group, assignment: Assignment) -> list[int | None]:
         """Return the reward of each episode; None for one whose replies or end are not the environment's."""
         return [
-            replayed_reward(OpenEpisode(self._task, assignment.problem, seed), rollout.tokens, rollout.decoded_turns)
+            replayed_reward(OpenEpisode(self.task, assignment.problem, seed), rollout.tokens, rollout.decoded_turns)
             for rollout, seed in zip(group.rollouts, assignment.episode_seeds, strict=True)
             if isinstance(rollout, EpisodeRollout)
         ]

@@ -13,6 +13,7 @@ same ones. A case that is not reached has no row in the ledger: the validator ab
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from types import MappingProxyType
@@ -155,38 +156,31 @@ class Slot:
             entry[3].set()
 
 
+@dataclass(eq=False)
 class JudgingScheduler:
     """Judges the cases of one window, of the versions that may be used in it as far as this node knows. A commitment to
     a newer one makes it refresh; what it finds then makes no version too old.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        follower: Follower,
-        engine: Engine,
-        auditor: Auditor,
-        queue: CaseQueue,
-        window: int,
-        versions: ServingVersions,
-    ) -> None:
-        self._node = node
-        self._follower = follower
-        self._engine = engine
-        self._auditor = auditor
-        self._queue = queue
-        self._window = window
-        self._versions = versions
+    node: Node
+    follower: Follower
+    engine: Engine
+    auditor: Auditor
+    queue: CaseQueue
+    window: int
+    versions: ServingVersions
+
+    def __post_init__(self) -> None:
         self._tried_to_refresh = self._is_refreshed = False
         self._refresh_lock = trio.Lock()
-        self._engine_slot, self._reward_slot = Slot(queue.debt), Slot(queue.debt)
-        fetches = _FETCHED_BYTES // (node.run.groups * node.run.group_bytes)
+        self._engine_slot, self._reward_slot = Slot(self.queue.debt), Slot(self.queue.debt)
+        fetches = _FETCHED_BYTES // (self.node.run.groups * self.node.run.group_bytes)
         self._fetches = max(_FEWEST_FETCHES, min(_MOST_FETCHES, fetches))
 
     async def judge(self, cases: Iterable[Case], seconds: float) -> list[tuple[Verdict, dict[int, bytes]]]:
         """Judge cases within so many seconds; return the verdicts, each with the suspected copies (`Auditor.audit`)."""
         verdicts: list[tuple[Verdict, dict[int, bytes]]] = []
-        ordered_cases = self._queue.in_order(cases)
+        ordered_cases = self.queue.in_order(cases)
 
         async def judge_one(case: Case, reputation: Reputation, place: int, fetch_limit: trio.Semaphore) -> None:
             try:
@@ -203,7 +197,7 @@ class JudgingScheduler:
             fetch_limit = trio.Semaphore(max(_FEWEST_FETCHES_EACH, round(_FETCH_SHARES[reputation] * self._fetches)))
             for place, case in enumerate(ordered_cases[reputation]):
                 await fetch_limit.acquire()
-                if not self._queue.has_time(self._window, reputation):
+                if not self.queue.has_time(self.window, reputation):
                     break
                 tasks.start_soon(judge_one, case, reputation, place, fetch_limit)
 
@@ -218,26 +212,26 @@ class JudgingScheduler:
             f"left_{reputation.name.lower()}": sum(case.miner not in judged for case in left_cases)
             for reputation, left_cases in ordered_cases.items()
         }
-        self._node.telemetry.event("judged", window=self._window, cases=len(judged), seconds=seconds, **left)
+        self.node.telemetry.event("judged", window=self.window, cases=len(judged), seconds=seconds, **left)
         return verdicts
 
     def _report(self, case: Case, error: str) -> None:
-        self._node.telemetry.event("not-judged", window=self._window, miner=case.miner.hex()[:8], error=error)
+        self.node.telemetry.event("not-judged", window=self.window, miner=case.miner.hex()[:8], error=error)
 
     async def _judge(self, case: Case, reputation: Reputation, place: int) -> tuple[Verdict, dict[int, bytes]]:
-        node, commitment = self._node, case.commitment.record
+        node, commitment = self.node, case.commitment.record
         await self._look_for(commitment.version)
-        refusal = self._versions.refusal(commitment.version, was_allowed=case.version_was_allowed)
+        refusal = self.versions.refusal(commitment.version, was_allowed=case.version_was_allowed)
         if refusal is None and len(commitment.groups) > node.run.groups:
             refusal = Reason.QUOTA
         if refusal is not None:
-            return self._auditor.reject_all(case, refusal), {}
-        weights = await self._follower.rebuild(commitment.version)
-        return await self._auditor.audit(
+            return self.auditor.reject_all(case, refusal), {}
+        weights = await self.follower.rebuild(commitment.version)
+        return await self.auditor.audit(
             case,
-            node.run.proof.audit_share(self._queue.clean_windows.get(case.miner, 0)),
+            node.run.proof.audit_share(self.queue.clean_windows.get(case.miner, 0)),
             is_known=reputation.is_known,
-            evidence=self._queue.ledger.accounts.evidence_of(commitment.miner, commitment.arithmetic),
+            evidence=self.queue.ledger.accounts.evidence_of(commitment.miner, commitment.arithmetic),
             at_engine=partial(self._reserve, self._engine_slot, reputation, weights, place),
             at_rewards=partial(self._reserve, self._reward_slot, reputation, weights, place),
         )
@@ -250,22 +244,22 @@ class JudgingScheduler:
         async with slot.reserve(reputation, weights.version, place, load):
             start = trio.current_time()
             if slot is self._engine_slot:
-                await serve(self._node, self._engine, weights)
+                await serve(self.node, self.engine, weights)
             try:
                 yield
             finally:
-                self._queue.engine_seconds[reputation] += trio.current_time() - start
+                self.queue.engine_seconds[reputation] += trio.current_time() - start
 
     async def _look_for(self, version: int) -> None:
         """Refresh the chain, once in a window, if a commitment names a version that is newer than all that this node
         knows: miners may have seen one that came out since the last time.
         """
         async with self._refresh_lock:
-            if version > self._versions.newest and not self._tried_to_refresh:
+            if version > self.versions.newest and not self._tried_to_refresh:
                 self._tried_to_refresh = True
-                await self._follower.refresh()
-                newest = max(self._versions.newest, self._follower.version_for(self._window))
-                self._versions = ServingVersions(self._versions.oldest, newest)
+                await self.follower.refresh()
+                newest = max(self.versions.newest, self.follower.version_for(self.window))
+                self.versions = ServingVersions(self.versions.oldest, newest)
                 self._is_refreshed = True
-            if version > self._versions.newest and not self._is_refreshed:
+            if version > self.versions.newest and not self._is_refreshed:
                 raise StoreError("newer versions cannot be read now")

@@ -111,7 +111,7 @@ class Ledger:
 async def wait_and_check(node: Node, check: Callable[[], Awaitable[None]]) -> None:
     """Check what this validator has published, as soon as its own storage answers."""
     reporter = WaitReporter(node.telemetry, "own-space-unread")
-    await keep_trying(check, reporter, "storage", "this node's own storage answers", _RETRY_SECONDS)
+    await keep_trying(check, reporter, "this node's own storage answers", _RETRY_SECONDS)
 
 
 async def check_published(node: Node, ledger: Ledger) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from grailnode.cli.actions.run_dashboard import RunReader
+from grailnode.cli.actions.run_dashboard import RunReader, View
 from grailnode.cli.actions.run_reading import rollout_json, rollout_text
-from grailnode.node.dashboard_server import View
 from grailnode.observe import window_history
 from grailnode.observe.observer import RECENT_WINDOWS, Observer, newest_summarized, observe_newest
 from grailnode.observe.rollout_reader import ReadingLimits, read_rollouts

@@ -22,7 +22,7 @@ from protocol.judging.ledger import Seal, Summary
 from roles.miner.produce import HonestProducer, MiningWindow
 from roles.policy.assignment import Task
 from roles.policy.difficulty_tables import watch_tables
-from roles.trainer.collect.collector import TableWriter
+from roles.trainer.collect.collector import Collector
 from tests.support.attacked_nodes.follower import AttackedFollower
 from tests.support.builders.chains import TRAINER, change_elements
 from tests.support.builders.recipes import demo_rules
@@ -140,16 +140,16 @@ async def test_a_table_that_does_not_follow_is_named_by_validators_and_by_verify
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shares = (850_000, 50_000, *(25_000,) * 4)
-    honest = TableWriter.write
+    honest = Collector._write_table
 
-    async def write(self, window, ledgers, *, is_complete):
-        await honest(self, window, ledgers, is_complete=is_complete)
-        if ledgers and is_complete:
+    async def write(self, window, ledgers):
+        await honest(self, window, ledgers)
+        if ledgers:
             inputs = tuple(sorted((validator, digest) for validator, (digest, _) in ledgers.items()))
             false = DifficultyTable(window=window, summaries=inputs, shares=shares)
             await self._node.state.put("difficulty", false.to_bytes())
 
-    monkeypatch.setattr(TableWriter, "write", write)
+    monkeypatch.setattr(Collector, "_write_table", write)
     network = network_of()
     async with run_nodes(network) as nursery:
         await network.until_window(9)

@@ -18,8 +18,8 @@ from protocol.errors import ChainError, PatchError, ProtocolError
 from protocol.patch import PatchEncoder, applying, codec
 from roles.authority_updates import refresh_authority
 from roles.ports import FencedError, NotFoundError
+from roles.trainer.publish.host_files import VersionWeights, build_patch
 from roles.trainer.publish.publisher import PublisherSettings
-from roles.trainer.publish.version_build import VersionWeights, build_patch
 from roles.trainer.tensor_shards import WeightsHash
 from tests.roles.publisher_testbed import SETTINGS, SUCCESSOR, LosesPatches, PublisherTestbed, killed_at, published
 from tests.support.builders.chains import TRAINER, small_weights

@@ -1,12 +1,10 @@
 """S3Store with a service that fails, lies or is slow: a StoreError of one line, in bounded time and memory."""
 
-import hashlib
 import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import trio
@@ -158,8 +156,6 @@ async def test_random_answers_never_leak_another_exception(store, service, seed)
             await store.get("a", 100, offset=rng.choice((0, 2)))
         with suppress(StoreError):
             await paths(store, "a")
-        with suppress(StoreError):
-            await store._uploads._list_uploads("a")
 
 
 async def test_botocore_does_not_retry(store, service):
@@ -267,44 +263,6 @@ async def test_a_request_uses_the_given_keys_and_no_environment(service, open_st
     assert signed_headers["x-amz-security-token"] == "some-token"
     assert "authorization" not in unsigned_headers
     assert not [name for name in signed_headers if "checksum" in name or name == "expect"]
-
-
-async def test_uploads_and_parts_are_adopted_from_every_page_of_their_lists(open_store, service):
-    """Ours is on the second page of uploads, and each of its parts on a page of its own."""
-    data = bytes(range(256)) * (12 * MIB // 256)
-    pieces = [data[start : start + 5 * MIB] for start in range(0, len(data), 5 * MIB)]
-    tags = [hashlib.md5(piece).hexdigest() for piece in pieces]
-    sent_requests: list[str] = []
-
-    def answer(request: HttpRequest) -> Reply:
-        query = parse_qs(urlsplit(request.target).query, keep_blank_values=True)
-        if request.method == "GET" and "uploads" in query:
-            if "key-marker" not in query:
-                begin = "<Initiated>2026-01-01T00:00:00Z</Initiated>"
-                other = f"<Upload><Key>a-other</Key><UploadId>x</UploadId>{begin}</Upload>"
-                marks = "<NextKeyMarker>a-other</NextKeyMarker><NextUploadIdMarker>x</NextUploadIdMarker>"
-                return result(f"<IsTruncated>true</IsTruncated>{other}{marks}")
-            ours = "<Upload><Key>a</Key><UploadId>ours</UploadId><Initiated>2026-01-01T00:00:00Z</Initiated></Upload>"
-            return result(f"<IsTruncated>false</IsTruncated>{ours}")
-        if request.method == "GET" and "uploadId" in query:
-            number = int(query.get("part-number-marker", ["0"])[0]) + 1
-            part = f"<Part><PartNumber>{number}</PartNumber><ETag>&quot;{tags[number - 1]}&quot;</ETag></Part>"
-            last = number == 2  # the third has not arrived
-            mark = "" if last else f"<NextPartNumberMarker>{number}</NextPartNumberMarker>"
-            return result(f"<IsTruncated>{str(not last).lower()}</IsTruncated>{part}{mark}")
-        sent_requests.append(request.method + query.get("partNumber", [""])[0])
-        return Reply(200, b"<R/>", {"ETag": '"t"', "Content-Type": "application/xml"})
-
-    service.answer = answer
-    await open_store(part_bytes=5 * MIB).put("a", data)
-    assert sent_requests == ["PUT3", "POST"]  # one part, and the completion
-
-
-async def test_a_circular_list_of_uploads_ends_in_an_error(store, service):
-    marks = "<NextKeyMarker>k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>"
-    service.reply = result(f"<IsTruncated>true</IsTruncated>{marks}")
-    await fails(store._uploads._list_uploads("a"), "same next token was received twice")
-    assert len(service.requests) == 2
 
 
 async def test_a_prefix_keeps_a_store_to_its_part_of_the_bucket(moto_bucket):

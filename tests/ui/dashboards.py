@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from grailnode.node.dashboard_server import Dashboard, View
+from grailnode.cli.actions.run_dashboard import Dashboard, View
 from grailnode.node.http_server import serve_http
 from tests.support.builders.observed_runs import NOW, observed_run
 

@@ -1,8 +1,6 @@
 """A policy that writes the turns of an episode, for `grailnode environments try --policy`."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -13,11 +11,7 @@ from protocol import limits
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.episodes import encode_reply
 from roles.ports import Request
-
-
-async def _compute_here(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Compute in this thread: another one that frees its last tensors while Python ends would abort the process."""
-    return function(*arguments)
+from roles.trainer.tensor_shards import run_inline
 
 
 class TurnWriter:
@@ -25,7 +19,8 @@ class TurnWriter:
 
     def __init__(self, directory: Path, prompt: str, max_tokens: int) -> None:
         policy = Policy.load(directory)
-        self._tokenizer, self._engine = policy.tokenizer, TorchEngine(build(policy), run_sync=_compute_here)
+        # In this thread: another one that frees its last tensors while Python ends would abort the process.
+        self._tokenizer, self._engine = policy.tokenizer, TorchEngine(build(policy), run_sync=run_inline)
         trio.run(self._engine.stage, 0, load_weights(directory))
         trio.run(self._engine.commit)
         self._params = SamplingParams(1.0, max_tokens, policy.stops)

@@ -61,10 +61,6 @@ NOT_FOUND_CODES: Final = frozenset({"NoSuchKey", "NotFound", "404"})
 """Error codes for a missing object. In a response without a body, botocore uses the status as the code."""
 
 
-class UnknownUploadError(StoreError):
-    """The service does not know this multipart upload, or no longer."""
-
-
 class RangeBeyondEndError(StoreError):
     """The range begins after the end of the object."""
 
@@ -92,8 +88,6 @@ def _store_error(error: ClientError, where: str) -> StoreError:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in NOT_FOUND_CODES:
         return NotFoundError(f"{where}: no such object")
-    if code == "NoSuchUpload":
-        return UnknownUploadError(f"{where}: the service does not know this multipart upload")
     if status == 416:
         return RangeBeyondEndError(f"{where}: the range begins after the end of the object")
 

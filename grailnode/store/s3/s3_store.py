@@ -15,7 +15,7 @@ import trio
 
 from grailnode.store.checks import PageCheck, begins_at, check_path, check_prefix, check_range
 from grailnode.store.place import PlaceSection
-from grailnode.store.s3.s3_session import RangeBeyondEndError, S3Credentials, S3Session, UnknownUploadError, s3_errors
+from grailnode.store.s3.s3_session import RangeBeyondEndError, S3Credentials, S3Session, s3_errors
 from protocol.limits import MIB
 from roles.gather import gather
 from roles.ports import ObjectInfo, StoreError, TooLargeError
@@ -29,7 +29,6 @@ MAX_PARTS: Final = 10_000
 CONCURRENT_PARTS: Final = 4
 """Parts of one object that are sent at the same time; each is a copy of its bytes in memory."""
 
-_MAX_PAGES: Final = 64  # of 1,000 uploads or parts each; an upload has at most 10,000 parts
 
 T = TypeVar("T")
 
@@ -50,7 +49,7 @@ class _Upload:
 
 
 class Uploads:
-    """The multipart uploads of one store."""
+    """The multipart uploads of one store. Those of a process that has died are left to the bucket's lifecycle rule."""
 
     def __init__(self, client: "S3Client", bucket: str, part_bytes: int, run: Runner) -> None:
         self._client = client
@@ -61,7 +60,7 @@ class Uploads:
     async def put(self, path: str, data: bytes) -> None:
         size = _part_size(len(data), self._part_bytes)
         parts = {number + 1: (start, size) for number, start in enumerate(range(0, len(data), size))}
-        upload = await self._open(path, data, parts)
+        upload = await self._open(path, data)
         part_count = len(upload.etags)
         try:
             remaining_numbers = [number for number in parts if number not in upload.etags]
@@ -78,37 +77,15 @@ class Uploads:
         del self._unfinished[path]
         await self._complete(path, upload)
 
-    async def _open(self, path: str, data: bytes, parts: dict[int, tuple[int, int]]) -> _Upload:
+    async def _open(self, path: str, data: bytes) -> _Upload:
         digest = await self._run(path, len(data), lambda: hashlib.sha256(data).digest())
         upload = self._unfinished.get(path)
         if upload is not None and upload.digest == digest:
             return upload
-        upload = await self._adopt(path, data, digest, parts)
-        if upload is None:
-            request = partial(self._client.create_multipart_upload, Bucket=self._bucket, Key=path)
-            upload_id = (await self._run(path, 0, request)).get("UploadId")
-            upload = _Upload(self._text(upload_id, path, "upload id"), digest)
-        self._unfinished[path] = upload
-        return upload
-
-    async def _adopt(self, path: str, data: bytes, digest: bytes, parts: dict[int, tuple[int, int]]) -> _Upload | None:
-        """Return an unfinished upload of the same bytes, which an earlier process left behind; None without one.
-
-        Other unfinished uploads to this path are aborted.
-        """
-        adopted_upload = None
-        try:
-            for upload_id in await self._list_uploads(path):
-                items = await self._items(path, "list_parts", "Parts", Key=path, UploadId=upload_id)
-                etags = {item["PartNumber"]: item["ETag"] for item in items if "PartNumber" in item and "ETag" in item}
-                same = await self._run(path, len(data), partial(_matching_etags, etags, data, parts))
-                if adopted_upload is None and same and len(same) == len(etags):
-                    adopted_upload = _Upload(upload_id, digest, same)
-                else:
-                    await self._abort(path, upload_id)
-        except StoreError:
-            return adopted_upload  # a service or a policy may refuse to list uploads; then none is resumed
-        return adopted_upload
+        request = partial(self._client.create_multipart_upload, Bucket=self._bucket, Key=path)
+        upload_id = (await self._run(path, 0, request)).get("UploadId")
+        self._unfinished[path] = _Upload(self._text(upload_id, path, "upload id"), digest)
+        return self._unfinished[path]
 
     async def _send(self, path: str, data: bytes, number: int, part: tuple[int, int], upload_id: str) -> str:
         start, size = part
@@ -126,34 +103,6 @@ class Uploads:
         request = partial(self._client.complete_multipart_upload, Bucket=self._bucket, Key=path)
         await self._run(path, 0, partial(request, UploadId=upload.upload_id, MultipartUpload=parts))
 
-    async def _abort(self, path: str, upload_id: str) -> None:
-        request = partial(self._client.abort_multipart_upload, Bucket=self._bucket, Key=path, UploadId=upload_id)
-        try:
-            await self._run(path, 0, request)
-        except UnknownUploadError:
-            return  # it has been completed or aborted already
-
-    async def _list_uploads(self, path: str) -> list[str]:
-        """Return the ids of the unfinished uploads to a path."""
-        try:
-            items = await self._items(path, "list_multipart_uploads", "Uploads", Prefix=path)
-        except UnknownUploadError:
-            return []  # so rclone answers where there are no uploads
-        return [item["UploadId"] for item in items if item.get("Key") == path and "UploadId" in item]
-
-    async def _items(self, path: str, operation: Any, key: str, **arguments: Any) -> list[Any]:
-
-        def read() -> list[Any]:
-            pages: Any = self._client.get_paginator(operation).paginate(Bucket=self._bucket, **arguments)
-            items: list[Any] = []
-            for number, page in enumerate(pages):
-                if number == _MAX_PAGES:
-                    raise StoreError(f"s3://{self._bucket}/{path}: the list of uploads does not end")
-                items += page.get(key, [])
-            return items
-
-        return await self._run(path, 0, read)
-
     def _text(self, value: Any, path: str, what: str) -> str:
         if not isinstance(value, str) or not value:
             raise StoreError(f"s3://{self._bucket}/{path}: the service sent no {what}")
@@ -164,16 +113,6 @@ def _part_size(total_bytes: int, preferred_bytes: int) -> int:
     """Return the bytes of a part: the preferred ones, or more (in whole MiB) when there would be too many parts."""
     least_bytes = -(-total_bytes // MAX_PARTS)
     return preferred_bytes if least_bytes <= preferred_bytes else -(-least_bytes // MIB) * MIB
-
-
-def _matching_etags(etags: dict[int, str], data: bytes, parts: dict[int, tuple[int, int]]) -> dict[int, str]:
-    """Return the ETags that are the MD5 of the part with their number."""
-    return {n: etag for n, etag in etags.items() if n in parts and etag.strip('"') == _md5(data, parts[n])}
-
-
-def _md5(data: bytes, part: tuple[int, int]) -> str:
-    start, size = part
-    return hashlib.md5(data[start : start + size], usedforsecurity=False).hexdigest()
 
 
 if TYPE_CHECKING:

@@ -68,7 +68,7 @@ class Choice:
         return not self.judgement or self.judgement in (*rollout.reasons, *(["rejected"] if rollout.reasons else []))
 
 
-def dashboard(
+def dashboard_page(
     run_name: str, sections: dict[str, str], rollout_list: str, choice: Choice, revision: int, rollout_revision: int
 ) -> str:
     return render(

@@ -54,31 +54,6 @@ class _Retry:
         return _Retry(now + delay, delay, final_attempts)
 
 
-class TableWriter:
-    """Writes the difficulty table of the newest window whose summaries suffice into the spool."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._window = -1
-
-    async def write(self, window: int, ledgers: Mapping[bytes, tuple[bytes, Counts]], *, is_complete: bool) -> None:
-        """Write the table of a window, if it is newer than the last one."""
-        node, rule = self._node, self._node.run.difficulty
-        if rule is None or window <= self._window or not is_complete:
-            return
-        counting = {
-            validator: item
-            for validator, item in ledgers.items()
-            if validator in node.authority.validators and len(item[1]) == len(rule.strata)
-        }
-        if len(counting) >= node.authority.quorum:
-            table = DifficultyTable.of(rule, window, counting)
-            await node.state.put(DIFFICULTY, table.to_bytes())
-            self._window = window
-            shares = ",".join(f"{item.name}={share}" for item, share in zip(rule.strata, table.shares, strict=True))
-            node.telemetry.event("difficulty", window=window, validators=len(counting), shares=shares)
-
-
 class Collector:
     """Collects the verified groups of one run for one trainer; those of its own canary miners are not trained on."""
 
@@ -89,7 +64,7 @@ class Collector:
         self._rosters = Rosters(node)
         self._absences = Absences(node.telemetry)
         self._monitor = ValidatorMonitor(node, canaries)
-        self._table_writer = TableWriter(node)
+        self._table_window = -1  # of the newest difficulty table
         self._start_time = 0.0
         self._outcome_log = OutcomeLog(node.state)
         self._acceptance = Acceptance(node, self._outcome_log, self._monitor.canaries)
@@ -191,8 +166,8 @@ class Collector:
             _FINAL_ATTEMPTS, ignored, timed_out=await self._has_timed_out(window)
         )
         ledgers = reader.stratum_counts(ignored)
-        is_complete = final or set(self._node.authority.validators) <= ledgers.keys() | ignored
-        await self._table_writer.write(window, ledgers, is_complete=is_complete)
+        if window > self._table_window and (final or set(self._node.authority.validators) <= ledgers.keys() | ignored):
+            await self._write_table(window, ledgers)
         canaries = reader.verdicts.keys() & self._monitor.canaries
         for miner in canaries:
             await self._monitor.examine(window, miner, reader.verdicts[miner])
@@ -213,6 +188,21 @@ class Collector:
                 self._active.add((window, miner))
                 tasks.start_soon(self._process, window, miner, final)
         return final and not reader.unprocessed and not pending
+
+    async def _write_table(self, window: int, ledgers: Mapping[bytes, tuple[bytes, Counts]]) -> None:
+        """Write the difficulty table of a window into the spool, if the summaries of enough validators count."""
+        node, rule = self._node, self._node.run.difficulty
+        counting = {
+            validator: item
+            for validator, item in ledgers.items()
+            if rule is not None and validator in node.authority.validators and len(item[1]) == len(rule.strata)
+        }
+        if rule is not None and len(counting) >= node.authority.quorum:
+            table = DifficultyTable.of(rule, window, counting)
+            await node.state.put(DIFFICULTY, table.to_bytes())
+            self._table_window = window
+            shares = ",".join(f"{item.name}={share}" for item, share in zip(rule.strata, table.shares, strict=True))
+            node.telemetry.event("difficulty", window=window, validators=len(counting), shares=shares)
 
     async def _unlogged_decisions(self, window: int, miner: bytes, final: bool) -> list[Decision]:
         """Return the decisions on groups of a miner's window that the outcome log does not name yet."""

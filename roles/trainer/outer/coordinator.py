@@ -132,7 +132,7 @@ class Coordinator:
         """Compare this node's own state with the pointer in storage."""
         reporter, until = WaitReporter(self._node.telemetry, "pointer-unread"), "this node's own storage answers"
         read, seconds = partial(fetch_own_pointer, self._node), self._settings.poll_seconds
-        pointer = await keep_trying(read, reporter, "storage", until, seconds)
+        pointer = await keep_trying(read, reporter, until, seconds)
         if pointer is not None and pointer.record.newest > newest:
             raise StateError(
                 round_files.ROUNDS, f"storage shows round {pointer.record.newest}, which this state did not close"

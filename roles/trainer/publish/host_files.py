@@ -1,27 +1,66 @@
 """What a host does for a version: it encodes and uploads the files of weights that are in its state.
 
 On one host these are all files. On several each has a range of them, and the publisher of host 0 joins what they
-answer: it has the bytes of every part of a patch when it signs their digests. Each call may be repeated.
+answer: it has the bytes of every part of a patch when it signs their digests. Each call may be repeated. What hosts
+have encoded becomes the weights and the patch of a version here, too (`VersionWeights`, `build_patch`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import trio
 
-from protocol import paths
+from protocol import patch, paths
+from protocol.digest import Weights, outline, weights_digest
+from protocol.encoding import content_digest
 from protocol.errors import PatchError
 from protocol.limits import MAX_SHARD_BYTES
 from protocol.objects import ObjectRef
-from protocol.patch import EncodedTensor, PatchEncoder, check_frames
+from protocol.patch import EncodedTensor, Mode, PatchEncoder, check_frames
+from protocol.patch.container import TensorRow
 from roles.gather import STORAGE_ERRORS
 from roles.node.identity import Node
 from roles.ports import StoreError
 from roles.records import fetch_object
-from roles.trainer.publish.version_build import reference, unchanged
 from roles.trainer.spool import stored_versions, weights_folder
 from roles.trainer.tensor_shards import ShardReader, WeightsHash, delete_below, shard_path
+
+
+@dataclass(frozen=True)
+class VersionWeights:
+    """The weights of a version, whose data are on the disk."""
+
+    outline: Weights  # dtypes and shapes
+    digest: bytes  # of all weights
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, EncodedTensor]) -> Self:
+        """Return the weights that encoded tensors lead to."""
+        shapes = outline({name: (item.row.dtype, item.row.shape) for name, item in tensors.items()})
+        return cls(shapes, weights_digest({name: item.after for name, item in tensors.items()}, shapes))
+
+
+def unchanged(weights: Weights, digests: Mapping[str, bytes]) -> dict[str, EncodedTensor]:
+    """Return tensors with their digests as if they were those of the version before."""
+    rows = [TensorRow(name, item.dtype, tuple(item.shape), Mode.UNCHANGED, 0, 0, b"") for name, item in weights.items()]
+    return {row.name: EncodedTensor(row, memoryview(b""), *[digests[row.name]] * 2) for row in rows}
+
+
+def build_patch(tensors: Mapping[str, EncodedTensor], profile: str, base: bytes) -> bytes:
+    """Return the patch from weights with a digest, of tensors that hosts have encoded and checked."""
+    encoder = patch.PatchEncoder(profile)
+    encoder.tensors.update(tensors)
+    data = encoder.finish()
+    # The frames were decoded by the hosts; what remains is what followers read first, the digests at both ends.
+    patch.check_container(data, tensors, base, VersionWeights.of(tensors).digest)
+    return data
+
+
+def reference(data: bytes) -> ObjectRef:
+    """Return the digest and size by which a manifest names an object."""
+    return ObjectRef(digest=content_digest(data), size=len(data))
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,9 @@ from roles.ports import NotFoundError, StateError, StoreError
 from roles.trainer.publish.fencing import Fence
 from roles.trainer.publish.head_writer import HeadWriter
 from roles.trainer.publish.history import History
-from roles.trainer.publish.host_files import Base, EncodedFiles, HostFiles
+from roles.trainer.publish.host_files import Base, EncodedFiles, HostFiles, VersionWeights, build_patch, reference
 from roles.trainer.publish.key_migration import migrate
 from roles.trainer.publish.retention import DeletionSchedule
-from roles.trainer.publish.version_build import VersionWeights, build_patch, reference
 from roles.trainer.spool import (
     DIFFICULTY,
     OUTBOX,

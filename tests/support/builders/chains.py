@@ -15,7 +15,7 @@ from protocol.patch import encode, split_parts, summary
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.ports import Clock, ObjectStore
-from roles.trainer.publish.version_build import reference
+from roles.trainer.publish.host_files import reference
 from roles.trainer.tensor_shards import TensorSource
 from tests.support.builders.recipes import demo_rules
 from tests.support.simulation.network import BEGIN, Log, draft, inline

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from grailnode.node.dashboard_server import View
+from grailnode.cli.actions.run_dashboard import View
 from grailnode.observe.rollout_reader import PublishedRollout
 from grailnode.observe.state import (
     HeadRow,
