@@ -26,7 +26,7 @@ from tests.support.simulation.virtual_clock import simulated
 __all__ = ["pytest_addoption", "pytest_configure"]
 
 LONGEST: Final = (
-    "test_learning_episodes", "test_following", "test_state_of_processes", "test_demo",
+    "test_training", "test_following", "test_state_of_processes", "test_demo",
     "test_sites", "test_examples", "test_network_of_processes", "test_recipes_of_contributing", "test_seeded_faults",
     "test_image_steps", "test_reasoning_gym", "test_event_loop", "test_other_processors", "test_damaged_state",
     "test_s3_store", "test_failing_storage",

@@ -1,7 +1,9 @@
 """The training loop: each version is the policy of one step, although training goes on while it is written."""
 
+import statistics
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from threading import Barrier
 from typing import Any, get_args
 
@@ -9,7 +11,12 @@ import pytest
 import torch
 import trio
 
+from grailnode.demo.demo_network import DemoSettings
 from grailnode.store.memory import MemoryStore
+from protocol import environments
+from protocol.environments.base import Problem
+from protocol.environments.mixture import Mixture
+from protocol.environments.seeded_rng import DrawnProblems, SeededRng
 from roles.ports import StateError
 from roles.trainer.learn.checkpoint_files import (
     NOTES,
@@ -32,7 +39,7 @@ from tests.support.builders.verified_batches import put_batch, verified_batch
 from tests.support.faults.crash_trigger import CrashingStore, CrashTrigger, cancelling, changes
 from tests.support.processes.ranks import assert_equal, group
 from tests.support.pytest_options.few_daily import few_daily
-from tests.support.simulation.learning import Setup, run
+from tests.support.simulation.learning import Setup, Simulation, run
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import simulated
 
@@ -288,7 +295,8 @@ async def test_a_training_that_is_killed_at_any_change_of_its_state_ends_with_th
     assert kills > 20
 
 
-# The simulation of learning, by which the demo's settings were chosen, runs and learns
+# The simulation of learning, by which the demo's settings were chosen: each optimizer learns, the packaged policies
+# learn from episodes with the learning rates of the demo, and a policy learns from a mixture of two tasks
 
 
 @pytest.mark.parametrize(("name", "rate"), few_daily([("adamw", 3e-5), ("adamw-8bit", 3e-5), ("muon", 2e-4)], 3))
@@ -296,3 +304,44 @@ def test_every_optimizer_learns_to_add(name: OptimizerName, rate: float) -> None
     """The updates of Muon are smaller than the first ones of AdamW."""
     setup = Setup(windows=4, groups=16, groups_per_step=8, held_out=64, lag=1, warmup=0)
     assert run(replace(setup, optimizer=name, learning_rate=rate), print)["rise"] > 0.15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "windows", "least", "most"), [("wordle", 24, 0.06, 0.075), ("calculator", 14, 0.2, 0.25)]
+)
+def test_the_reward_of_the_demo_rises(environment: str, windows: int, least: float, most: float) -> None:
+    demo = DemoSettings(windows, 0, Path(), keep=False, command="", environment=environment)
+    rate = demo.recipe.trainer.learning_rate
+    setup = Setup(str(demo.policy), environment=environment, learning_rate=rate, groups=24, held_out=1)
+    simulation = Simulation(setup)
+    rewards = [simulation.window(number)["reward"] for number in range(windows)]
+    assert statistics.fmean(rewards[:5]) < least
+    assert statistics.fmean(rewards[-5:]) > most
+
+
+class PaddedSums(DrawnProblems):
+    """Sums of a number of two digits and one of a digit behind a zero, which the packaged policy has not seen."""
+
+    name = "padded-sums"
+
+    def draw(self, rng: SeededRng) -> Problem:
+        a, b = rng.between(10, 99), rng.between(1, 9)
+        return Problem(f"{a}+0{b}=", str(a + b))
+
+    def reward(self, problem: Problem, completion: str) -> float:
+        return float(completion == problem.reference)
+
+
+@pytest.mark.slow
+def test_every_member_of_a_mixture_is_learned() -> None:
+    mixture = Mixture([(400_000, environments.get("addition")), (600_000, PaddedSums())])
+    simulation = Simulation(Setup(windows=30, learning_rate=2e-5, held_out=128), environment=mixture)
+    simulation.serve(0)
+    first = simulation.rewards_by_stratum()
+    for window in range(simulation.setup.windows):
+        simulation.window(window)
+    last = simulation.rewards_by_stratum()
+    assert first.keys() == last.keys() == {"addition", "padded-sums"}
+    for name, rewards in first.items():
+        assert statistics.fmean(last[name]) > statistics.fmean(rewards) + 0.1

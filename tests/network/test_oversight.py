@@ -206,14 +206,6 @@ async def test_a_validator_that_copies_anothers_verdicts_does_not_count(seals_tw
     assert {event["error"].partition(":")[0] for event in exclusions} == {error}
 
 
-async def test_groups_are_used_as_soon_as_all_validators_have_sealed():
-    network = Network(RULES, validators=2, quorum=2)
-    async with run_nodes(network, miners=1):
-        await network.until_window(5)
-    events = [event for event in network.events("trainer/download", "collected") if event["used"]]
-    assert {event["window"] for event in events} >= {1, 2, 3}  # window 3 long before its seals are due
-
-
 async def trainer_reports(network: Network) -> list[ValidatorReport]:
     node, listing = network.node("reader"), network.store.list(paths.kind_prefix(key("trainer").public, "reports"))
     return [(await fetch_record(node, ValidatorReport, item.path)).record async for item in listing]
