@@ -219,7 +219,7 @@ class Judge:
         if not places:
             return
         rooms = [params.max_tokens - request.offset for _, _, request in places]
-        size = self._task.run.group_size
+        size = self.task.run.group_size
         selected_count = challenge.continued_count(size, params.max_tokens)
         async with at_engine(1_000_000 * behind // sum(check.tokens for check in checks)):
             for batch in split(rooms, _DECODED_AT_ONCE):
