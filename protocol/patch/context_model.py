@@ -40,8 +40,7 @@ SAMPLE_ELEMENTS: Final = 1 << 16
 SAMPLE_PIECES: Final = 16
 """Number of evenly spaced pieces of the sample."""
 
-MIN_CLASS_CHANGES: Final = 32
-"""Changes of the first and of the last class, at least."""
+MIN_CLASS_CHANGES: Final = 32  # of the first and of the last class
 
 _SYMBOLS: Final = np.arange(STEP_SYMBOLS)
 _FINE_BITS: Final = np.maximum(_SYMBOLS - 3, 0) >> 2
@@ -199,8 +198,11 @@ def sample_changes(old: Bits, new: Bits, layout: Layout) -> NDArray[np.int64]:
         starts = np.linspace(0, old.size - length, SAMPLE_PIECES).astype(np.int64)
         pieces = [slice(start, start + length) for start in starts.tolist()]
     before, after = (np.concatenate([bits[piece] for piece in pieces]) for bits in (old, new))
-    exponents = before >> before.dtype.type(layout.group_shift) & before.dtype.type(layout.exponents - 1)
-    return np.stack([np.bincount(of, minlength=layout.exponents) for of in (exponents[before != after], exponents)])
+    # Elements are many, so one in `stride` tells their exponents well enough.
+    stride, shift, mask = max(1, before.size >> 14), layout.group_shift, layout.exponents - 1
+    exponents = (own.astype(np.int64) >> shift & mask for own in (before[before != after], before[::stride]))
+    changes, elements = (np.bincount(own, minlength=layout.exponents) for own in exponents)
+    return np.stack((changes, np.maximum(changes, stride * elements)))
 
 
 def _place_bits(counts: NDArray[np.int64]) -> NDArray[np.float64]:
