@@ -28,7 +28,7 @@ from protocol.patch.values import Bits, bits_of, layout_of
 S = TypeVar("S")
 T = TypeVar("T")
 
-_JOINED_ELEMENTS: Final = 1 << 22
+_JOINED_ELEMENTS: Final = 1 << 23
 """Elements of small tensors in a frame, at most: copies of them, old and new, are in memory of each thread."""
 SMALL_ELEMENTS: Final = 1 << 20
 """A tensor of fewer elements shares its frame, and so a model, with others."""

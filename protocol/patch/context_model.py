@@ -40,9 +40,7 @@ SAMPLE_ELEMENTS: Final = 1 << 16
 SAMPLE_PIECES: Final = 16
 """Number of evenly spaced pieces of the sample."""
 
-MIN_CLASS_CHANGES: Final = 24
-CLASSES_PER_TENSOR: Final = 64
-"""A class has at least MIN_CLASS_CHANGES changes and at least one in CLASSES_PER_TENSOR of the tensor's changes."""
+MIN_CLASS_CHANGES: Final = 32  # of the first and of the last class
 
 _SYMBOLS: Final = np.arange(STEP_SYMBOLS)
 _FINE_BITS: Final = np.maximum(_SYMBOLS - 3, 0) >> 2
@@ -191,35 +189,45 @@ def codes_of(counts: NDArray[np.int64], total: NDArray[np.int64]) -> NDArray[np.
     return codes
 
 
-def sample_changes(old: Bits, new: Bits, layout: Layout) -> tuple[NDArray[np.int64], float]:
-    """Count a sample's changes by the exponent of their old value; return the counts and its share of the tensor."""
+def sample_changes(old: Bits, new: Bits, layout: Layout) -> NDArray[np.int64]:
+    """Count a sample's changes, and its elements, by the exponent of their old value: int64 [2, exponents]."""
     # The exponents differ from row to row, so the sample is spread over the tensor.
     pieces = [slice(0, old.size)]
     if old.size > SAMPLE_ELEMENTS:
         length = SAMPLE_ELEMENTS // SAMPLE_PIECES
         starts = np.linspace(0, old.size - length, SAMPLE_PIECES).astype(np.int64)
         pieces = [slice(start, start + length) for start in starts.tolist()]
-    before = np.concatenate([old[piece] for piece in pieces])
-    old_values = before[before != np.concatenate([new[piece] for piece in pieces])]
-    exponents = (old_values.astype(np.int64) >> layout.group_shift) & (layout.exponents - 1)
-    return np.bincount(exponents, minlength=layout.exponents), before.size / old.size
+    before, after = (np.concatenate([bits[piece] for piece in pieces]) for bits in (old, new))
+    # Elements are many, so one in `stride` tells their exponents well enough.
+    stride, shift, mask = max(1, before.size >> 14), layout.group_shift, layout.exponents - 1
+    exponents = (own.astype(np.int64) >> shift & mask for own in (before[before != after], before[::stride]))
+    changes, elements = (np.bincount(own, minlength=layout.exponents) for own in exponents)
+    return np.stack((changes, np.maximum(changes, stride * elements)))
 
 
-def classes_of(changes: NDArray[np.int64], share: float = 1.0, limit: int = MAX_CLASSES) -> tuple[int, int]:
-    """Return the first and the number of the classes with most changes, without outer ones with too few. Counted are
-    those of a sample, which is a share of a tensor, by the exponent of their old value: int64 [exponents].
+def _place_bits(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the bits that tell which elements change, of so many changes and elements: int64 [2, n]."""
+    numbers = np.maximum(1.0, (*counts, counts[1] - counts[0]))
+    bits: NDArray[np.float64] = (-1, 1, -1) @ (numbers * np.log2(numbers))
+    return bits
+
+
+def classes_of(counts: NDArray[np.int64], size: int | None = None) -> tuple[int, int]:
+    """Return the first and the number of the classes that tell best which elements change, by the counts of a sample
+    (`sample_changes`) of a tensor of `size` elements; None if the sample is all that there is.
     """
-    minimum = max(MIN_CLASS_CHANGES * share, float(changes.sum()) / CLASSES_PER_TENSOR, 1.0)
-    # The run of `limit` exponents with the most changes, by differences of sums.
-    upto = np.concatenate(([0], np.cumsum(changes)))
-    count = min(limit, changes.size)
-    first = int(np.argmax(upto[count:] - upto[:-count]))
-    last = first + count - 1
-    # An outer class also has all changes beyond it. While these are too few to pay for its part of the model, it joins
-    # its neighbour.
-    while first < last and upto[first + 1] < minimum:
+    # Of the runs of exponents, the one whose places take the fewest bits. An outer class also has all exponents beyond
+    # it: below, nearly all elements change, which are few but may be half of the changes; above, hardly any.
+    lower, upper = counts.cumsum(axis=1), counts[:, ::-1].cumsum(axis=1)[:, ::-1]
+    single, span = _place_bits(counts).cumsum(), min(MAX_CLASSES, counts.shape[1]) - 1
+    inner = single[span - 1 : -1] - single[:-span]
+    first = int((_place_bits(lower)[:-span] + inner + _place_bits(upper)[span:]).argmin())
+    last = first + span
+    # While an outer class has too few changes to pay for its part of the model, it joins its neighbour.
+    minimum = max(1.0, MIN_CLASS_CHANGES * (float(counts[1].sum()) / size if size else 1.0))
+    while first < last and lower[0, first] < minimum:
         first += 1
-    while last > first and upto[-1] - upto[last] < minimum:
+    while last > first and upper[0, last] < minimum:
         last -= 1
     return first, last - first + 1
 

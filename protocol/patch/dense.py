@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import MalformedError, PatchError
+from protocol.kernels.simd import MAX_CLASSES
 from protocol.patch.context_model import MAX_CODE, WEIGHTS, classes_of, codes_of, form_of, sample_changes
 from protocol.patch.dense_coding import BLOCK, LANES, MARGIN, SYMBOLS, decode_elements, describe, put_symbols
 from protocol.patch.entropy_decoding import LEFT_OVER, NOT_A_CODE, fill_rows, reasons
@@ -20,9 +21,7 @@ from protocol.patch.rans import MIN_STATE, SLOTS, STATE_WORDS, STEP_SYMBOLS
 from protocol.patch.sparse import CHUNK_ELEMENTS, PIECE_ELEMENTS, Scratch, padded
 from protocol.patch.values import Bits, Decoded, Layout
 
-MAX_CLASSES: Final = 16
 SAMPLE_ELEMENTS: Final = 1 << 13
-
 
 _WHERE: Final = "dense frame"
 
@@ -104,8 +103,8 @@ def encode_steps(old: Bits, new: Bits, layout: Layout, scratch: Scratch, below: 
     pieces, nbytes, changes = list[bytes](), 0, 0
     # The classes are chosen from a sample of the elements.
     stride = max(1, old.size // SAMPLE_ELEMENTS) | 1  # odd: of a power of two, the sample would be a few columns
-    counts = sample_changes(np.ascontiguousarray(old[::stride]), np.ascontiguousarray(new[::stride]), layout)[0]
-    form = form_of(layout, *(classes_of(counts, limit=MAX_CLASSES) if layout.is_float else (0, 1)))
+    counts = sample_changes(np.ascontiguousarray(old[::stride]), np.ascontiguousarray(new[::stride]), layout)
+    form = form_of(layout, *(classes_of(counts) if layout.is_float else (0, 1)))
     for begin in range(0, old.size, CHUNK_ELEMENTS):
         own = slice(begin, begin + CHUNK_ELEMENTS)
         changes += _encode_chunk(old[own], new[own], form, layout, scratch, pieces)

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from protocol.kernels.jit import Int64Array, UInt8Array, UInt16Array, UInt32Array, UInt64Array, inlined, kernel
 from protocol.kernels.simd import (
-    MAX_CLASSES,
     PREFETCH_DISTANCE,
     VECTOR_SIZE,
     class_mask,
@@ -271,4 +270,3 @@ def apply_changes(
 
 assert SLOTS == 4096
 assert STEP_SYMBOLS < 256
-assert MAX_CLASSES == GROUPS

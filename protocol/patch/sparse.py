@@ -164,7 +164,8 @@ def encode_sparse(
 
     The model is fitted to the changes of the first chunks (see SAMPLE_SHARE), which for most tensors are all chunks.
     """
-    encoder = _Encoder(layout, *(classes_of(*sample_changes(old, new, layout)) if classes else (0, 0)), scratch)
+    run = classes_of(sample_changes(old, new, layout), old.size) if classes else (0, 0)
+    encoder = _Encoder(layout, *run, scratch)
     ranges = list(chunks_of(old.size))
     # 1. Find the changes of the first chunks until they are enough for a model. They are kept, and coded below.
     sample: list[_ChunkChanges] = []

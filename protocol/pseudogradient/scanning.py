@@ -147,8 +147,8 @@ def sample(
     block: BlockArrays,
     counts: Int64Array,
 ) -> Any:
-    """Count the entries of any number of elements by the exponents of their weights: int64[256]. The other arguments
-    are as for `scan`; `residual` is scratch memory, float32 [BLOCK_ELEMENTS].
+    """Count the entries of any number of elements, and the elements, by the exponents of their weights: int64[2, 256].
+    The other arguments are as for `scan`; `residual` is scratch memory, float32 [BLOCK_ELEMENTS].
     """
     base, flags = inputs[0], block[1]
     for start in range(0, base.size, BLOCK_ELEMENTS):
@@ -156,7 +156,9 @@ def sample(
         # The same gate as for the frame, of which only the flags are used: so the sample is true.
         gate_block(inputs, start, end, decay, grid, residual[: end - start], block)
         for i in range(end - start):
-            counts[W(bits_of_float(base[start + i]) >> W(23)) & W(0xFF)] += I(flags[i])
+            exponent = W(bits_of_float(base[start + i]) >> W(23)) & W(0xFF)
+            counts[0, exponent] += I(flags[i])
+            counts[1, exponent] += I(1)
     return 0
 
 

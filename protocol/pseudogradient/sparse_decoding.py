@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from protocol.errors import ContributionError, MalformedError
 from protocol.kernels.jit import Int64Array, UInt32Array, UInt64Array, inlined, kernel
 from protocol.kernels.simd import (
-    MAX_CLASSES,
     VECTOR_SIZE,
     add_squares,
     bits_of_float,
@@ -321,6 +320,3 @@ def _place(
 def _check(status: int) -> None:
     if status:
         raise ContributionError(_reasons[status], _WHERE)
-
-
-assert MAX_CLASSES == GROUPS

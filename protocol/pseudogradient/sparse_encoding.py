@@ -162,7 +162,7 @@ class SparseEncoder:
     def _classes(self, inputs: Inputs, grid: NDArray[np.uint64]) -> tuple[int, int]:
         """Choose the classes of a chunk by the exponents of the entries in a sample of it."""
         # A sample without entries still gives one class, into which all elements fall.
-        counts, residual = np.zeros(LAYOUT.exponents, np.int64), np.empty(BLOCK_ELEMENTS, np.float32)
+        counts, residual = np.zeros((2, LAYOUT.exponents), np.int64), np.empty(BLOCK_ELEMENTS, np.float32)
         sample(inputs.arrays, np.float32(inputs.decay), grid, residual, self._block, counts)
         return classes_of(counts)
 

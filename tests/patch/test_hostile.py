@@ -202,7 +202,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "planes with a window of 128 MiB": lambda: one(VALUES, wide_window()),
     "raw elements with too few bytes": lambda: one(RAW, bytes(8191)),
     "4096 changes listed, sections of 4 GiB": lambda: one(SPARSE, NO_CLASSES + varint(4096) + 2 * varint(1 << 32)),
-    "13 classes and no more": lambda: one(SPARSE, bytes((13, 100)) + bytes(64)),
+    "16 classes and no more": lambda: one(SPARSE, bytes((16, 100)) + bytes(64)),
     "counts that do not add up": lambda: one(SPARSE, NO_CLASSES + varint(1) + 2 * varint(0)),
     "every element changed, no code": lambda: one(SPARSE, NO_CLASSES + varint(4096) + 2 * varint(0)),
     "steps, sections of 4 GiB": lambda: one(STEPS, ONE_CLASS + 2 * varint(1 << 32)),

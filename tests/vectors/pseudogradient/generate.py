@@ -120,7 +120,7 @@ def hostile() -> list[dict[str, str]]:
         ("a byte behind the end", grid + b"\0", "MalformedError"),
         ("a reference exponent below the floor", changed(grid, begin + 2, b"\7"), "MalformedError"),
         ("no classes", changed(grid, begin + 3, b"\0"), "MalformedError"),
-        ("14 classes", changed(grid, begin + 3, b"\x0e"), "MalformedError"),
+        ("17 classes", changed(grid, begin + 3, b"\x11"), "MalformedError"),
         ("a value that is not finite", data["dense"][:-4] + infinity, "ContributionError"),
         ("a level that is not finite", changed(data["chunked"], chunked_begin, infinity), "ContributionError"),
         ("chunks with classes", changed(data["chunked"], chunked_begin + 16, b"\1"), "MalformedError"),
