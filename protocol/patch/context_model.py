@@ -208,8 +208,7 @@ def sample_changes(old: Bits, new: Bits, layout: Layout) -> NDArray[np.int64]:
 def _place_bits(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the bits that tell which elements change, of so many changes and elements: int64 [2, n]."""
     numbers = np.maximum(1.0, (*counts, counts[1] - counts[0]))
-    bits: NDArray[np.float64] = (-1, 1, -1) @ (numbers * np.log2(numbers))
-    return bits
+    return np.asarray((-1, 1, -1) @ (numbers * np.log2(numbers)), np.float64)
 
 
 def classes_of(counts: NDArray[np.int64], size: int | None = None) -> tuple[int, int]:
@@ -221,7 +220,8 @@ def classes_of(counts: NDArray[np.int64], size: int | None = None) -> tuple[int,
     lower, upper = counts.cumsum(axis=1), counts[:, ::-1].cumsum(axis=1)[:, ::-1]
     single, span = _place_bits(counts).cumsum(), min(MAX_CLASSES, counts.shape[1]) - 1
     inner = single[span - 1 : -1] - single[:-span]
-    first = int((_place_bits(lower)[:-span] + inner + _place_bits(upper)[span:]).argmin())
+    bits = _place_bits(lower)[:-span] + inner + _place_bits(upper)[span:]
+    first = int((bits <= bits.min() + 1e-3).argmax())  # of those equal but for rounding, which processors do otherwise
     last = first + span
     # While an outer class has too few changes to pay for its part of the model, it joins its neighbour.
     minimum = max(1.0, MIN_CLASS_CHANGES * (float(counts[1].sum()) / size if size else 1.0))
