@@ -41,7 +41,7 @@ def doctor() -> None:
 @click.option(
     "--windows",
     type=click.IntRange(1, 10_000),
-    help="How many windows. Default: 72 of 2 s, with vllm of 8; with smollm2 20 of 120 s.",
+    help="How many windows. Default: 72 of 2 s, with vllm of 8; with smollm2, also on vllm, 20 of 120 s.",
 )
 @shown_option(
     "--policy",
@@ -70,7 +70,7 @@ def doctor() -> None:
     help="The interpreter of vLLM's environment. Default: that of `grailnode engine install`.",
 )
 def demo() -> None:
-    """The whole network on this machine: 1 trainer, 2 miners, 1 validator and 1 cheat, as processes of their own."""
+    """The whole network on this machine: a trainer, miners, a validator and a cheat, as processes of their own."""
 
 
 @click.group()

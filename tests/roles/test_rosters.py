@@ -227,7 +227,7 @@ def test_each_judgement_is_weighed_by_the_row_of_its_validator() -> None:
         assert {item.reason for item in refuse_improbable_window(decisions(second), proof)} == {reason}
 
 
-# Tests of roles/trainer/collect/absences.py
+# Validators that are absent
 
 
 FIRST, SECOND = key("validator-0").public, key("validator-1").public

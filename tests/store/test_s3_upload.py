@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -89,6 +89,7 @@ async def test_a_second_attempt_sends_only_what_is_missing(store):
     assert faults.count["UploadPart"] == 1
     faults.unsent = set()
     await store.put("a", OBJECT)
+    assert faults.count["UploadPart"] == 1
     assert await store.get("a", len(OBJECT)) == OBJECT
 
 
@@ -99,6 +100,8 @@ async def test_a_put_can_be_repeated_after_the_response_to_its_completion_was_lo
         await store.put("a", OBJECT)
     faults.unanswered = set()
     assert await store.get("a", len(OBJECT)) == OBJECT
+    with suppress(StoreError):  # some services have no such upload any more
+        await store.put("a", OBJECT)
     await store.put("a", OBJECT)
     assert await store.get("a", len(OBJECT)) == OBJECT
 

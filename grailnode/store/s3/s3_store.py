@@ -49,7 +49,7 @@ class _Upload:
 
 
 class Uploads:
-    """The multipart uploads of one store. Those of a process that has died are left to the bucket's lifecycle rule."""
+    """The multipart uploads of one store. Those that are given up, or of a dead process, are left to the service."""
 
     def __init__(self, client: "S3Client", bucket: str, part_bytes: int, run: Runner) -> None:
         self._client = client
@@ -69,13 +69,13 @@ class Uploads:
                 upload.etags[number] = await self._send(path, data, number, parts[number], upload.upload_id)
 
             await gather(send_part, remaining_numbers, CONCURRENT_PARTS, errors=(StoreError,), cancel_others=False)
+            await self._complete(path, upload)
         except StoreError:
-            if len(upload.etags) == part_count:  # no progress: the service may have lost the upload
-                del self._unfinished[path]
+            # No progress: the service may have lost the upload, or have completed it, and only its response was lost.
+            if len(upload.etags) == part_count:
+                self._unfinished.pop(path, None)
             raise
-        # even if the completion fails: when only its response was lost, the upload is complete and cannot be resumed
-        del self._unfinished[path]
-        await self._complete(path, upload)
+        self._unfinished.pop(path, None)
 
     async def _open(self, path: str, data: bytes) -> _Upload:
         digest = await self._run(path, len(data), lambda: hashlib.sha256(data).digest())
