@@ -46,9 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--python", type=Path, help="for all but drafts and staging")
-    parser.add_argument(
-        "--sizes", nargs="+", help=f"of policies: {', '.join(SIZES)}, genesis, or a policy's directory"
-    )
+    parser.add_argument("--sizes", nargs="+", help=f"of policies: {', '.join(SIZES)}, genesis, or a policy's directory")
     parser.add_argument("--shares", nargs="+", type=float, default=[0.001, 0.01, 0.1], help="of changed elements")
     parser.add_argument("--rollouts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64, help="of each rollout")

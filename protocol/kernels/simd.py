@@ -25,6 +25,7 @@ PREFETCH_DISTANCE: Final = 1024
 
 MAX_CLASSES: Final = 16
 """Classes that `count_classes` counts; each costs a hundredth of a nanosecond for each element, even if it is unused.
+numba keeps the machine code of a kernel until the kernel's own file changes: change those that use this, too.
 """
 
 _byte: Final = ir.IntType(8)

@@ -13,6 +13,7 @@ from blake3 import blake3
 from protocol.digest import Weights, outline, type_name, weights_digest
 from protocol.patch.container import (
     CHECK_BYTES,
+    MAX_JOINED_ELEMENTS,
     PROFILES,
     Header,
     Mode,
@@ -28,8 +29,6 @@ from protocol.patch.values import Bits, bits_of, layout_of
 S = TypeVar("S")
 T = TypeVar("T")
 
-_JOINED_ELEMENTS: Final = 1 << 23
-"""Elements of small tensors in a frame, at most: copies of them, old and new, are in memory of each thread."""
 SMALL_ELEMENTS: Final = 1 << 20
 """A tensor of fewer elements shares its frame, and so a model, with others."""
 
@@ -89,7 +88,7 @@ def units(new: Weights, pairs: Mapping[str, Pair]) -> list[tuple[str, ...]]:
         unit, elements = list[str](), 0
         for name in names:
             elements += new[name].numel()
-            if elements > _JOINED_ELEMENTS:
+            if elements > MAX_JOINED_ELEMENTS:
                 result.append(tuple(sorted(unit)))
                 unit, elements = [], new[name].numel()
             unit.append(name)

@@ -33,7 +33,7 @@ PREAMBLE: Final = struct.Struct("<4sBxxxI32s32s")
 CHECK_BYTES: Final = 8
 FRAME_SLACK: Final = 64  # by how many bytes a frame may be larger than its tensors
 MAX_JOINED_ELEMENTS: Final = 1 << 23
-"""Elements of the tensors that share a frame."""
+"""Elements of the small tensors that share a frame: copies of them, old and new, are in memory of each thread."""
 
 _DTYPE_CODES: Final = tuple(sorted(type_names.values()))
 

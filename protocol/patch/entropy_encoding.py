@@ -5,7 +5,7 @@ classes there is one group. In memory, a change is one integer:
 
     size of the step: 32 bits | 1 if the step goes down | gap: 21 bits | group
 
-The kernels compare 64 elements at a time. For 64 elements without a change, they only count the classes.
+The kernels compare 64 elements at a time. For 64 elements without a change, they only count the classes, up to 16.
 """
 
 from typing import Any, Final

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from protocol import errors, patch
 from protocol.digest import digest_weights, dtypes, tensor_digest
-from protocol.patch import codec
 from protocol.patch.codec import small_pairs, units
-from protocol.patch.container import MAX_JOINED_ELEMENTS, read_header, split_frames
+from protocol.patch.container import read_header, split_frames
 from tests.patch.weights import DTYPES, from_bits, pairs, round_trip, rounded_update, same_bits
 
 ALL_ORDERS = settings(deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
@@ -109,15 +108,12 @@ def test_memory_that_is_not_aligned():
     round_trip(old.reshape(-1)[3:].clone()[1:], new.reshape(-1)[3:].clone()[1:])
 
 
-@pytest.mark.parametrize(("most", "sizes"), [(1 << 22, [4, 4, 4, 4, 1]), (MAX_JOINED_ELEMENTS, [8, 8, 1])])
-def test_small_tensors_share_frames_up_to_the_limit(monkeypatch, most, sizes):
-    """The encoder joins fewer than a decoder takes, so that its copies are small."""
-    monkeypatch.setattr(codec, "_JOINED_ELEMENTS", most)
+def test_small_tensors_share_frames_up_to_the_limit():
     old = {f"w{i:02}": torch.zeros((1 << 20) - 1, dtype=torch.uint8) for i in range(17)}
     new = {name: tensor.clone() for name, tensor in old.items()}
     for tensor in new.values():
         tensor[::1000] = 1
-    assert [len(names) for names in units(new, small_pairs(old, new))] == sizes
+    assert [len(names) for names in units(new, small_pairs(old, new))] == [8, 8, 1]
     assert same_bits(patch.apply(old, patch.encode(old, new)), new)
 
 

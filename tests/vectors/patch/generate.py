@@ -53,7 +53,7 @@ def _plain(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def _dense() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return a tensor of which half of the elements change, in more classes than a sparse frame has."""
+    """Return a tensor of which half of the elements change, in many classes."""
     random = torch.Generator().manual_seed(9)
     masters, update = torch.randn((2, 90, 200), generator=random).unbind()
     return {"a.weight": (masters * 1e-2).bfloat16()}, {"a.weight": (masters * 1e-2 + update * 3e-5).bfloat16()}
