@@ -132,7 +132,7 @@ MAX_VERDICT_BYTES: Final = 64 * MIB  # bytes of one verdict, including its log-p
 
 # judging/ledger.py
 MAX_SUMMARY_BYTES: Final = 16 * MIB  # bytes of one summary
-MAX_SUMMARY_ITEMS: Final = 5 << 19  # values in one summary: 122 in a row, and scores and amendments
+MAX_SUMMARY_ITEMS: Final = 5 << 19  # values in one summary: 118 in a row, and scores and amendments
 MAX_SEAL_BYTES: Final = 512  # bytes of one seal with its envelope
 MAX_STRATA: Final = 64  # kinds of problems of one evaluation
 MAX_WITNESS_BYTES: Final = 1 * MIB  # bytes of one witness

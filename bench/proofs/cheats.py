@@ -25,14 +25,13 @@ from grailnode.run.creation import SCORING
 from protocol.judging.evidence import NO_EVIDENCE, Counts, advance, count_luck, exceeded
 from protocol.proof import RATE_UNIT, Thresholds
 from roles.ports import Engine
-from tests.support.adversaries.careful_cheats import Cheat, choose_lengths, choose_luck, edit_tokens, gain, take_stops
+from tests.support.adversaries.careful_cheats import Cheat, choose_luck, edit_tokens, gain, take_stops
 from tests.support.adversaries.decisive_tokens import TieEngine
 from tests.support.adversaries.harness import alter
 
 _REACHES = (0.5, 0.1, 0.02, 0.005)
 _STOP_TOKENS = (59, 370, 1000, 4000)
 _LUCK_TOKENS = (59, 512, 1024, 2048)
-_SPREAD = 0.1  # of what a miner expects to follow a token, as a share of the tokens that follow
 _WINDOW_TOKENS, _EDITED = 6000, (10, 1)
 _TRIES = 100
 _NEAR = 0.1  # the density of near ties is measured up to here
@@ -87,8 +86,6 @@ def simulate(row: Thresholds, density: float, rewards: Sequence[Sequence[float]]
     print(f"  {'':20} {'tokens':>6}" + "".join(f"{f'reach {reach}':>27}" for reach in _REACHES))
     for tokens in _STOP_TOKENS:
         _print_line("stops taken: pay", tokens, [take_stops(tokens, reach) for reach in _REACHES], row)
-        chosen = [choose_lengths(tokens, reach, density, _SPREAD) for reach in _REACHES]
-        _print_line("lengths chosen: pay", tokens, chosen, row)
     for tokens in _LUCK_TOKENS:
         for name, known in (("coins", _COINS), ("stories", rewards)):
             chosen = [choose_luck(tokens, reach, density, known) for reach in _REACHES]

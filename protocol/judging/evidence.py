@@ -63,9 +63,6 @@ class Counts(Record):
             thousandths, and the sum of their squares as trials (`count_luck`).
         replay: groups of episodes whose replies are not exact, each of which reaches the only step if it was not
             reproduced; None in a run without such episodes.
-        lengths: tokens by which rollouts are longer and shorter than the validator's own continuations of them, two
-            sums; None if none was continued. They are no evidence, but the share of the work that is paid
-            (protocol/judging/ledger.py).
     """
 
     kind: ClassVar[str] = "counts"
@@ -74,7 +71,6 @@ class Counts(Record):
     stop: Tally = Tally()
     luck: Tally = Tally()
     replay: Tally | None = OPTIONAL
-    lengths: Annotated[tuple[Number, ...], Field(min_length=2, max_length=2)] | None = OPTIONAL
 
     @model_validator(mode="after")
     def _possible(self) -> "Counts":
@@ -89,10 +85,7 @@ class Counts(Record):
     def __add__(self, other: "Counts") -> "Counts":
         replays = [item.replay for item in (self, other) if item.replay is not None]
         sums = {name: self.tally(name) + other.tally(name) for name in STATISTICS}
-        lengths = zip(*(item.lengths for item in (self, other) if item.lengths), strict=True)
-        return Counts(
-            **sums, replay=sum(replays[1:], replays[0]) if replays else None, lengths=tuple(map(sum, lengths)) or None
-        )
+        return Counts(**sums, replay=sum(replays[1:], replays[0]) if replays else None)
 
     def tally(self, statistic: StatisticName) -> Tally:
         """Return the tally of a statistic, which is empty if it was not counted."""

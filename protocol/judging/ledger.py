@@ -75,17 +75,6 @@ class LedgerRow(Record):
         return 0 < self.accepted == self.audited - sum(self.counts.tally("replay").steps)
 
     @property
-    def work(self) -> int:
-        """What an accepted group counts, in millionths: 1 + 2 (t - c) / (t + c) for t tokens where the validator's
-        continuations have c, from 0 to 2. So who decides near ties for shorter rollouts gains nothing, as this is at
-        most t / c. Of two honest nodes each may have the longer rollouts: the mean is 1.
-        """
-        longer, shorter = self.counts.lengths or (0, 0)
-        tokens = self.counts.margin.trials
-        more = min(longer - shorter, tokens)
-        return min(max(0, GROUP + 2 * GROUP * more // (2 * tokens - more)), 2 * GROUP) if tokens else GROUP
-
-    @property
     def counting(self) -> int:
         """The groups that count for the miner if none is audited again: the audited ones stand for all."""
         return self.dealt * (self.accepted + self.rejected) // max(1, self.audited) - self.rejected

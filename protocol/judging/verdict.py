@@ -70,8 +70,6 @@ class Judgement(Record):
         trials = [self.counts.tally(name).trials for name in STATISTICS]
         if max(*trials, sum(self.counts.luck.steps)) > LUCK_UNIT * self.tokens:
             raise ValueError("more trials than tokens can have")
-        if max(self.counts.lengths or (0,)) > limits.MAX_GROUP_SIZE * limits.MAX_COMPLETION_TOKENS:
-            raise ValueError("continuations that are longer or shorter than a group can be")
         if self.reason == Reason.LAPSED and self.counts != NO_COUNTS:
             raise ValueError("counts of a group whose version has lapsed")
         replay = self.counts.tally("replay")

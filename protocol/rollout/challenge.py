@@ -82,12 +82,7 @@ def continued_rollouts(
     one. A selection of misses instead would let a miner hide misses that gain among misses that do not.
     """
     ranks = sorted(range(size), key=lambda index: _derive("luck", (run, window, randomness, miner, group, index), 16))
-    return tuple(sorted(ranks[: continued_count(size, max_tokens)]))
-
-
-def continued_count(size: int, max_tokens: int) -> int:
-    """Return how many rollouts of a group `continued_rollouts` selects."""
-    return min(size, max(1, size * _CONTINUED_TOKENS // max_tokens))
+    return tuple(sorted(ranks[: max(1, size * _CONTINUED_TOKENS // max_tokens)]))
 
 
 def continues_all(max_tokens: int) -> bool:

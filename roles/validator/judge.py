@@ -219,22 +219,15 @@ class Judge:
         if not places:
             return
         rooms = [params.max_tokens - request.offset for _, _, request in places]
-        size = self.task.run.group_size
-        selected_count = challenge.continued_count(size, params.max_tokens)
         async with at_engine(1_000_000 * behind // sum(check.tokens for check in checks)):
             for batch in split(rooms, _DECODED_AT_ONCE):
                 requests = [places[place][2] for place in batch]
                 generations = await self.engine.generate(requests, replace(params, max_tokens=rooms[batch[-1]]))
                 for place, generation in zip(batch, generations, strict=True):
                     check, index, request = places[place]
-                    tokens = check.group.rollouts[index].tokens
+                    right = check.group.rollouts[index].tokens[: request.offset]
                     # What is too long is cut off: noise depends on the position alone.
-                    right, other = tokens[: request.offset], generation.tokens[: rooms[place]]
-                    check.continuations[index] = right, other
-                    longer = len(tokens) - len(right + other)
-                    # The rollouts that are selected stand for all of the group.
-                    lengths = [max(0, part) * size // selected_count for part in (longer, -longer)]
-                    check.counts += Counts(lengths=tuple(lengths))
+                    check.continuations[index] = right, generation.tokens[: rooms[place]]
 
     async def _check_rewards(self, check: GroupCheck, thresholds: Thresholds) -> None:
         """Compare turns and rewards of a group that holds so far with the environment's, and its rewards with those of

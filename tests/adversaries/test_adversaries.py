@@ -106,8 +106,8 @@ class MeasuredEngine:
 def test_no_cheat_with_tokens_changes_the_rewards_that_count(
     harness: TrialHarness, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A validator continues each rollout from its first miss, some at a time, and gets the rewards and the lengths of
-    honest work, from which the cheat's own differ.
+    """A validator continues each rollout from its first miss, some at a time, and gets the rewards of honest work, from
+    which the cheat's own differ by its luck.
     """
     monkeypatch.setattr("roles.validator.judge._DECODED_AT_ONCE", 3 * harness.max_tokens)
     own = lenient(harness, torch.float32)
@@ -116,7 +116,6 @@ def test_no_cheat_with_tokens_changes_the_rewards_that_count(
     outcome, expected = trio.run(replace(own, judging_engine=engine).luck, producer, 0)
     assert outcome == expected
     assert outcome.counts.luck.trials
-    assert any(outcome.counts.lengths or ()) or name == "special tokens"
     assert engine.largest <= 3 * harness.max_tokens
 
 

@@ -195,16 +195,6 @@ def test_misses_beyond_the_honest_rate_have_a_price() -> None:
     assert balance(summary(each), scoring=scoring) == 16 * GROUP - excess // 2  # luck has no price
 
 
-def test_a_group_counts_as_much_of_the_work_as_it_has_beside_the_continuations() -> None:
-    """By hand: 20 tokens instead of 30 count 0.6, and 30 instead of 20 as much more than 1."""
-    cases = (20, (0, 10), 9.6), (30, (10, 0), 22.4), (20, (19, 0), 32), (20, (0, 60), 0), (20, (7, 7), 16)
-    for tokens, lengths, groups in cases:
-        assert worth(summary(row(counts=counts(margin=(tokens,)) + Counts(lengths=lengths)))) == groups
-    shorter = counts(margin=(20,)) + Counts(lengths=(0, 10))
-    assert worth(summary(row(audited=4, accepted=3, rejected=1, counts=shorter))) == pytest.approx(1.8 - 10)
-    assert (shorter + shorter + row().counts).lengths == (0, 20)
-
-
 def test_a_miss_with_a_price_is_rare_in_honest_work() -> None:
     margin = samples.table((1_000, 10_000, 50_000), (2e-2, 1e-3, 1e-6), (1.0, 1.0, 1.0))
     stop = samples.table((1_000, 10_000), (2e-2, 1e-3), (1.0, 1.0))
@@ -338,8 +328,6 @@ def test_the_largest_verdict_has_a_row() -> None:
     for replay in (Tally(trials=(1 << 53) - 1, steps=(0,)), Tally(trials=1, steps=(1,))):
         with pytest.raises(ValidationError, match="replayed several times, or accepted though"):
             judgement(0, counts=counts(margin=(5,)).model_copy(update={"replay": replay}))
-    with pytest.raises(ValidationError, match="longer or shorter than a group"):
-        judgement(0, counts=counts(margin=(5,)).model_copy(update={"lengths": (0, (1 << 25) + 1)}))
     largest = judgement(0, tokens=1 << 25, logprobs=bytes(4 << 25), counts=counts(luck=(1000 << 25, 0, 1000 << 25)))
     assert sum([largest.counts] * 4096, NO_COUNTS).luck.trials < 1 << 53
 
@@ -358,7 +346,7 @@ def plain_balances(ledger: list[Summary], scoring: ScoringSpec, proof: ProofSpec
             refused = item.rejected + sum(a.rejected for a in amended)
             audited = min(item.accepted + sum(a.accepted for a in amended), item.dealt)
             credit = audited if amended or item.rejected else item.counting
-            earned = (credit * item.work - scoring.penalty * refused) * multiplier // divisor
+            earned = (credit * GROUP - scoring.penalty * refused) * multiplier // divisor
             value = 0 if item.lapsed else earned - scoring.shortfall * (item.pledged - item.submitted)
             result[item.miner] += value * decay // SHARE
             for name in MEASURED if item.accepted else ():
@@ -374,7 +362,7 @@ def random_row(rng: random.Random, miner: SigningKey, proof: ProofSpec) -> Ledge
     if not submitted:
         return LedgerRow(miner=miner.public, pledged=pledged)
     thresholds, most = rng.choice(proof.table), rng.choice([4, 1 << 20, 1 << 30])
-    tallies: dict[str, Any] = {"lengths": rng.choice([None, (rng.randrange(most), rng.randrange(most))])}
+    tallies = {}
     for name in thresholds.statistics if rng.random() < 0.8 else ():
         steps = tuple(rng.randrange(1, most) for _ in thresholds.table(name).beyond)
         tallies[name] = Tally(trials=sum(steps) + rng.randrange(4 * most), steps=steps)

@@ -22,7 +22,6 @@ from protocol.judging.evidence import (
     NO_EVIDENCE,
     REPRODUCED,
     UNREPRODUCED,
-    Counts,
     advance,
     count_group,
     count_luck,
@@ -258,7 +257,6 @@ def verdict() -> list[Case]:
         good("a group that was not reproduced", "verdict", samples.verdict(samples.unreproduced()).to_bytes()),
         bad("a replay that was not tried", "counts", pack(counts | {"replay": untried}), MALFORMED),
         bad("an accepted group that was not reproduced", "judgement", pack(first | {"counts": replayed}), MALFORMED),
-        bad("lengths of one sum", "counts", pack(counts | {"lengths": (1,)}), MALFORMED),
         bad("a replay of nil", "counts", pack(counts | {"replay": None}), MALFORMED),
         bad("a group judged twice", "verdict", pack(fields | {"judgements": (first, first)}), MALFORMED),
         bad("judgements not ascending", "verdict", pack(fields | {"judgements": (second, first)}), MALFORMED),
@@ -321,12 +319,11 @@ def _evidence() -> Case:
 def ledger() -> list[Case]:
     miners = sorted((pair for _, _, pair in _keys()), key=lambda pair: pair.public)
     missed = samples.counts(sketch=(200, 7, 1), margin=(200, 1), stop=(104, 3))
-    shorter, longer = (samples.row().counts + Counts(lengths=sums) for sums in ((1, 4), (30, 2)))
     rows = (
         [
             *(
-                samples.row(miners[0], counts=shorter),
-                samples.row(miners[1], audited=16, accepted=16, counts=longer),
+                samples.row(miners[0]),
+                samples.row(miners[1], audited=16, accepted=16),
                 samples.row(miners[2], accepted=3),
             ),
             samples.row(miners[3], submitted=5),

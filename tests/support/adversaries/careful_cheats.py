@@ -29,7 +29,6 @@ from protocol.judging.evidence import (
 )
 from protocol.judging.ledger import LedgerRow, excess_misses
 from protocol.proof import DECADE, RATE_UNIT, StatisticName, Table, Thresholds
-from protocol.rollout.challenge import continued_count
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.run import ScoringSpec
 from tests.support.adversaries.planned_cheats import balance_of
@@ -147,37 +146,6 @@ def take_stops(tokens: int, reach: float) -> Cheat:
     return group
 
 
-def choose_lengths(tokens: int, reach: float, density: float, spread: float) -> Cheat:
-    """Return the cheat that takes, at near ties of at most the reach, the token behind which it expects fewer tokens.
-
-    What it expects behind each token differs from the mean by a normally distributed share of it.
-
-    Args:
-        density: near ties of a token, for each unit of their margin.
-        spread: standard deviation of that share.
-    """
-
-    def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
-        lengths = rng.geometric(1.0 / tokens, GROUP_SIZE)
-        total = int(lengths.sum())
-        counts, saved = _honest(thresholds, rng, margin=total, stop=GROUP_SIZE), list[int]()
-        for length in lengths.tolist():
-            place, end = 0.0, float(length)
-            while (place := place + rng.exponential(1.0 / (density * reach))) < end:
-                difference = rng.normal(0.0, spread) - rng.normal(0.0, spread)
-                miss = _miss(thresholds, reach * rng.random(), "margin")
-                if difference < 0.0 and accepts(counts + miss):
-                    counts, end = counts + miss, place + (end - place) * max(0.1, 1.0 + difference)
-            saved.append(length - math.ceil(end))
-        selected = continued_count(GROUP_SIZE, max(4 * tokens, 1024))
-        shorter = sum(rng.permutation(saved)[:selected].tolist()) * GROUP_SIZE // selected
-        margin = Tally(trials=total - sum(saved), steps=counts.margin.steps)
-        changed = counts.model_copy(update={"margin": margin, "lengths": (0, shorter)})
-        return SimulatedGroup(changed, margin.trials, total)
-
-    return group
-
-
 def choose_luck(
     tokens: int, reach: float, density: float, rewards: Sequence[Sequence[float]], sacrificed: float = 0.0
 ) -> Cheat:
@@ -195,7 +163,7 @@ def choose_luck(
         sacrificed: reach of a tie before it that is decided whatever the reward, so that chance hides what is gained.
     """
     longest = max(4 * tokens, 1024) if tokens > 512 else min(4 * tokens, 1024)
-    most_selected = continued_count(GROUP_SIZE, longest)
+    most_selected = min(GROUP_SIZE, max(1, GROUP_SIZE * 1024 // longest))
 
     def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
         honest_rewards = np.array(rewards[int(rng.integers(len(rewards)))])
@@ -266,7 +234,7 @@ def _draw(table: Table, rng: Generator) -> int:
 
 def _honest(thresholds: Thresholds, rng: Generator, **trials: int) -> Counts:
     """Return counts of so many honest trials of each statistic."""
-    tallies: dict[str, Any] = {}
+    tallies = {}
     for name, number in trials.items():
         table = thresholds.table(name)  # type: ignore[arg-type]
         steps = -np.diff([1.0, *_rates(table), 0.0])

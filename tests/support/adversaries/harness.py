@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -262,18 +261,14 @@ class TrialHarness:
         return max_windows, Counter()
 
     async def luck(self, producer: Producer, window: int) -> tuple[TrialOutcome, TrialOutcome]:
-        """Return a window's outcome, and one with the luck, the lengths and the rewards that honest groups make it."""
+        """Return a window's outcome, and one with the luck and the rewards that honest groups make it."""
         groups = await producer.produce(self.mining_window(window), range(self.groups))
         honest = await self.honest_groups(self.mining_window(window), range(self.groups))
         rewards, others = (
             [rollout.reward for group in each for rollout in group.rollouts] for each in (groups, honest)
         )
         outcome = await self.judge(*assemble(groups, self.arithmetic), self.miner)
-        tokens, other_tokens = (
-            np.array([len(rollout.tokens) for group in each for rollout in group.rollouts]) for each in (groups, honest)
-        )
-        lengths = tuple(int(part.clip(min=0).sum()) for part in (tokens - other_tokens, other_tokens - tokens))
-        counts = alter(outcome.counts, luck=count_luck(zip(rewards, others, strict=True)), lengths=lengths)
+        counts = alter(outcome.counts, luck=count_luck(zip(rewards, others, strict=True)))
         return outcome, replace(outcome, counts=counts, rewards=tuple(others))
 
     async def honest_trial(self, miner: SigningKey, window: int) -> TrialOutcome:

@@ -192,7 +192,7 @@ def counts(row: Thresholds | None = None, /, **tallies: tuple[int, ...]) -> Coun
             luck, the squares and both sums.
     """
     row = row or thresholds()
-    fields: dict[str, Any] = {}
+    fields = {}
     for name in STATISTICS:
         trials, *steps = tallies.get(name, (0,))
         zeros = [0] * (len(row.table(name).beyond) - len(steps))
