@@ -197,10 +197,11 @@ def sample_changes(old: Bits, new: Bits, layout: Layout) -> NDArray[np.int64]:
         length = SAMPLE_ELEMENTS // SAMPLE_PIECES
         starts = np.linspace(0, old.size - length, SAMPLE_PIECES).astype(np.int64)
         pieces = [slice(start, start + length) for start in starts.tolist()]
-    before, after = (np.concatenate([bits[piece] for piece in pieces]) for bits in (old, new))
+    before = np.concatenate([old[piece] for piece in pieces])
+    is_changed = before != np.concatenate([new[piece] for piece in pieces])
     # Elements are many, so one in `stride` tells their exponents well enough.
     stride, shift, mask = max(1, before.size >> 14), layout.group_shift, layout.exponents - 1
-    exponents = (own.astype(np.int64) >> shift & mask for own in (before[before != after], before[::stride]))
+    exponents = (own >> shift & mask for own in (before[is_changed], before[::stride]))
     changes, elements = (np.bincount(own, minlength=layout.exponents) for own in exponents)
     return np.stack((changes, np.maximum(changes, stride * elements)))
 
