@@ -222,7 +222,7 @@ def classes_of(counts: NDArray[np.int64], size: int | None = None) -> tuple[int,
     single, span = _place_bits(counts).cumsum(), min(MAX_CLASSES, counts.shape[1]) - 1
     inner = single[span - 1 : -1] - single[:-span]
     bits = _place_bits(lower)[:-span] + inner + _place_bits(upper)[span:]
-    first = int((bits <= bits.min() + 1e-3).argmax())  # of those equal but for rounding, which processors do otherwise
+    first = int((bits <= bits.min() + 1e-3).argmax())  # equal but for rounding, which differs by processor
     last = first + span
     # While an outer class has too few changes to pay for its part of the model, it joins its neighbour.
     minimum = max(1.0, MIN_CLASS_CHANGES * (float(counts[1].sum()) / size if size else 1.0))
