@@ -25,12 +25,13 @@ from grailnode.run.creation import SCORING
 from protocol.judging.evidence import NO_EVIDENCE, Counts, advance, count_luck, exceeded
 from protocol.proof import RATE_UNIT, Thresholds
 from roles.ports import Engine
-from tests.support.adversaries.careful_cheats import Cheat, choose_luck, edit_tokens, gain, take_stops
+from tests.support.adversaries.careful_cheats import Cheat, choose_lengths, choose_luck, edit_tokens, gain, take_stops
 from tests.support.adversaries.decisive_tokens import TieEngine
 from tests.support.adversaries.harness import alter
 
 _REACHES = (0.5, 0.1, 0.02, 0.005)
 _STOP_TOKENS = (59, 370, 1000, 4000)
+_FORESEEN = 0.1  # standard deviation of what a miner foresees of the tokens that follow, as a share of them
 _LUCK_TOKENS = (59, 512, 1024, 2048)
 _WINDOW_TOKENS, _EDITED = 6000, (10, 1)
 _TRIES = 100
@@ -86,6 +87,8 @@ def simulate(row: Thresholds, density: float, rewards: Sequence[Sequence[float]]
     print(f"  {'':20} {'tokens':>6}" + "".join(f"{f'reach {reach}':>27}" for reach in _REACHES))
     for tokens in _STOP_TOKENS:
         _print_line("stops taken: pay", tokens, [take_stops(tokens, reach) for reach in _REACHES], row)
+        shorter = [choose_lengths(tokens, reach, density, _FORESEEN) for reach in _REACHES]
+        _print_line("lengths chosen: pay", tokens, shorter, row)
     for tokens in _LUCK_TOKENS:
         for name, known in (("coins", _COINS), ("stories", rewards)):
             chosen = [choose_luck(tokens, reach, density, known) for reach in _REACHES]
@@ -138,7 +141,4 @@ def _print_real(measured: dict[str, list[GroupMeasurement]], row: Thresholds) ->
             if statistic := exceeded(evidence, row):
                 refusal = f"refused at group {number} for its {statistic}"
                 break
-        print(
-            f"  real, {name:18} {tokens[name]} tokens, pay {tokens['honest'] / tokens[name]:.4f}, reward "
-            f"{rewards[name] - rewards['honest']:+.4f}, {refusal}"
-        )
+        print(f"  real, {name:18} {tokens[name]} tokens, reward {rewards[name] - rewards['honest']:+.4f}, {refusal}")

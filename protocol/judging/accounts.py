@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from protocol import limits
 from protocol.judging.evidence import NO_EVIDENCE, Evidence, weigh
-from protocol.judging.ledger import GROUP, SHARE, Summary, excess_misses, shares
+from protocol.judging.ledger import GROUP, SHARE, Summary, excess_misses, shares, work_of_groups
 from protocol.proof import MEASURED, ProofSpec
 from protocol.run import ScoringSpec
 
@@ -41,6 +41,7 @@ class _Window:
     excesses: NDArray[Any]  # [C, P] excess misses of `counted` in each measured statistic
     evidence: NDArray[np.int64]  # int64 [C, A], what `counted` add to each alternative
     thresholds: NDArray[np.int64]  # int64 [C, 1], that this evidence is compared with
+    work: NDArray[Any]  # [N], `work_of_groups`
     values: NDArray[Any]  # [N], what each row is worth, in millionths of a group
 
     @property
@@ -57,7 +58,7 @@ class _Window:
         counting = dealt * (accepted + rejected) // np.maximum(1, audited) - rejected  # as `LedgerRow.counting`
         trusts_all = (amended == 0) & (rejected == 0)
         credit = np.where(trusts_all, counting, np.minimum(accepted + more_accepted, dealt))
-        earned = credit * GROUP - scoring.penalty * (rejected + more_rejected)
+        earned = credit * self.work - scoring.penalty * (rejected + more_rejected)
         value = earned * self.scale[0] // self.scale[1] - scoring.shortfall * (pledged - submitted)
         self.values = _whole(np.where((dealt > 0) & (audited == 0), 0, value))
 
@@ -120,6 +121,7 @@ class Accounts:
             excesses=_whole(excesses).reshape(len(counted), len(MEASURED)),
             evidence=np.array(evidence, object).reshape(len(counted), width).clip(-_LARGEST, _LARGEST).astype(np.int64),
             thresholds=np.array([own.threshold for own in thresholds], np.int64)[:, None],
+            work=np.array(work_of_groups(rows), object),
             values=np.empty(0),
         )
         table.value(self._scoring)

@@ -16,7 +16,7 @@ from protocol.difficulty import Counts as StratumCounts
 from protocol.encoding import OPTIONAL, Ascending, Line, Record, Version, Window, ascending_by, content_digest
 from protocol.environments.mixture import drawn_member
 from protocol.identity.signing import Digest, Key, OptionalDigest, PublishedRecord
-from protocol.judging.evidence import NO_COUNTS, Counts
+from protocol.judging.evidence import NO_COUNTS, Counts, Number
 from protocol.judging.roster import Roster
 from protocol.judging.verdict import Verdict
 from protocol.proof import RATE_UNIT, Arithmetic, OptionalArithmetic, StatisticName, Thresholds
@@ -24,7 +24,7 @@ from protocol.rollout import challenge
 from protocol.run import ScoringSpec
 
 GROUP: Final = 1_000_000
-"""Balances and prices are in millionths of a group."""
+"""Balances and prices are in millionths of a group with as many tokens as those of its window have on average."""
 
 SHARE: Final = 1_000_000_000
 """Scores and decays are in billionths."""
@@ -41,6 +41,7 @@ class LedgerRow(Record):
         arithmetic: how the miner computed; empty if nothing was delivered.
         pledged, submitted, dealt, audited, accepted, rejected: numbers of groups; none are audited if the pledge has
             lapsed. Audited ones that are neither accepted nor rejected were not reproduced.
+        tokens: that the policy generated in the accepted groups: their trials of `margin`.
         counts: of the groups that are evidence in later windows (`Judgement.is_evidence`).
     """
 
@@ -54,6 +55,7 @@ class LedgerRow(Record):
     audited: Groups = 0
     accepted: Groups = 0
     rejected: Groups = 0
+    tokens: Number = 0
     counts: Counts = NO_COUNTS
 
     @model_validator(mode="after")
@@ -62,6 +64,8 @@ class LedgerRow(Record):
             raise ValueError("accepted + rejected <= audited <= dealt <= submitted <= pledged must hold")
         if not bool(self.verdict) == bool(self.arithmetic) == bool(self.submitted):
             raise ValueError("a verdict on what was submitted, with an arithmetic, and on nothing else")
+        if self.tokens and not self.accepted:
+            raise ValueError("tokens of accepted groups where none is accepted")
         return self
 
     @property
@@ -92,6 +96,7 @@ class LedgerRow(Record):
             audited=0 if verdict.lapsed else len(verdict.judgements),
             accepted=sum(judgement.accepted for judgement in verdict.judgements),
             rejected=sum(judgement.rejected for judgement in verdict.judgements),
+            tokens=sum(judgement.counts.margin.trials for judgement in verdict.judgements if judgement.accepted),
             counts=sum((item.counts for item in verdict.judgements if item.is_evidence), NO_COUNTS),
         )
 
@@ -252,6 +257,17 @@ class Witness(PublishedRecord):
     @property
     def path(self) -> str:
         return paths.witness(self.validator, self.window)
+
+
+def work_of_groups(rows: Sequence[LedgerRow]) -> list[int]:
+    """Return what an accepted group of each row of one window counts, in millionths: the mean of its row's tokens, as a
+    multiple of that of the window's accepted groups.
+
+    So a balance grows by the tokens that a miner delivers, and who decides near ties for shorter rollouts, or withholds
+    the longest groups, gains nothing.
+    """
+    groups, tokens = sum(row.accepted for row in rows), sum(row.tokens for row in rows)
+    return [GROUP * row.tokens * groups // (tokens * row.accepted) if row.tokens else GROUP for row in rows]
 
 
 SharesOf = Callable[[int], Sequence[int]]

@@ -50,6 +50,7 @@ BALANCE = st.integers(-(10**10), 10**10)
 A, B, C = MINER, TRAINER, samples.VALIDATOR
 STEADY = SCORING.model_copy(update={"miss_price": 0, "deposit": 0, "cap": SHARE, "decay": SHARE})
 PROOF = samples.run_manifest().proof
+_GROUPS = ("submitted", "dealt", "audited", "accepted")
 
 
 def balance(*summaries: Summary, scoring: ScoringSpec = STEADY) -> int:
@@ -178,6 +179,31 @@ def test_the_value_of_a_group_decays_by_a_table_of_whole_numbers() -> None:
 def test_the_value_of_a_group_in_a_new_run_halves_in_50_windows() -> None:
     ledger = (summary(row(counts=NO_COUNTS), window=0), summary(window=50))
     assert balance(*ledger, scoring=creation.SCORING) == 7_999_999
+
+
+def test_groups_count_by_their_tokens_beside_the_mean_of_the_window() -> None:
+    """By hand: 12 groups have 160 tokens, so each of the 8 with 5 counts 40 * 12 / (160 * 8), and each of the 4 with
+    30 120 * 12 / (160 * 4).
+    """
+    short = row(A, audited=16, accepted=8, rejected=8, tokens=40)
+    long = row(B, audited=4, accepted=4, tokens=120)
+    balances = Accounts.of([summary(short, long)], STEADY.model_copy(update={"penalty": GROUP}), PROOF).balances()
+    assert balances == {A.public: 8 * 375_000 - 8 * GROUP, B.public: 16 * 2_250_000}
+    mixed = judgement(0, counts=counts(margin=(5, 1))), rejected(1, counts=counts(margin=(5,)))
+    assert LedgerRow.of(verdict(*mixed)).tokens == 5
+
+
+@given(st.lists(st.integers(1, 1000), min_size=2, max_size=16), st.integers(0, 15))
+def test_nobody_is_paid_more_for_a_token_by_withholding_the_longest_groups(lengths: list[int], withheld: int) -> None:
+    """Beside an honest miner, and if not a token of what is withheld was ever generated."""
+    shown = sorted(lengths)[: max(1, len(lengths) - withheld)]
+    results = {
+        name: row(miner, **dict.fromkeys(_GROUPS, len(groups)), pledged=len(lengths), tokens=sum(groups))
+        for name, miner, groups in (("honest", A, lengths), ("withholds", B, shown))
+    }
+    balances = Accounts.of([summary(*results.values())], STEADY, PROOF).balances()
+    honest, other = (balances[results[name].miner] / results[name].tokens for name in ("honest", "withholds"))
+    assert other <= honest + GROUP / min(sum(shown), 1)
 
 
 def test_misses_beyond_the_honest_rate_have_a_price() -> None:
@@ -346,7 +372,9 @@ def plain_balances(ledger: list[Summary], scoring: ScoringSpec, proof: ProofSpec
             refused = item.rejected + sum(a.rejected for a in amended)
             audited = min(item.accepted + sum(a.accepted for a in amended), item.dealt)
             credit = audited if amended or item.rejected else item.counting
-            earned = (credit * GROUP - scoring.penalty * refused) * multiplier // divisor
+            groups, tokens = (sum(getattr(other, name) for other in entry.rows) for name in ("accepted", "tokens"))
+            work = GROUP * item.tokens * groups // (tokens * item.accepted) if item.tokens else GROUP
+            earned = (credit * work - scoring.penalty * refused) * multiplier // divisor
             value = 0 if item.lapsed else earned - scoring.shortfall * (item.pledged - item.submitted)
             result[item.miner] += value * decay // SHARE
             for name in MEASURED if item.accepted else ():
@@ -368,7 +396,9 @@ def random_row(rng: random.Random, miner: SigningKey, proof: ProofSpec) -> Ledge
         tallies[name] = Tally(trials=sum(steps) + rng.randrange(4 * most), steps=steps)
     groups = {"pledged": pledged, "submitted": submitted, "dealt": dealt, "audited": audited, "accepted": accepted}
     rejected = rng.choice([0, 0, audited - accepted])
-    return row(miner, arithmetic=thresholds.miner, counts=Counts(**tallies), rejected=rejected, **groups)
+    tokens = accepted and rng.randrange(1, most)
+    counts = Counts(**tallies)
+    return row(miner, arithmetic=thresholds.miner, counts=counts, rejected=rejected, tokens=tokens, **groups)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -323,7 +323,7 @@ def ledger() -> list[Case]:
         [
             *(
                 samples.row(miners[0]),
-                samples.row(miners[1], audited=16, accepted=16),
+                samples.row(miners[1], audited=16, accepted=16, tokens=300),
                 samples.row(miners[2], accepted=3),
             ),
             samples.row(miners[3], submitted=5),

@@ -31,8 +31,9 @@ from protocol.judging.ledger import LedgerRow, excess_misses
 from protocol.proof import DECADE, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.run import ScoringSpec
-from tests.support.adversaries.planned_cheats import balance_of
+from tests.support.adversaries.planned_cheats import balances_of
 from tests.support.builders.proofs import advance_window, proof_of
+from tests.support.builders.samples import MINER, TRAINER
 from tests.support.builders.samples import row as ledger_row
 
 GROUPS, GROUP_SIZE = 16, 8
@@ -49,16 +50,19 @@ class SimulatedGroup:
     """A group as a cheat makes it.
 
     Attributes:
-        counts: what a validator counts.
-        tokens: that the miner generates; honest_tokens: that honest work has.
+        counts: what a validator counts; its trials of `margin` are the tokens that the miner generates.
+        honest_tokens: that honest work has.
         gained: by how much the rewards that are trained on exceed those of honest work, of all rollouts; nothing if all
             are equal, because then the group teaches nothing.
     """
 
     counts: Counts
-    tokens: int
     honest_tokens: int
     gained: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return self.counts.margin.trials
 
 
 Cheat = Callable[[Thresholds, Generator, Accepts], SimulatedGroup]
@@ -69,7 +73,8 @@ class Gain:
     """What a cheat gains in some windows.
 
     Attributes:
-        pay: balance for each token that is generated, as a multiple of that of honest work; negative for a debt.
+        pay: balance for each token that is generated, as a multiple of that of a miner beside it that makes the same
+            groups honestly; negative for a debt.
         reward: mean reward of a rollout of the accepted windows beyond that of honest work.
         refused: the first refused window, from 1 on; None if there is none.
         refusals: number of refused windows.
@@ -92,7 +97,7 @@ def gain(
     rng, evidence, shown = np.random.default_rng(seed), NO_EVIDENCE, NO_COUNTS
     refused: list[int] = []
     reserved = thresholds.model_copy(update={"threshold": thresholds.threshold - RESERVE})
-    results: list[LedgerRow] = []
+    results: list[tuple[LedgerRow, LedgerRow]] = []
     made: list[SimulatedGroup] = []
     gained = 0.0
     for window in range(1, windows + 1):
@@ -103,18 +108,22 @@ def gain(
             inside, shown = advance(inside, groups[-1].counts, thresholds), shown + groups[-1].counts
         made += groups
         counts = [group.counts for group in groups]
-        total = sum(counts, NO_COUNTS)
+        total, honest_tokens = sum(counts, NO_COUNTS), sum(group.honest_tokens for group in groups)
         if is_improbable(evidence, counts, thresholds):
             refused.append(window)
-            results.append(ledger_row(audited=GROUPS, accepted=0, rejected=GROUPS, counts=total))
+            own = ledger_row(audited=GROUPS, accepted=0, rejected=GROUPS, counts=total)
         else:
-            results.append(ledger_row(audited=GROUPS, accepted=GROUPS, counts=total))
+            own = ledger_row(
+                audited=GROUPS, accepted=GROUPS, counts=total, tokens=sum(group.tokens for group in groups)
+            )
             gained += sum(group.gained for group in groups)
         evidence = advance_window(evidence, total, thresholds)
-    honest = [ledger_row(audited=GROUPS, accepted=GROUPS, counts=NO_COUNTS)] * windows
-    paid, due = (balance_of(ledger, scoring, proof_of(thresholds)) for ledger in (results, honest))
+        other = ledger_row(TRAINER, audited=GROUPS, accepted=GROUPS, counts=NO_COUNTS, tokens=honest_tokens)
+        results.append((own, other))
+    balances = balances_of(results, scoring, proof_of(thresholds))
+    paid, due = balances[MINER.public], balances[TRAINER.public]
     work = sum(group.tokens for group in made) / sum(group.honest_tokens for group in made)
-    rollouts = GROUP_SIZE * sum(result.accepted for result in results)
+    rollouts = GROUP_SIZE * sum(own.accepted for own, _ in results)
     return Gain(paid / due / work, gained / max(1, rollouts), refused[0] if refused else None, len(refused))
 
 
@@ -141,7 +150,34 @@ def take_stops(tokens: int, reach: float) -> Cheat:
                 if place < length and accepts(counts + miss):
                     counts, saved = counts + miss, saved + length - place
                     break
-        return SimulatedGroup(counts, total - saved, total)
+        return SimulatedGroup(_shortened(counts, saved), total)
+
+    return group
+
+
+def choose_lengths(tokens: int, reach: float, density: float, spread: float) -> Cheat:
+    """Return the cheat that takes, at near ties of at most the reach, the token behind which it expects fewer tokens.
+
+    What it expects behind each token differs from the mean by a normally distributed share of it.
+
+    Args:
+        density: near ties of a token, for each unit of their margin.
+        spread: standard deviation of that share.
+    """
+
+    def group(thresholds: Thresholds, rng: Generator, accepts: Accepts) -> SimulatedGroup:
+        lengths = rng.geometric(1.0 / tokens, GROUP_SIZE)
+        total, saved = int(lengths.sum()), 0
+        counts = _honest(thresholds, rng, margin=total, stop=GROUP_SIZE)
+        for length in lengths.tolist():
+            place, end = 0.0, float(length)
+            while (place := place + rng.exponential(1.0 / (density * reach))) < end:
+                difference = rng.normal(0.0, spread) - rng.normal(0.0, spread)
+                miss = _miss(thresholds, reach * rng.random(), "margin")
+                if difference < 0.0 and accepts(counts + miss):
+                    counts, end = counts + miss, place + (end - place) * max(0.1, 1.0 + difference)
+            saved += length - math.ceil(end)
+        return SimulatedGroup(_shortened(counts, saved), total)
 
     return group
 
@@ -200,7 +236,7 @@ def choose_luck(
                     own, others, misses = before
         trained = np.where(selected, honest_rewards, own)
         gained = float((trained - honest_rewards).sum()) if len(set(trained)) > 1 else 0.0
-        return SimulatedGroup(counts(misses & selected), total, total, gained)
+        return SimulatedGroup(counts(misses & selected), total, gained)
 
     return group
 
@@ -216,7 +252,7 @@ def edit_tokens(tokens: int, edited: int, margins: Sequence[float]) -> Cheat:
             numbers.extend(rng.multinomial(edited, [1.0 / GROUPS] * GROUPS).tolist())
         for margin in rng.choice(margins, numbers.pop()).tolist():
             counts += _miss(thresholds, margin, "margin")
-        return SimulatedGroup(counts, total, total)
+        return SimulatedGroup(counts, total)
 
     return group
 
@@ -240,6 +276,12 @@ def _honest(thresholds: Thresholds, rng: Generator, **trials: int) -> Counts:
         steps = -np.diff([1.0, *_rates(table), 0.0])
         tallies[name] = Tally(trials=number, steps=tuple(rng.multinomial(number, steps)[1:].tolist()))
     return Counts(**tallies)
+
+
+def _shortened(counts: Counts, saved: int) -> Counts:
+    """Return counts of a group that has so many tokens fewer."""
+    margin = Tally(trials=counts.margin.trials - saved, steps=counts.margin.steps)
+    return counts.model_copy(update={"margin": margin})
 
 
 def _tally(table: Table, values: Sequence[int], trials: int) -> Tally:

@@ -7,6 +7,7 @@ shows the windows of the keys that it likes.
 import math
 import random
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -168,7 +169,7 @@ def _result(
     misses = sum(rng.random() < plan.misses for _ in range(plan.groups * plan.tokens)) if cheating else 0
     result = _row(plan, thresholds, misses=misses)
     improbable = is_improbable(evidence, [result.counts], thresholds)
-    return result.model_copy(update={"accepted": 0, "rejected": plan.groups}) if improbable else result
+    return result.model_copy(update={"accepted": 0, "rejected": plan.groups, "tokens": 0}) if improbable else result
 
 
 def _row(plan: PlannedCheat, thresholds: Thresholds, rejected: int = 0, misses: int = 0) -> LedgerRow:
@@ -183,10 +184,14 @@ def _row(plan: PlannedCheat, thresholds: Thresholds, rejected: int = 0, misses: 
 
 
 def balance_of(results: list[LedgerRow], scoring: ScoringSpec, proof: ProofSpec) -> int:
+    return balances_of([(result,) for result in results], scoring, proof)[MINER.public]
+
+
+def balances_of(windows: Iterable[tuple[LedgerRow, ...]], scoring: ScoringSpec, proof: ProofSpec) -> dict[bytes, int]:
     ledger = [
         Summary.model_construct(
-            window=window, arithmetic="torch-float32", roster=(bytes(32),), judges=1, rows=(result,), amendments=()
+            window=window, arithmetic="torch-float32", roster=(bytes(32),), judges=1, rows=rows, amendments=()
         )
-        for window, result in enumerate(results)
+        for window, rows in enumerate(windows)
     ]
-    return Accounts.of(ledger, scoring, proof).balances()[MINER.public]
+    return Accounts.of(ledger, scoring, proof).balances()

@@ -362,6 +362,7 @@ def row(miner: SigningKey = MINER, **changes: Any) -> LedgerRow:
         "audited": 4,
         "accepted": 4,
         "rejected": 0,
+        "tokens": 5 * changes.get("accepted", 4),
         "counts": counts(sketch=(16, 1), margin=(20,), stop=(8,)),
     }
     return LedgerRow(**(fields | changes))
