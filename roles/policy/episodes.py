@@ -81,23 +81,31 @@ def replayed_reward(episode: OpenEpisode, tokens: Tokens, turns: Sequence[Turn])
 
 
 class PlayedEpisode:
-    """An episode that an engine plays; with an empty seed it draws the most likely tokens."""
+    """An episode that an engine plays; with an empty seed it draws the most likely tokens. `begun` are the first tokens
+    of its next turn, which are given.
+    """
 
-    def __init__(self, episode: OpenEpisode, prompt: Tokens, seed: bytes) -> None:
+    def __init__(self, episode: OpenEpisode, prompt: Tokens, seed: bytes, begun: Tokens = ()) -> None:
         self.episode = episode
+        self._begun = begun
         self._prompt = prompt
         self._seed = seed
         self._cache = TurnCache()
         self._generations: list[Generation] = []
 
+    @property
+    def room(self) -> int:
+        """The most tokens that the next turn still lacks; 0 at the end of the episode."""
+        return self.episode.room - len(self._begun)
+
     def request(self, key: SketchKey | None) -> Request:
         """Return the request of the next turn."""
-        context = self._prompt + join_turns(self.episode.tokens, self.episode.turns)[0]
-        return Request(context, self._seed, key, len(self.episode.tokens), self._cache)
+        context = self._prompt + join_turns(self.episode.tokens, self.episode.turns)[0] + self._begun
+        return Request(context, self._seed, key, len(self.episode.tokens) + len(self._begun), self._cache)
 
     def take(self, generation: Generation) -> None:
         """Append a turn; what is more than this episode has room for is cut off."""
-        room = self.episode.room
+        room = self.room
         if len(generation.tokens) > room:
             generation = Generation(
                 generation.tokens[:room],
@@ -107,8 +115,9 @@ class PlayedEpisode:
             )
         if self._seed:  # else nobody needs the states, which an evaluation would have of all its episodes at once
             self._generations.append(generation)
-        self.episode.take(generation.tokens)
-        if not self.episode.room:
+        self.episode.take(self._begun + generation.tokens)
+        self._begun = ()
+        if not self.room:
             self._cache.content = None
 
     @property
@@ -131,9 +140,9 @@ async def play(
     """
     version = engine.version
     for start in range(0, len(episodes), _AT_ONCE):
-        while waiting := [item for item in episodes[start : start + _AT_ONCE] if item.episode.room]:
+        while waiting := [item for item in episodes[start : start + _AT_ONCE] if item.room]:
             # Noise depends on the position alone, so a turn that is cut off is the one that less room would have given.
-            params = replace(task.run.sampling.params(), max_tokens=max(item.episode.room for item in waiting))
+            params = replace(task.run.sampling.params(), max_tokens=max(item.room for item in waiting))
             turns = await engine.generate([item.request(key) for item in waiting], params)
             if engine.version != version:
                 raise EngineError("another version came to be served while episodes were played")

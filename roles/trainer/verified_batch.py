@@ -1,5 +1,6 @@
 """Verified groups on their way from the collector to the learner, and the log of what became of every judged group."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -30,7 +31,7 @@ class VerifiedGroup(Record):
     prompt: bytes  # token ids, 32-bit little-endian words
     # likewise, one for each rollout, up to where most validators draw another token that leads to another reward
     completions: tuple[bytes, ...]
-    # of each rollout in a run with episodes, as in the group; empty in any other
+    # of each rollout in a run with episodes, as in the group, up to its last token here; empty in any other
     turns: tuple[tuple[tuple[int, bytes], ...], ...] = ()
     # float32 little-endian, one for each completion token, rollouts in order: the median over the accepting validators
     # of the log-probability under `version` at the sampling temperature
@@ -166,13 +167,11 @@ def verified_group(
     """
     lengths = [len(rollout.completion) // 4 for rollout in group.rollouts]
     claims = [rollout.reward for rollout in group.rollouts]
-    turns = tuple(rollout.turns for rollout in group.rollouts if isinstance(rollout, EpisodeRollout))
     fitting = [
         (np.frombuffer(judgement.logprobs, dtype="<f4"), judgement.rewards, judgement.ends or lengths)
         for judgement in accepting
         if len(judgement.logprobs) == 4 * sum(lengths)
         and len(judgement.rewards) == len(claims)
-        and not (turns and judgement.ends)
         and (not exact or count_luck(zip(claims, judgement.rewards, strict=True)) == judgement.counts.luck)
         and all(
             end <= length and (not exact or (end < length) == (reward != claim))
@@ -194,7 +193,23 @@ def verified_group(
         version=group.version,
         prompt=group.prompt,
         completions=tuple(rollout.completion[: 4 * end] for rollout, end in zip(group.rollouts, ends, strict=True)),
-        turns=turns,
+        turns=tuple(
+            _turns_until(rollout.turns, end)
+            for rollout, end in zip(group.rollouts, ends, strict=True)
+            if isinstance(rollout, EpisodeRollout)
+        ),
         logprobs=b"".join(values[:end].tobytes() for values, end in zip(logprobs, ends, strict=True)),
         rewards=tuple((median_rewards / REWARD_UNIT).tolist()),
     )
+
+
+def _turns_until(turns: Sequence[tuple[int, bytes]], end: int) -> tuple[tuple[int, bytes], ...]:
+    """Return the turns with the first `end` tokens of the policy, without the reply behind the last of these."""
+    result = list[tuple[int, bytes]]()
+    for count, reply in turns:
+        if count >= end:
+            result.append((end, b""))
+            break
+        result.append((count, reply))
+        end -= count
+    return tuple(result)

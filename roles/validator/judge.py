@@ -2,15 +2,16 @@
 
 Order: version, quota and form, prompt, tokens and ending, sketch, sampling, stops, turns, reward. The sketch comes
 before sampling, so that 'wrong-sketch' means another policy computed this, and 'wrong-sampling' that the right one did
-but drew other tokens. Rollouts with misses are continued after these: what a miner gains by its misses is counted as
-luck, and the reward of the continuation counts instead. The environment of an episode is
-stepped after these, too: with a forged reply a miner could make the true policy write whatever it likes, so no
-environment sees a turn before all replies ahead of it are its own.
+but drew other tokens. The environment of an episode is stepped after these: with a forged reply a miner could make the
+true policy write whatever it likes, so no environment sees a turn before all replies ahead of it are its own. Rollouts
+with misses are continued at last: what a miner gains by its misses is counted as luck, and the reward of the
+continuation counts instead.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.rollout.sketch import SketchKey
 from roles.policy.assignment import Assignment, Task
-from roles.policy.episodes import OpenEpisode, replayed_reward
+from roles.policy.episodes import OpenEpisode, PlayedEpisode, play, replayed_reward
 from roles.policy.sequences import Tokens, split
 from roles.ports import CheckRequest, Engine, Request
 
@@ -59,8 +60,9 @@ class GroupCheck:
         rewards, ends, logprobs: as in `Judgement`.
         assignment: unless the environment reached a limit.
         margins: int64 [N], `whole_margins` of its tokens.
-        continuations: by the index of a rollout with a miss, the tokens before the first one, and those that the
-            validator generates behind these.
+        first_misses: the place of the first miss of each rollout that is continued, by its index.
+        continuations: likewise, the tokens before it with those that the validator generates behind them, but of
+            episodes; others: the rewards of continuations.
     """
 
     group: Group
@@ -72,7 +74,9 @@ class GroupCheck:
     logprobs: bytes = b""
     assignment: Assignment = field(init=False)
     margins: np.ndarray = field(init=False)
-    continuations: dict[int, tuple[Tokens, Tokens]] = field(default_factory=dict)
+    first_misses: dict[int, int] = field(default_factory=dict)
+    continuations: dict[int, Tokens] = field(default_factory=dict)
+    others: dict[int, int] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -119,22 +123,36 @@ class Judge:
         """
         checks = [GroupCheck(*item) for item in groups]
         begin = tokens = limits = 0
+
+        async def attempt(step: Callable[[GroupCheck], Awaitable[None]], some: Sequence[GroupCheck]) -> None:
+            """Take a step with each of some groups that holds so far, up to the limits of the environment."""
+            nonlocal limits
+            for check in (check for check in some if check.reason is None):
+                try:
+                    if limits < _MOST_LIMITS:
+                        await step(check)
+                        continue
+                except SandboxLimitError:
+                    limits += 1
+                check.reason, check.counts = Reason.UNREPRODUCED, NO_COUNTS
+
         async with at_engine(0):
             for end, check in enumerate(checks, 1):
                 tokens += sum(len(rollout.sequence) for rollout in check.group.rollouts)
                 if tokens >= _TOKENS_AT_ONCE or end == len(checks):
                     await self._check(checks[begin:end], thresholds)
                     begin, tokens = end, 0
-        await self._continue(checks, at_engine)
         async with at_rewards(0):
-            for check in (check for check in checks if check.reason is None):
-                try:
-                    if limits < _MOST_LIMITS:
-                        await self._check_rewards(check, thresholds)
-                        continue
-                except SandboxLimitError:
-                    limits += 1
-                check.reason, check.counts = Reason.UNREPRODUCED, NO_COUNTS
+            await attempt(partial(self._check_rewards, thresholds), checks)
+        if behind := sum(map(self._select_misses, checks)):
+            async with at_engine(1_000_000 * behind // sum(check.tokens for check in checks)):
+                missing = [check for check in checks if check.first_misses]
+                if self.task.run.episode is None:
+                    await self._continue(missing)
+                else:
+                    await attempt(self._continue_episodes, missing)
+            async with at_rewards(0):
+                await attempt(self._count_luck, missing)
         return [check.judgement() for check in checks]
 
     async def _check(self, checks: Sequence[GroupCheck], thresholds: Thresholds) -> None:
@@ -194,70 +212,24 @@ class Judge:
             check.logprobs = result.logprobs.numpy().astype(np.dtype("<f4")).tobytes()
             check.reason = own_rejection(check.counts, thresholds)
 
-    async def _continue(self, checks: Sequence[GroupCheck], at_engine: Reservation) -> None:
-        """Continue the rollouts that R1 selects and that have a miss, but no episodes and no groups that do not hold.
-
-        What follows from the first miss is all that a miner can have gained by any of its misses in a rollout. Nothing
-        in a continuation depends on what the miner chose.
-        """
-        if self.draw is None or self.task.run.episode is not None:
-            return
-        params = self.task.run.sampling.params()
-        places = list[tuple[GroupCheck, int, Request]]()
-        behind = 0  # tokens from the first misses on
-        for check in (check for check in checks if check.reason is None):
-            group, own = check.group, check.assignment
-            ends = np.cumsum([len(rollout.tokens) for rollout in group.rollouts])
-            parts = self.task.run_id, self.window, self.draw, group.miner, group.index
-            selected = challenge.continued_rollouts(*parts, size=len(ends), max_tokens=params.max_tokens)
-            for index, misses in enumerate(np.split(check.margins > 0, ends[:-1])):
-                if index in selected and misses.any():
-                    first = int(misses.argmax())
-                    right = own.prompt + group.rollouts[index].tokens[:first]
-                    places.append((check, index, Request(right, own.seeds[index], self.sketch, first)))
-                    behind += len(misses) - first
-        if not places:
-            return
-        rooms = [params.max_tokens - request.offset for _, _, request in places]
-        async with at_engine(1_000_000 * behind // sum(check.tokens for check in checks)):
-            for batch in split(rooms, _DECODED_AT_ONCE):
-                requests = [places[place][2] for place in batch]
-                generations = await self.engine.generate(requests, replace(params, max_tokens=rooms[batch[-1]]))
-                for place, generation in zip(batch, generations, strict=True):
-                    check, index, request = places[place]
-                    right = check.group.rollouts[index].tokens[: request.offset]
-                    # What is too long is cut off: noise depends on the position alone.
-                    check.continuations[index] = right, generation.tokens[: rooms[place]]
-
-    async def _check_rewards(self, check: GroupCheck, thresholds: Thresholds) -> None:
-        """Compare turns and rewards of a group that holds so far with the environment's, and its rewards with those of
-        continuations, which count where they differ. Raise SandboxLimitError if the environment reaches a limit.
+    async def _check_rewards(self, thresholds: Thresholds, check: GroupCheck) -> None:
+        """Compare turns and rewards of a group that holds so far with the environment's, or raise SandboxLimitError if
+        it reaches a limit.
         """
         rollouts, problem, is_exact = check.group.rollouts, check.assignment.problem, self.task.environment.exact
         if self.task.run.episode is None:
-            rewards = await self.task.rewards(problem, [rollout.tokens for rollout in rollouts])
+            check.rewards = await self.task.rewards(problem, [rollout.tokens for rollout in rollouts])
         else:
             replayed = await self.task.run_sync(self._replay, check.group, check.assignment)
-            rewards = tuple(reward for reward in replayed if reward is not None)
-            if len(rewards) < len(replayed):
+            check.rewards = tuple(reward for reward in replayed if reward is not None)
+            if len(check.rewards) < len(replayed):
                 check.reason = Reason.TURN if is_exact else Reason.UNREPRODUCED
                 if not is_exact:
                     check.counts = UNREPRODUCED if thresholds.replay else NO_COUNTS
                 return
             check.counts += REPRODUCED if thresholds.replay else NO_COUNTS
-        if is_exact and rewards != tuple(rollout.reward for rollout in rollouts):
+        if is_exact and check.rewards != tuple(rollout.reward for rollout in rollouts):
             check.reason = Reason.REWARD
-            return
-        own = [right + behind for right, behind in check.continuations.values()]
-        others = dict(zip(check.continuations, await self.task.rewards(problem, own), strict=True)) if own else {}
-        luck = count_luck((rewards[index], other) for index, other in others.items())
-        check.counts = check.counts.model_copy(update={"luck": luck})
-        check.rewards = tuple(others.get(index, reward) for index, reward in enumerate(rewards))
-        if check.rewards != rewards:
-            check.ends = tuple(
-                len(rollout.tokens) if reward == other else len(check.continuations[index][0])
-                for index, (rollout, reward, other) in enumerate(zip(rollouts, rewards, check.rewards, strict=True))
-            )
 
     def _replay(self, group: Group, assignment: Assignment) -> list[int | None]:
         """Return the reward of each episode; None for one whose replies or end are not the environment's."""
@@ -266,6 +238,84 @@ class Judge:
             for rollout, seed in zip(group.rollouts, assignment.episode_seeds, strict=True)
             if isinstance(rollout, EpisodeRollout)
         ]
+
+    def _select_misses(self, check: GroupCheck) -> int:
+        """Select the rollouts of a group that are continued: those that R1 selects and that have a miss, if the group
+        holds and replies are exact. Return how many tokens they have from their first misses on.
+
+        What follows from the first miss is all that a miner can have gained by any of its misses in a rollout. Nothing
+        in a continuation depends on what the miner chose.
+        """
+        run, group = self.task.run, check.group
+        if self.draw is None or check.reason is not None or not run.exact_replies:
+            return 0
+        lengths = [len(rollout.tokens) for rollout in group.rollouts]
+        parts = self.task.run_id, self.window, self.draw, group.miner, group.index
+        selected = challenge.continued_rollouts(*parts, size=len(lengths), max_tokens=run.sampling.max_tokens)
+        for index, misses in enumerate(np.split(check.margins > 0, np.cumsum(lengths[:-1]))):
+            if index in selected and misses.any():
+                check.first_misses[index] = int(misses.argmax())
+        return sum(lengths[index] - first for index, first in check.first_misses.items())
+
+    async def _continue(self, checks: Sequence[GroupCheck]) -> None:
+        """Continue the selected rollouts of groups without episodes."""
+        params = self.task.run.sampling.params()
+        places = [
+            (check, index, check.group.rollouts[index].tokens[:first])
+            for check in checks
+            for index, first in check.first_misses.items()
+        ]
+        rooms = [params.max_tokens - len(right) for _, _, right in places]
+        for batch in split(rooms, _DECODED_AT_ONCE):
+            requests = [
+                Request(check.assignment.prompt + right, check.assignment.seeds[index], self.sketch, len(right))
+                for check, index, right in (places[place] for place in batch)
+            ]
+            generations = await self.engine.generate(requests, replace(params, max_tokens=rooms[batch[-1]]))
+            for place, generation in zip(batch, generations, strict=True):
+                check, index, right = places[place]
+                # What is too long is cut off: noise depends on the position alone.
+                check.continuations[index] = right + generation.tokens[: rooms[place]]
+
+    async def _continue_episodes(self, check: GroupCheck) -> None:
+        """Play the selected episodes of a group from their first misses on, or raise SandboxLimitError."""
+        played = await self.task.run_sync(self._begun, check)
+        await play(self.task, self.engine, played, self.sketch)
+        check.others = {index: item.episode.reward for index, item in zip(check.first_misses, played, strict=True)}
+
+    def _begun(self, check: GroupCheck) -> list[PlayedEpisode]:
+        """Return the selected episodes of a group up to their first misses."""
+        result, own = list[PlayedEpisode](), check.assignment
+        for index, first in check.first_misses.items():
+            rollout, begin = check.group.rollouts[index], 0
+            assert isinstance(rollout, EpisodeRollout)
+            episode = OpenEpisode(self.task, own.problem, own.episode_seeds[index])
+            for count, _ in rollout.decoded_turns:
+                if begin + count > first:
+                    break
+                episode.take(rollout.tokens[begin : begin + count])
+                begin += count
+            result.append(PlayedEpisode(episode, own.prompt, own.seeds[index], rollout.tokens[begin:first]))
+        return result
+
+    async def _count_luck(self, check: GroupCheck) -> None:
+        """Let the rewards of continuations count where they differ, and count what the rollouts have gained; raise
+        SandboxLimitError if the environment reaches a limit.
+        """
+        if check.continuations:
+            others = await self.task.rewards(check.assignment.problem, list(check.continuations.values()))
+            check.others = dict(zip(check.continuations, others, strict=True))
+        rewards, own = check.rewards, check.others
+        luck = count_luck((rewards[index], other) for index, other in own.items())
+        check.counts = check.counts.model_copy(update={"luck": luck})
+        check.rewards = tuple(own.get(index, reward) for index, reward in enumerate(rewards))
+        if check.rewards != rewards:
+            check.ends = tuple(
+                len(rollout.tokens) if reward == other else check.first_misses[index]
+                for index, (rollout, reward, other) in enumerate(
+                    zip(check.group.rollouts, rewards, check.rewards, strict=True)
+                )
+            )
 
 
 def check_requests(group: Group, assignment: Assignment, key: SketchKey) -> list[CheckRequest]:

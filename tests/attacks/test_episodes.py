@@ -6,9 +6,11 @@ and environments may execute what they are given.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from grailnode.calibration.pairs import CalibrationTask, GroupMeasurement, check_groups, generate_groups
 from grailnode.calibration.thresholds import ThresholdDemands, choose_thresholds
@@ -19,14 +21,18 @@ from protocol.judging.evidence import NO_EVIDENCE, Evidence, advance
 from protocol.judging.verdict import Reason
 from protocol.proof import EXACT_PROOF, RATE_UNIT, Table, Thresholds
 from protocol.rollout.batch import EpisodeRollout, Group, Rollout, assemble
+from protocol.rollout.sampling import SamplingParams
 from protocol.run import EpisodeSpec
 from roles.miner.produce import HonestProducer
+from roles.policy.assignment import Task
+from roles.ports import Engine, Generation, Request
 from tests.support.adversaries.false_episodes import CHEATS
 from tests.support.adversaries.harness import PolicyHistory, TrialHarness, TrialOutcome, alter
 from tests.support.builders.dice import Dice, DiceEpisode
-from tests.support.builders.proofs import FLOAT32, packaged_thresholds, proof_of
+from tests.support.builders.proofs import FLOAT32, LENIENT, packaged_thresholds, proof_of
 from tests.support.simulation.virtual_clock import simulate
 
+OTHER = 3  # a token that is no stop token, and which the policy seldom draws
 SPEC = EpisodeSpec(turns=6, turn_tokens=4, reply_tokens=8, tokens=60)
 Steps = dict[bytes, list[str]]
 
@@ -286,3 +292,45 @@ def test_turns_in_a_run_without_episodes_are_refused() -> None:
         for group in produce(harness)
     ]
     assert judge(harness, groups).reasons == {Reason.TOKENS.value: 2}
+
+
+class OtherTurns:
+    """An engine that begins each turn of most seeds but the first with another token than the policy draws."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Generation]:
+        generations = await self._engine.generate(requests, params)
+        places = [n for n, request in enumerate(requests) if request.offset and request.seed[0] % 4]
+        begun = [
+            replace(requests[n], prompt=(*requests[n].prompt, OTHER), offset=requests[n].offset + 1, turn_cache=None)
+            for n in places
+        ]
+        rest = await self._engine.generate(begun, params)
+        for n, behind in zip(places, rest, strict=True):
+            first = generations[n]
+            generations[n] = Generation(
+                (OTHER, *behind.tokens),
+                torch.cat([first.hidden[:1], behind.hidden]),
+                (*first.logprobs[:1], *behind.logprobs),
+            )
+        return generations
+
+
+def test_misses_of_episodes_raise_no_rewards_and_count_as_luck() -> None:
+    """A validator plays each episode on from its first miss, which is at the beginning of its second turn."""
+    harness = new_harness(Dice(), SPEC, groups=4, row=alter(packaged_thresholds(), **LENIENT))
+
+    def make(task: Task, engine: Engine) -> HonestProducer:
+        return HonestProducer(task, OtherTurns(engine))
+
+    async def scenario() -> tuple[TrialOutcome, TrialOutcome]:
+        return await harness.luck(make(harness.task, await harness.serving_engine()), 0)
+
+    outcome, expected = simulate(scenario)
+    assert outcome == expected
+    assert sum(outcome.counts.luck.steps) > 0

@@ -14,7 +14,7 @@ from protocol.encoding import content_digest
 from protocol.errors import MalformedError
 from protocol.identity.authority import Revision
 from protocol.identity.signing import open_announced, sign
-from protocol.judging.evidence import count_luck
+from protocol.judging.evidence import NO_COUNTS, count_luck
 from protocol.judging.verdict import Judgement
 from protocol.rollout.batch import pack_tokens
 from roles.ports import NotFoundError
@@ -296,6 +296,22 @@ def test_a_rollout_counts_up_to_the_first_token_by_which_its_reward_differs_from
         whole_rollouts = [rollout.tokens for rollout in GROUP.rollouts]
         assert group.completion_tokens == tuple(own[:end] for own, end in zip(whole_rollouts, ends, strict=True))
         assert [len(values) for values in group.completion_logprobs] == list(ends)
+
+
+def test_an_episode_counts_up_to_the_turn_in_which_it_ends_early() -> None:
+    rollout = samples.episode_rollout()  # a turn of two tokens, a reply, and a turn of one
+    group, first = samples.group(1, rollouts=(rollout,)), rollout.turns[0]
+    for end, turns in {0: ((0, b""),), 1: ((1, b""),), 2: ((2, b""),)}.items():
+        judgement = samples.judgement(tokens=3, counts=NO_COUNTS, rewards=(0,), ends=(end,), logprobs=LOGPROBS[:12])
+        result = verified_group(group, samples.digest("frame"), (judgement,), exact=False)
+        assert result is not None
+        assert (result.turns, result.completion_tokens) == ((turns,), (rollout.tokens[:end],))
+        assert [sum(drawn) for _, drawn in result.sequences] == [end]
+    two = samples.group(1, rollouts=(rollout, rollout))
+    judgement = samples.judgement(tokens=6, counts=NO_COUNTS, rewards=(0, 0), ends=(3, 2), logprobs=LOGPROBS[:4] * 6)
+    result = verified_group(two, samples.digest("frame"), (judgement,), exact=False)
+    assert result is not None
+    assert result.turns == (rollout.turns, ((first[0], b""),))
 
 
 def test_the_median_of_the_validators_rewards_counts_if_rewards_are_not_exact() -> None:
