@@ -62,7 +62,7 @@ def _measure(
     patch, digest, buffer = encode(weights, target, profile=profile), digest_weights(target), served.buffer()
     undo, base = encode(target, weights), digest_weights(weights)
     header = read_header(patch)
-    frames = list(zip(header.rows, split_frames(patch, header), strict=True))
+    frames = list(split_frames(patch, header, header.table.units(weights)))
     elements = sum(tensor.numel() for tensor in weights.values())
     best: dict[str, float] = {}
 

@@ -194,7 +194,7 @@ def encode(
 
 
 def summary(patch: bytes) -> Header:
-    """Read a patch's preamble and table (hostile bytes), without decoding a frame: MalformedError, LimitError or
+    """Read a patch's preamble and table (hostile bytes), without any weights: MalformedError, LimitError or
     PatchError if it is malformed or contradicts itself, or frames are missing.
     """
     header = read_header(patch)
