@@ -76,7 +76,7 @@ def _measure(
         timed("read", lambda: [served.read(name, buffer=buffer) for name in _SHAPES])
         timed(
             "decode",
-            lambda: [None for row, frame in frames for _ in decode_frame(row, frame, bits_of(weights[row.name]))],
+            lambda: [None for (row,), frame in frames for _ in decode_frame(row, frame, bits_of(weights[row.name]))],
         )
         timed("digest", lambda: [_digest(tensor) for tensor in target.values()])
         timed("stage", lambda: stage_patch(served, 1, patch, digest))

@@ -102,23 +102,27 @@ def apply_unit(
     """
     if changes is not None:
         changes |= {row.name: [] for row in rows}
-    new = {row.name: empty_like(old[row.name]) if places is None else places[row.name] for row in rows}
     if len(rows) == 1:
         name = rows[0].name
-        return {name: apply_frame(old[name], rows[0], frame, new[name], None if changes is None else changes[name])}
+        new = empty_like(old[name]) if places is None else places[name]
+        return {name: apply_frame(old[name], rows[0], frame, new, None if changes is None else changes[name])}
     # Joined tensors are small, so they are copied: side by side they are the tensor that was encoded.
+    # Old and new ones in two arrays: in a single one, kernels would take twice as long.
     before = np.concatenate([bits_of(old[row.name]) for row in rows])
-    after, begin, result = np.empty_like(before), 0, {}
+    after = np.empty_like(before)
     for _ in decode_frame(unit_row(rows), frame, before, after, places=False):
         pass
-    for row in rows:
-        own = slice(begin, begin + row.elements)
-        begin += row.elements
+    data, begin, result = after.view(np.uint8), 0, dict[str, tuple[torch.Tensor, bytes]]()
+    parts = torch.from_numpy(data).view(rows[-1].dtype).split([row.elements for row in rows])
+    for row, part in zip(rows, parts, strict=True):
+        digest = blake3(data.data[begin : begin + part.nbytes]).digest()
+        begin += part.nbytes
         if changes is not None:
-            indices = np.flatnonzero(before[own] != after[own])
-            changes[row.name].append((indices, after[own][indices]))
-        bits_of(new[row.name])[:] = after[own]
-        result[row.name] = new[row.name], blake3(after[own].data.cast("B")).digest()
+            elements = bits_of(part)
+            indices = np.flatnonzero(bits_of(old[row.name]) != elements)
+            changes[row.name].append((indices, elements[indices]))
+        tensor = part.view(row.shape)
+        result[row.name] = tensor.clone() if places is None else copy_bits(tensor, places[row.name]), digest
     check_tensor(rows[-1], result[rows[-1].name][1])
     return result
 

@@ -65,8 +65,8 @@ def threshold_lines(row: MeasuredRow) -> list[str]:
 
 
 def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
-    """Return a table for a terminal of 80 columns, in bits for each change; with `unchanged`, of all tensors. Of a patch
-    without its base there are only title and caption.
+    """Return a table for a terminal of 80 columns, in bits for each change; with `unchanged`, of all tensors. Without
+    the base of the patch there are only title and caption.
     """
     of, bound, ratio = "", "", ""
     if patch.weight_bytes is not None and patch.bound is not None:
