@@ -23,6 +23,7 @@ import torch
 
 from protocol import limits
 from protocol.compression import compress, decompress
+from protocol.digest import Described
 from protocol.errors import LimitError, MalformedError, PatchError
 from protocol.patch.fields import Cursor, varint
 
@@ -105,7 +106,7 @@ class Table:
             self._checks += cursor.take(CHECK_BYTES)
         cursor.finish()
 
-    def units(self, weights: Mapping[str, torch.Tensor | TensorRow]) -> list[Unit]:
+    def units(self, weights: Mapping[str, Described]) -> list[Unit]:
         """Return what the table says of the tensors of weights, in the order of its frames: PatchError or LimitError if
         it does not fit their number, dtypes and shapes.
         """
