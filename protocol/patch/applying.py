@@ -113,10 +113,10 @@ def apply_unit(
     for _ in decode_frame(unit_row(rows), frame, before, after, places=False):
         pass
     data, begin, result = after.view(np.uint8), 0, dict[str, tuple[torch.Tensor, bytes]]()
-    parts = torch.from_numpy(data).view(rows[-1].dtype).split([row.elements for row in rows])
-    for row, part in zip(rows, parts, strict=True):
-        digest = blake3(data.data[begin : begin + part.nbytes]).digest()
-        begin += part.nbytes
+    for row in rows:
+        own = data[begin : begin + row.nbytes]
+        part, digest = torch.from_numpy(own).view(row.dtype), blake3(own.data).digest()
+        begin += row.nbytes
         if changes is not None:
             elements = bits_of(part)
             indices = np.flatnonzero(bits_of(old[row.name]) != elements)

@@ -16,10 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from protocol import limits
 from protocol.compression import compress, decompress
@@ -88,12 +89,12 @@ class Table:
         data = decompress(packed, limits.MAX_PATCH_HEADER_BYTES)
         cursor = Cursor(data, "patch table")
         count, most = cursor.varint(limits.MAX_TENSORS), Mode.JOINED + limits.MAX_TENSORS
-        codes = np.fromiter((cursor.varint(most) for _ in range(count)), np.int64, count)
+        codes: NDArray[np.int64] = np.fromiter((cursor.varint(most) for _ in range(count)), np.int64, count)
         has_frame, joined = (codes > 0) & (codes < Mode.JOINED), codes >= Mode.JOINED
         places = np.flatnonzero(has_frame)
         self._codes, self._hosts = codes, np.arange(count)
         # A joined tensor's code says how many other frames begin before that of its host.
-        self._frames = np.cumsum(has_frame) - has_frame
+        self._frames: NDArray[np.int64] = np.cumsum(has_frame) - has_frame
         hosts = self._frames[joined] + codes[joined] - Mode.JOINED
         if hosts.size and hosts.max() >= places.size:
             raise PatchError("a tensor that is joined to none", "patch table")
@@ -113,7 +114,7 @@ class Table:
         if len(weights) != self._codes.size:
             raise PatchError(f"a patch of {self._codes.size} tensors for weights of {len(weights)}")
         names, rows = sorted(weights), list[TensorRow]()
-        columns = self._codes.tolist(), self._hosts.tolist(), self._frames.tolist()
+        columns: Any = self._codes.tolist(), self._hosts.tolist(), self._frames.tolist()
         for place, (name, code, host, frame) in enumerate(zip(names, *columns, strict=True)):
             tensor, fields = weights[name], (0, 0, b"", "" if host == place else names[host])
             if 0 < code < Mode.JOINED:
