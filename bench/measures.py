@@ -15,7 +15,7 @@ from grailnode.convert.inspect_patch import bound_bits
 from protocol import patch
 from protocol.digest import tensor_digest
 from protocol.patch.codec import encode_unit_frame
-from protocol.patch.container import read_header, split_frames, unit_row, units_of
+from protocol.patch.container import read_header, split_frames, unit_row
 from protocol.patch.frames import decode_frame
 from protocol.patch.sparse import Scratch
 from protocol.patch.values import Bits, bits_of
@@ -90,11 +90,12 @@ def measure_codec(update: Update, profile: str, repeats: int) -> FormatCost:
     """Measure the codec alone, without digests and new tensors. The bytes are those of the whole patch."""
     data = patch.encode(update.old, update.new, profile=profile)
     header = read_header(data)
-    units, frames = units_of(header.rows), dict(zip(header.rows, split_frames(data, header), strict=True))
-    changed = [rows for rows in units.values() if rows[-1].size]
-    names = [tuple(row.name for row in rows) for rows in units.values()]
+    units = list(split_frames(data, header, header.table.units(update.old)))
+    changed = [(rows, frame) for rows, frame in units if rows[-1].size]
+    names = [tuple(row.name for row in rows) for rows, _ in units]
     targets = {
-        rows[-1].name: np.empty(unit_row(rows).elements, bits_of(update.old[rows[-1].name]).dtype) for rows in changed
+        rows[-1].name: np.empty(unit_row(rows).elements, bits_of(update.old[rows[-1].name]).dtype)
+        for rows, _ in changed
     }
     workspace = Scratch()
 
@@ -104,10 +105,10 @@ def measure_codec(update: Update, profile: str, repeats: int) -> FormatCost:
             encode_unit_frame(pairs, update.new[unit[-1]], profile, space)
 
     def decode() -> None:
-        for rows in changed:
+        for rows, frame in changed:
             before = [bits_of(update.old[row.name]) for row in rows]
             whole = before[0] if len(before) == 1 else np.concatenate(before)
-            for _ in decode_frame(unit_row(rows), frames[rows[-1]], whole, targets[rows[-1].name]):
+            for _ in decode_frame(unit_row(rows), frame, whole, targets[rows[-1].name]):
                 pass
 
     return FormatCost(

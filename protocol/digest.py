@@ -6,7 +6,7 @@ tensor keeps its digest.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from blake3 import blake3
@@ -31,6 +31,16 @@ dtypes: Final = {name: dtype for dtype, name in type_names.items()}
 
 Weights = Mapping[str, torch.Tensor]
 """A model's tensors by name: contiguous CPU tensors of the dtypes above."""
+
+
+class Described(Protocol):
+    """What has a dtype and a shape: a tensor, or what stands for one."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def shape(self) -> Sequence[int]: ...
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
@@ -60,7 +70,7 @@ def outline(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> Weights
     return {name: torch.empty(tuple(shape), dtype=dtype, device="meta") for name, (dtype, shape) in tensors.items()}
 
 
-def weights_digest(tensor_digests: Mapping[str, bytes], weights: Weights) -> bytes:
+def weights_digest(tensor_digests: Mapping[str, bytes], weights: Mapping[str, Described]) -> bytes:
     """Return the BLAKE3 (32 bytes) of the canonical table of the weights, whose tensors have these digests."""
     if tensor_digests.keys() != weights.keys():
         raise ValueError("tensor_digests must have one digest for each tensor")

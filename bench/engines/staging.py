@@ -62,7 +62,7 @@ def _measure(
     patch, digest, buffer = encode(weights, target, profile=profile), digest_weights(target), served.buffer()
     undo, base = encode(target, weights), digest_weights(weights)
     header = read_header(patch)
-    frames = list(zip(header.rows, split_frames(patch, header), strict=True))
+    frames = list(split_frames(patch, header, header.table.units(weights)))
     elements = sum(tensor.numel() for tensor in weights.values())
     best: dict[str, float] = {}
 
@@ -76,7 +76,7 @@ def _measure(
         timed("read", lambda: [served.read(name, buffer=buffer) for name in _SHAPES])
         timed(
             "decode",
-            lambda: [None for row, frame in frames for _ in decode_frame(row, frame, bits_of(weights[row.name]))],
+            lambda: [None for (row,), frame in frames for _ in decode_frame(row, frame, bits_of(weights[row.name]))],
         )
         timed("digest", lambda: [_digest(tensor) for tensor in target.values()])
         timed("stage", lambda: stage_patch(served, 1, patch, digest))

@@ -41,7 +41,7 @@ def verify() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For scripts.")
 @click.option("--all", "everything", is_flag=True, help="Unchanged tensors as well.")
 def inspect() -> None:
-    """Show what a patch FILE holds, tensor by tensor; with --base, beside the least bits there are to send."""
+    """Show what a patch FILE holds; with --base, tensor by tensor, beside the least bits there are to send."""
 
 
 @verb("run_reading.convert")

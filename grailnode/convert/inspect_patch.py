@@ -1,7 +1,7 @@
 """The contents of a patch, for `grailnode inspect PATCH [--json] [--base FILE]`.
 
-Everything but the bound is read from the table and the frames' directories, without weights. With the base weights the
-patch is applied, and the bound of each tensor is computed (docs/spec/patch.md, section 6).
+A patch names no tensors: without the base weights, its header alone can be shown. With them the patch is applied, and
+the bound of each tensor is computed (docs/spec/patch.md, section 6).
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import torch
 from protocol.digest import Weights, digest_weights, type_name
 from protocol.errors import PatchError
 from protocol.patch import apply, summary
-from protocol.patch.container import Mode, TensorRow, split_frames
+from protocol.patch.container import Header, Mode, TensorRow, split_frames, unit_row
 from protocol.patch.sparse import read_directory
 from protocol.patch.values import bits_of, layout_of, to_keys
 
@@ -26,25 +26,27 @@ class InspectedTensor:
     shape: tuple[int, ...]
     codec: str  # mode of the tensor (unchanged, sparse, steps, ...); "joined" if another one has its frame
     elements: int
-    changed: int  # elements that change; without the base weights, the frame's, and 0 if it is joined
-    density: float  # share of the elements that change, of all tensors of the frame
+    changed: int  # elements that change
+    density: float  # share of the elements that change
     nbytes: int
     bits_per_change: float  # bits of the frame per changed element; 0.0 if nothing changed
     classes: int  # number of classes of the model; 0 if the frame has no classes
     sections: dict[str, int]  # bytes of a sparse frame's sections "words" and "raw"; 0 in other modes
-    bound: float | None  # least bits for a change if only exponents are known; None without the base weights
+    bound: float  # least bits for a change if only exponents are known
 
 
 @dataclass(frozen=True, slots=True)
 class InspectedPatch:
-    """A patch: digests of base and result (hex), sums over its tensors, the tensors; `bound` is for all of them."""
+    """A patch: digests of base and result (hex), sums over its tensors, and with the base weights the tensors, and what
+    follows from them; `bound` is for all of them.
+    """
 
     profile: str
     base: str
     result: str
     nbytes: int
-    weight_bytes: int
-    elements: int
+    weight_bytes: int | None
+    elements: int | None
     changed: int
     bits_per_change: float
     bound: float | None
@@ -58,35 +60,32 @@ def inspect_patch(data: bytes, base: Weights | None = None) -> InspectedPatch:
         raise PatchError(
             f"are {digest_weights(base).hex()[:16]}, and the patch applies to {header.base.hex()[:16]}", "base weights"
         )
-    newer = apply(base, data) if base is not None else None
-    tensors = []
-    joined: dict[str, int] = {}  # elements by the name of the tensor that has their frame
-    for row, frame in zip(header.rows, split_frames(data, header), strict=True):
-        elements = row.elements + joined.pop(row.host or row.name, 0)
-        if row.host:
-            joined[row.host] = elements
-        bound, changed = None, row.changed
-        if base is not None and newer is not None:
-            before, after = base[row.name], newer[row.name]
-            bound, changed = bound_bits(before, after), int(np.count_nonzero(bits_of(before) != bits_of(after)))
-        tensors.append(_inspected(row, frame, elements, changed, bound))
+    tensors = [] if base is None else _tensors(data, header, base)
     return InspectedPatch(
         profile=header.profile,
         base=header.base.hex(),
         result=header.result.hex(),
         nbytes=len(data),
-        weight_bytes=sum(row.nbytes for row in header.rows),
-        elements=sum(row.elements for row in header.rows),
+        weight_bytes=None if base is None else sum(tensor.nbytes for tensor in base.values()),
+        elements=None if base is None else sum(tensor.numel() for tensor in base.values()),
         changed=header.changed,
         bits_per_change=8 * len(data) / max(1, header.changed),
-        bound=sum((row.bound or 0.0) * row.changed for row in tensors) / max(1, header.changed)
-        if base is not None
-        else None,
+        bound=None if base is None else sum(row.bound * row.changed for row in tensors) / max(1, header.changed),
         tensors=tuple(tensors),
     )
 
 
-def _inspected(row: TensorRow, frame: memoryview, elements: int, changed: int, bound: float | None) -> InspectedTensor:
+def _tensors(data: bytes, header: Header, base: Weights) -> list[InspectedTensor]:
+    newer, tensors = apply(base, data), list[InspectedTensor]()
+    for unit, frame in split_frames(data, header, header.table.units(base)):
+        for row in unit:
+            changed = int(np.count_nonzero(bits_of(base[row.name]) != bits_of(newer[row.name])))
+            bound = bound_bits(base[row.name], newer[row.name])
+            tensors.append(_inspected(row, frame, unit_row(unit).elements, changed, bound))
+    return sorted(tensors, key=lambda tensor: tensor.name)
+
+
+def _inspected(row: TensorRow, frame: memoryview, elements: int, changed: int, bound: float) -> InspectedTensor:
     """Return the facts of a tensor, by its row and the directory of its frame (hostile bytes); no change is decoded."""
     classes, words, raw = 0, 0, 0
     if row.mode == Mode.SPARSE:
@@ -103,7 +102,7 @@ def _inspected(row: TensorRow, frame: memoryview, elements: int, changed: int, b
         codec=row.mode.name.lower(),
         elements=row.elements,
         changed=changed,
-        density=row.changed / max(1, elements),
+        density=changed / max(1, row.elements),
         nbytes=row.size,
         bits_per_change=8 * row.size / row.changed if row.changed else 0.0,
         classes=classes,

@@ -21,6 +21,7 @@ from blake3 import blake3
 from grailnode import UserError
 from grailnode.node.process_launch import LostRankError
 from protocol import limits
+from protocol.digest import dtypes, outline, type_name
 from protocol.encoding import pack, unpack
 from protocol.errors import LimitError, MalformedError, PatchError, ProtocolError
 from protocol.objects import ObjectRef
@@ -81,18 +82,31 @@ def pack_encoded(encoded: EncodedFiles) -> Message:
     no_digest = bytes(_DIGEST_BYTES)
     patch = write_container("fast", no_digest, no_digest, [t.row for t in tensors], [t.frame for t in tensors])
     digests = b"".join(tensor.before + tensor.after for tensor in tensors)
-    return (encoded.files, encoded.encode_seconds, encoded.apply_seconds, digests, blake3(patch).digest()), patch
+    shapes = tuple((t.row.name, type_name(t.row.dtype), t.row.shape) for t in tensors)
+    return (
+        encoded.files,
+        encoded.encode_seconds,
+        encoded.apply_seconds,
+        shapes,
+        digests,
+        blake3(patch).digest(),
+    ), patch
 
 
 def unpack_encoded(message: Message) -> EncodedFiles:
     """Return the encoded files of a message; PatchError if its bytes are not those that were packed."""
-    (files, encode_seconds, apply_seconds, digests, digest), patch = message
+    (files, encode_seconds, apply_seconds, shapes, digests, digest), patch = message
     if blake3(patch).digest() != digest:
         raise PatchError("the answer of another host has changed on its way", "frames")
     header, tensors, size = read_header(patch), dict[str, EncodedTensor](), 2 * _DIGEST_BYTES
-    pairs = (digests[begin : begin + size] for begin in range(0, len(digests), size))
-    for row, frame, pair in zip(header.rows, split_frames(patch, header), pairs, strict=True):
-        tensors[row.name] = EncodedTensor(row, frame, pair[:_DIGEST_BYTES], pair[_DIGEST_BYTES:])
+    weights = outline({name: (dtypes[dtype], shape) for name, dtype, shape in shapes})
+    pairs = {name: digests[place * size : (place + 1) * size] for place, name in enumerate(sorted(weights))}
+    for unit, frame in split_frames(patch, header, header.table.units(weights)):
+        for row in unit:
+            own = memoryview(b"") if row.host else frame
+            tensors[row.name] = EncodedTensor(
+                row, own, pairs[row.name][:_DIGEST_BYTES], pairs[row.name][_DIGEST_BYTES:]
+            )
     return EncodedFiles(tensors, files, encode_seconds, apply_seconds)
 
 

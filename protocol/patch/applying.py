@@ -1,8 +1,8 @@
 """Apply a patch to weights, at once or while it arrives (docs/spec/patch.md, section 5); check one's own patch.
 
-Order of checks: the table against the limits, the table against the given tensors (names, dtypes, shapes), the digest
-of the base if it is given, each frame as it is decoded, the digest of each changed tensor, the digest of the result.
-The digest of the result covers every element, changed or not, so a wrong base cannot pass.
+Order of checks: the table against the limits, the digest of the base (names, dtypes, shapes, elements) if those of its
+tensors are given, the table against the given tensors, each frame as it is decoded, the digest of each changed tensor,
+the digest of the result. That covers every tensor, changed or not, so a wrong base cannot pass.
 
 A follower hashes the decoded tensors, because it has only digests of the new weights. The trainer has the new weights
 and their digests, so its own check compares the decoded elements with them and hashes nothing: equal bytes have the
@@ -10,7 +10,7 @@ digests that the manifest will contain.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +29,7 @@ from protocol.patch.container import (
     Header,
     Mode,
     TensorRow,
+    Unit,
     check_length,
     header_bytes,
     read_header,
@@ -56,20 +57,6 @@ class AppliedPatch:
 
     weights: dict[str, torch.Tensor]
     digests: dict[str, bytes]
-
-
-def check_fit(weights: Weights, rows: Iterable[TensorRow]) -> tuple[TensorRow, ...]:
-    """Check that the rows of a table describe tensors of the weights, with their dtypes and shapes (PatchError)."""
-    result = []
-    for row in rows:
-        tensor = weights.get(row.name)
-        if tensor is None:
-            raise PatchError("a tensor that the weights do not have", row.name)
-        if tensor.dtype != row.dtype or tuple(tensor.shape) != row.shape:
-            actual = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise PatchError(f"{row.dtype} {row.shape} where the weights have {actual}", row.name)
-        result.append(row)
-    return tuple(result)
 
 
 def check_tensor(row: TensorRow, digest: bytes) -> None:
@@ -115,23 +102,27 @@ def apply_unit(
     """
     if changes is not None:
         changes |= {row.name: [] for row in rows}
-    new = {row.name: empty_like(old[row.name]) if places is None else places[row.name] for row in rows}
     if len(rows) == 1:
         name = rows[0].name
-        return {name: apply_frame(old[name], rows[0], frame, new[name], None if changes is None else changes[name])}
+        new = empty_like(old[name]) if places is None else places[name]
+        return {name: apply_frame(old[name], rows[0], frame, new, None if changes is None else changes[name])}
     # Joined tensors are small, so they are copied: side by side they are the tensor that was encoded.
+    # Old and new ones in two arrays: in a single one, kernels would take twice as long.
     before = np.concatenate([bits_of(old[row.name]) for row in rows])
-    after, begin, result = np.empty_like(before), 0, {}
+    after = np.empty_like(before)
     for _ in decode_frame(unit_row(rows), frame, before, after, places=False):
         pass
+    data, begin, result = after.view(np.uint8), 0, dict[str, tuple[torch.Tensor, bytes]]()
     for row in rows:
-        own = slice(begin, begin + row.elements)
-        begin += row.elements
+        own = data[begin : begin + row.nbytes]
+        part, digest = torch.from_numpy(own).view(row.dtype), blake3(own.data).digest()
+        begin += row.nbytes
         if changes is not None:
-            indices = np.flatnonzero(before[own] != after[own])
-            changes[row.name].append((indices, after[own][indices]))
-        bits_of(new[row.name])[:] = after[own]
-        result[row.name] = new[row.name], blake3(after[own].data.cast("B")).digest()
+            elements = bits_of(part)
+            indices = np.flatnonzero(bits_of(old[row.name]) != elements)
+            changes[row.name].append((indices, elements[indices]))
+        tensor = part.view(row.shape)
+        result[row.name] = tensor.clone() if places is None else copy_bits(tensor, places[row.name]), digest
     check_tensor(rows[-1], result[rows[-1].name][1])
     return result
 
@@ -143,7 +134,7 @@ def apply_with_digests(
     ones from the verified `digests`; None to compute them again. `threads` tensors are decoded at the same time.
     """
     # Before the first frame is decoded: so the table accounts for every byte of the patch.
-    header = read_header(patch, len(weights))
+    header = read_header(patch)
     check_length(patch, header)
     application = StreamingApply(weights, digests=digests, threads=threads)
     application.start(header)
@@ -179,8 +170,7 @@ class StreamingApply:
         self._places: dict[str, torch.Tensor] = {}
         self._head = bytearray()
         self._header: Header | None = None
-        self._rows: tuple[TensorRow, ...] = ()
-        self._units: dict[str, tuple[TensorRow, ...]] = {}
+        self._units: list[Unit] = []
         self._next = 0
         self._frame: BoundedBuffer | None = None
         self._result = AppliedPatch({}, {})
@@ -197,7 +187,7 @@ class StreamingApply:
             has_preamble = len(self._head) >= PREAMBLE.size
             missing = (header_bytes(self._head) if has_preamble else PREAMBLE.size) - len(self._head)
             if has_preamble and not missing:
-                self.start(read_header(self._head, len(self._weights)))
+                self.start(read_header(self._head))
             elif not rest:
                 return []
             self._head += rest[:missing]
@@ -218,7 +208,7 @@ class StreamingApply:
         while self._pending:
             self._pending.popleft().result()
         result = self._result
-        if self._header is None or len(result.weights) < len(self._rows):
+        if self._header is None or len(result.weights) < len(self._weights):
             raise PatchError("cut off", "patch")
         # Last, the digest of everything. A row has 8 bytes of its tensor's digest, which tell which tensor is at fault.
         if weights_digest(result.digests, result.weights) != self._header.result:
@@ -231,36 +221,34 @@ class StreamingApply:
     def start(self, header: Header) -> None:
         """Begin with a header that was read apart, and check what it alone can show before any frame is decoded."""
         self._header = header
-        self._rows = check_fit(self._weights, header.rows)
-        self._units = units_of(self._rows)
         self._head.clear()
         if self._base_digests is not None and weights_digest(self._base_digests, self._weights) != header.base:
             raise PatchError("made for other weights than these")
+        self._units = header.table.units(self._weights)
         if self._new_tensors is not None:
             self._places = self._new_tensors(self._weights)
 
-    def _take(self, rest: memoryview) -> Iterator[tuple[tuple[TensorRow, ...], memoryview]]:
+    def _take(self, rest: memoryview) -> Iterator[tuple[Unit, memoryview]]:
         """Yield the frames that more bytes complete, with the rows of their tensors."""
-        while self._next < len(self._rows):
+        while self._next < len(self._units):
             # A frame may come in many pieces, and one piece may have the ends of many frames.
-            row = self._rows[self._next]
-            missing = row.size - (self._frame.size if self._frame else 0)
+            unit = self._units[self._next]
+            missing = unit[-1].size - (self._frame.size if self._frame else 0)
             piece, rest = rest[:missing], rest[missing:]
             frame = piece  # not copied where it came whole
             if self._frame or len(piece) < missing:
-                self._frame = self._frame or BoundedBuffer(row.size)
+                self._frame = self._frame or BoundedBuffer(unit[-1].size)
                 self._frame.put(piece)
                 if len(piece) < missing:
                     return
                 frame, self._frame = self._frame.frame(), None
             # Counted before it is decoded: if it is refused, `finish` finds a tensor missing.
             self._next += 1
-            if not row.host:
-                yield self._units[row.name], frame
+            yield unit, frame
         if len(rest):
             raise PatchError(f"{len(rest)} bytes behind the end", "patch")
 
-    def _apply(self, rows: tuple[TensorRow, ...], frame: memoryview) -> None:
+    def _apply(self, rows: Unit, frame: memoryview) -> None:
         name = rows[-1].name
         old, place = self._weights[name], self._places.get(name)
         if rows[-1].mode == Mode.UNCHANGED:
@@ -294,13 +282,14 @@ def check_frames(old: Weights, new: Weights, encoded: Mapping[str, EncodedTensor
     """Check that a follower that decodes the frames of some tensors, of the same names, gets the new ones: a
     MalformedError, LimitError or PatchError says that it would refuse one, or get another tensor.
     """
-    for name, rows in units_of(check_fit(old, (encoded[name].row for name in sorted(new)))).items():
-        item, row = encoded[name], rows[-1]
-        if row.name != name:
-            raise PatchError("joined to a tensor that was not encoded with it", row.name)
+    units = units_of(encoded[name].row for name in sorted(new))
+    if sum(map(len, units)) < len(new):
+        raise PatchError("joined to a tensor that was not encoded with it", "patch")
+    for rows in units:
+        item, row = encoded[rows[-1].name], rows[-1]
         if row.mode == Mode.UNCHANGED:
             if item.after != item.before:
-                raise PatchError("unchanged in the patch, but the new tensor has another digest", name)
+                raise PatchError("unchanged in the patch, but the new tensor has another digest", row.name)
             continue
         check_tensor(row, item.after)
         _check_elements(rows, item.frame, old, new)
@@ -311,10 +300,11 @@ def check_container(patch: bytes, encoded: Mapping[str, EncodedTensor], base: by
     digest to the other: MalformedError, LimitError or PatchError if a follower would refuse it.
     """
     # The frames were checked before they were joined, so it suffices that these are their bytes, under the same rows.
-    header = read_header(patch, len(encoded))
+    header = read_header(patch)
     if (header.base, header.result) != (base, result):
         raise PatchError("made for other weights than these")
-    for row, frame in zip(header.rows, split_frames(patch, header), strict=True):
-        item = encoded.get(row.name)
-        if item is None or item.row != row or bytes(frame) != bytes(item.frame):
-            raise PatchError("a frame that is not the one that was encoded", row.name)
+    units = header.table.units({name: item.row for name, item in encoded.items()})
+    for unit, frame in split_frames(patch, header, units):
+        items = [encoded[row.name] for row in unit]
+        if unit != tuple(item.row for item in items) or bytes(frame) != bytes(items[-1].frame):
+            raise PatchError("a frame that is not the one that was encoded", unit[-1].name)

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import local
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from blake3 import blake3
 
-from protocol.digest import Weights, outline, type_name, weights_digest
+from protocol.digest import Weights, type_name, weights_digest
 from protocol.patch.container import (
     CHECK_BYTES,
     MAX_JOINED_ELEMENTS,
@@ -26,6 +25,8 @@ from protocol.patch.frames import encode_frame
 from protocol.patch.sparse import Scratch
 from protocol.patch.values import Bits, bits_of, layout_of
 
+_local: Final = local()  # each thread keeps its scratch memory, from tensor to tensor and from patch to patch
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -39,8 +40,7 @@ Digests = Mapping[str, bytes]
 """The BLAKE3 of each tensor's bytes, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedTensor:
+class EncodedTensor(NamedTuple):
     """A tensor of a patch, with its BLAKE3 before and after; its frame is empty if unchanged or joined to another."""
 
     row: TensorRow
@@ -126,7 +126,6 @@ class PatchEncoder:
             raise ValueError(f"no profile {profile!r}: {' or '.join(PROFILES)}")
         self._profile = profile
         self._threads = threads
-        self._local = local()
         self.tensors: dict[str, EncodedTensor] = {}
 
     def add(
@@ -137,11 +136,10 @@ class PatchEncoder:
         small = small_pairs(old, new)
 
         def encode_unit(names: tuple[str, ...]) -> list[EncodedTensor]:
-            # Each thread keeps its scratch memory from tensor to tensor.
-            if not hasattr(self._local, "scratch"):
-                self._local.scratch = Scratch()
+            if not hasattr(_local, "scratch"):
+                _local.scratch = Scratch()
             pairs = [small[name] if name in small else (bits_of(old[name]), bits_of(new[name])) for name in names]
-            mode, changes, frame = encode_unit_frame(pairs, new[names[-1]], self._profile, self._local.scratch)
+            mode, changes, frame = encode_unit_frame(pairs, new[names[-1]], self._profile, _local.scratch)
             *others, last = zip(names, pairs, strict=True)
             joined = [tensor(*item, Mode.JOINED, 0, memoryview(b""), names[-1]) for item in others]
             return [*joined, tensor(*last, mode, changes, frame)]
@@ -164,11 +162,10 @@ class PatchEncoder:
     def finish(self) -> bytes:
         # Tensors may have been added in any order; those of a patch ascend by name.
         tensors = [self.tensors[name] for name in sorted(self.tensors)]
-        rows = [tensor.row for tensor in tensors]
-        shapes = outline({row.name: (row.dtype, row.shape) for row in rows})
-        base = weights_digest({tensor.row.name: tensor.before for tensor in tensors}, shapes)
-        result = weights_digest({tensor.row.name: tensor.after for tensor in tensors}, shapes)
-        return write_container(self._profile, base, result, rows, [tensor.frame for tensor in tensors])
+        rows = {tensor.row.name: tensor.row for tensor in tensors}
+        base = weights_digest({tensor.row.name: tensor.before for tensor in tensors}, rows)
+        result = weights_digest({tensor.row.name: tensor.after for tensor in tensors}, rows)
+        return write_container(self._profile, base, result, [*rows.values()], [tensor.frame for tensor in tensors])
 
 
 def encode(
@@ -194,7 +191,7 @@ def encode(
 
 
 def summary(patch: bytes) -> Header:
-    """Read a patch's preamble and table (hostile bytes), without decoding a frame: MalformedError, LimitError or
+    """Read a patch's preamble and table (hostile bytes), without any weights: MalformedError, LimitError or
     PatchError if it is malformed or contradicts itself, or frames are missing.
     """
     header = read_header(patch)

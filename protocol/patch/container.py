@@ -1,41 +1,42 @@
 """The container of a patch: preamble, table, frames (docs/spec/patch.md, section 2). Reader and writer mirror each
 other.
 
-The whole table is checked before any frame is read: names are in strictly ascending order (so none occurs twice), sizes
-are within protocol/limits.py, no frame has more bytes than its tensor could need, and the frames end where the patch
-ends. Where the number of rows is not known before, a row is parsed from the table's bytes whenever it is needed,
-because the row objects of a hostile table would take ten times its bytes.
+The table has a code for each tensor of the weights, by ascending name, and what only the patch knows of each frame.
+Names, dtypes and shapes are those of the base, to which its digest binds the patch. So the table is read in two steps:
+`Table` checks the bytes, without any weights, and `Table.units` what they mean for the tensors of the base: no frame
+has more bytes than its tensors could need, and all of it before any frame is read. A hostile table stays in arrays,
+because objects for its rows would take ten times its bytes.
 """
 
 import math
 import struct
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import accumulate, pairwise
-from typing import Final, NamedTuple
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from protocol import limits
 from protocol.compression import compress, decompress
-from protocol.digest import dtypes, type_names
+from protocol.digest import Described
 from protocol.errors import LimitError, MalformedError, PatchError
 from protocol.patch.fields import Cursor, varint
 
 PROFILES: Final = ("compact", "fast")
 """What an encoder aims at, small patches or short times; a decoder reads both alike. The preamble has the index."""
 
-MAGIC: Final = b"GRP3"
+MAGIC: Final = b"GRP4"
 PREAMBLE: Final = struct.Struct("<4sBxxxI32s32s")
 CHECK_BYTES: Final = 8
 FRAME_SLACK: Final = 64  # by how many bytes a frame may be larger than its tensors
 MAX_JOINED_ELEMENTS: Final = 1 << 23
 """Elements of the small tensors that share a frame: copies of them, old and new, are in memory of each thread."""
-
-_DTYPE_CODES: Final = tuple(sorted(type_names.values()))
 
 
 class Mode(IntEnum):
@@ -56,7 +57,7 @@ _modes: Final = {mode.value: mode for mode in Mode}
 
 
 class TensorRow(NamedTuple):
-    """The table's row of one tensor."""
+    """A tensor of the weights, and what the table says of it."""
 
     name: str
     dtype: torch.dtype
@@ -77,67 +78,54 @@ class TensorRow(NamedTuple):
         return self.elements * self.dtype.itemsize
 
 
-class Table:
-    """The rows of a table (compressed, hostile bytes), by ascending name: MalformedError, LimitError or PatchError if
-    it is none, since every row is checked at once. They stay in memory if their number is that which the reader
-    requires; else a row is parsed whenever it is accessed.
-    """
+Unit = tuple[TensorRow, ...]
+"""The tensors of one frame, by ascending name: that of the last row. An unchanged tensor is alone, and has none."""
 
-    def __init__(self, packed: bytes | bytearray | memoryview, tensors: int | None) -> None:
-        # Every row is parsed once here, so that no later access can fail.
-        self._data = decompress(packed, limits.MAX_PATCH_HEADER_BYTES)
-        self._offsets = array("I")
-        self._parsed: list[tuple[TensorRow, int]] = []
-        self.sizes = array("Q")
-        """The size of each row's frame, in bytes."""
-        cursor = self._cursor(0)
-        count = cursor.varint(limits.MAX_TENSORS)
-        if tensors is not None and count != tensors:
-            raise PatchError(f"a patch of {count} tensors for weights of {tensors}")
-        last_name, joined = None, dict[int, tuple[torch.dtype, int]]()  # by the place of the row that has the frame
-        for place in range(count):
-            self._offsets.append(cursor.offset)
-            row, distance = _read_row(cursor)
-            # Ascending names: a name cannot occur twice, and a patch has a single form.
-            if last_name is not None and row.name <= last_name:
-                raise MalformedError("a tensor twice, or names out of order", row.name)
-            last_name = row.name
-            self.sizes.append(row.size)
-            if tensors is not None:
-                self._parsed.append((row, distance))
-            has_others = place in joined
-            dtype, elements = joined.pop(place, (row.dtype, 0))
-            # Tensors that share a frame are small, since a decoder has them in memory twice.
-            if has_others and elements + row.elements > MAX_JOINED_ELEMENTS:
-                raise LimitError(f"joined tensors of {elements + row.elements} elements", row.name)
-            if has_others and row.mode in (Mode.UNCHANGED, Mode.JOINED):
-                raise PatchError("tensors joined to one without a frame", row.name)
-            if row.mode == Mode.JOINED:
-                dtype, elements = joined.get(place + distance, (row.dtype, 0))
-                joined[place + distance] = row.dtype, elements + row.elements
-            elif row.mode != Mode.UNCHANGED:
-                _check_frame(row, elements + row.elements)
-            if dtype != row.dtype:
-                raise PatchError("joined to a tensor of another dtype", row.name)
-        if joined:
+
+class Table:
+    """A table (compressed, hostile bytes): MalformedError, LimitError or PatchError if it is none of any weights."""
+
+    def __init__(self, packed: bytes | bytearray | memoryview) -> None:
+        data = decompress(packed, limits.MAX_PATCH_HEADER_BYTES)
+        cursor = Cursor(data, "patch table")
+        count, most = cursor.varint(limits.MAX_TENSORS), Mode.JOINED + limits.MAX_TENSORS
+        codes: NDArray[np.int64] = np.fromiter((cursor.varint(most) for _ in range(count)), np.int64, count)
+        has_frame, joined = (codes > 0) & (codes < Mode.JOINED), codes >= Mode.JOINED
+        places = np.flatnonzero(has_frame)
+        self._codes, self._hosts = codes, np.arange(count)
+        # A joined tensor's code says how many other frames begin before that of its host.
+        self._frames: NDArray[np.int64] = np.cumsum(has_frame) - has_frame
+        hosts = self._frames[joined] + codes[joined] - Mode.JOINED
+        if hosts.size and hosts.max() >= places.size:
             raise PatchError("a tensor that is joined to none", "patch table")
+        self._hosts[joined] = places[hosts]
+        self.changed, self.sizes, self._checks = array("Q"), array("Q"), bytearray()
+        """Of each frame, the number of changed elements, and of bytes; and the checks of all."""
+        for _ in range(places.size):
+            self.changed.append(cursor.varint(limits.MAX_ELEMENTS))
+            self.sizes.append(cursor.varint(limits.MAX_PATCH_BYTES))
+            self._checks += cursor.take(CHECK_BYTES)
         cursor.finish()
 
-    def _cursor(self, offset: int) -> Cursor:
-        return Cursor(self._data, "patch table", offset)
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def _row(self, index: int) -> tuple[TensorRow, int]:
-        return self._parsed[index] if self._parsed else _read_row(self._cursor(self._offsets[index]))
-
-    def __getitem__(self, index: int) -> TensorRow:
-        row, distance = self._row(index)
-        return row._replace(host=self._row(index + distance)[0].name) if distance else row
-
-    def __iter__(self) -> Iterator[TensorRow]:
-        return (self[index] for index in range(len(self)))
+    def units(self, weights: Mapping[str, Described]) -> list[Unit]:
+        """Return what the table says of the tensors of weights, in the order of its frames: PatchError or LimitError if
+        it does not fit their number, dtypes and shapes.
+        """
+        if len(weights) != self._codes.size:
+            raise PatchError(f"a patch of {self._codes.size} tensors for weights of {len(weights)}")
+        names, rows = sorted(weights), list[TensorRow]()
+        columns: Any = self._codes.tolist(), self._hosts.tolist(), self._frames.tolist()
+        for place, (name, code, host, frame) in enumerate(zip(names, *columns, strict=True)):
+            tensor, fields = weights[name], (0, 0, b"", "" if host == place else names[host])
+            if 0 < code < Mode.JOINED:
+                check = bytes(self._checks[frame * CHECK_BYTES : (frame + 1) * CHECK_BYTES])
+                fields = self.changed[frame], self.sizes[frame], check, ""
+            mode = _modes[min(code, Mode.JOINED)]
+            rows.append(TensorRow(name, tensor.dtype, tuple(tensor.shape), mode, *fields))
+        units = units_of(rows)
+        for unit in units:
+            _check_unit(unit)
+        return units
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,25 +135,28 @@ class Header:
     profile: str
     base: bytes  # digest of the weights that the patch applies to
     result: bytes  # digest of the weights that it gives
-    rows: Table  # a row for every tensor of the weights, by ascending name
+    table: Table
     frames_begin: int  # offset of the first frame, in bytes
 
     @property
     def patch_bytes(self) -> int:
-        return self.frames_begin + sum(self.rows.sizes)
+        return self.frames_begin + sum(self.table.sizes)
 
     @property
     def changed(self) -> int:
         """Number of changed elements of all tensors."""
-        return sum(row.changed for row in self.rows)
+        return sum(self.table.changed)
 
 
-def units_of(rows: Iterable[TensorRow]) -> dict[str, tuple[TensorRow, ...]]:
-    """Return the rows of the tensors of each frame, by the name of the last one, to which the others are joined."""
-    units = defaultdict[str, list[TensorRow]](list)
+def units_of(rows: Iterable[TensorRow]) -> list[Unit]:
+    """Return rows, which ascend by name, by the frames of their tensors, in the order of the frames."""
+    units, joined = list[Unit](), defaultdict[str, list[TensorRow]](list)
     for row in rows:
-        units[row.host or row.name].append(row)
-    return {name: tuple(unit) for name, unit in units.items()}
+        if row.host:
+            joined[row.host].append(row)
+        else:
+            units.append((*joined.pop(row.name, ()), row))
+    return units
 
 
 def unit_row(rows: Sequence[TensorRow]) -> TensorRow:
@@ -173,61 +164,14 @@ def unit_row(rows: Sequence[TensorRow]) -> TensorRow:
     return rows[0] if len(rows) == 1 else rows[-1]._replace(shape=(sum(row.elements for row in rows),))
 
 
-def _write_row(row: TensorRow, distance: int) -> bytes:
-    name = row.name.encode()
-    if len(name) > limits.MAX_NAME_BYTES or len(row.shape) > limits.MAX_RANK:
-        raise LimitError("a name or a rank over its cap", row.name[:64])
-    parts = [varint(len(name)), name, bytes((_DTYPE_CODES.index(type_names[row.dtype]), len(row.shape)))]
-    parts += [varint(size) for size in row.shape]
-    parts.append(bytes((row.mode,)))
-    if row.mode == Mode.JOINED:
-        parts.append(varint(distance))
-    elif row.mode != Mode.UNCHANGED:
-        parts += [varint(row.changed), varint(row.size), row.check]
-    return b"".join(parts)
-
-
-def _read_shape(cursor: Cursor, name: str) -> tuple[int, ...]:
-    rank = cursor.byte()
-    if rank > limits.MAX_RANK:
-        raise LimitError(f"{rank} dimensions", name)
-    shape = tuple(cursor.varint(limits.MAX_ELEMENTS) for _ in range(rank))
-    if math.prod(shape) > limits.MAX_ELEMENTS:
-        raise LimitError(f"{math.prod(shape)} elements", name)
-    return shape
-
-
-def _read_name(cursor: Cursor) -> str:
-    length = cursor.varint(limits.MAX_NAME_BYTES)
-    try:
-        return cursor.take(length).decode()
-    except UnicodeDecodeError as error:
-        raise MalformedError("a name that is not UTF-8", "patch table") from error
-
-
-def _read_row(cursor: Cursor) -> tuple[TensorRow, int]:
-    """Read a row without its host, and how many rows later the host's row comes; 0 if the tensor is not joined."""
-    name = _read_name(cursor)
-    code = cursor.byte()
-    if code >= len(_DTYPE_CODES):
-        raise MalformedError(f"no dtype has the code {code}", name)
-    dtype = dtypes[_DTYPE_CODES[code]]
-    shape = _read_shape(cursor, name)
-    code = cursor.byte()
-    if code not in _modes:
-        raise MalformedError(f"no mode has the code {code}", name)
-    mode = _modes[code]
-    if mode in (Mode.UNCHANGED, Mode.JOINED):
-        distance = cursor.varint(limits.MAX_TENSORS) if mode == Mode.JOINED else 0
-        if mode == Mode.JOINED and not distance:
-            raise MalformedError("joined to itself", name)
-        return TensorRow(name, dtype, shape, mode, 0, 0, b""), distance
-    changes, size = cursor.varint(limits.MAX_ELEMENTS), cursor.varint(limits.MAX_PATCH_BYTES)
-    return TensorRow(name, dtype, shape, mode, changes, size, cursor.take(CHECK_BYTES)), 0
-
-
-def _check_frame(row: TensorRow, elements: int) -> None:
-    if not 1 <= row.changed <= elements:
+def _check_unit(unit: Unit) -> None:
+    elements, row = sum(row.elements for row in unit), unit[-1]
+    # Tensors that share a frame are small, since a decoder has them in memory twice.
+    if len(unit) > 1 and elements > MAX_JOINED_ELEMENTS:
+        raise LimitError(f"joined tensors of {elements} elements", row.name)
+    if len(unit) > 1 and len({row.dtype for row in unit}) > 1:
+        raise PatchError("joined to a tensor of another dtype", row.name)
+    if row.mode != Mode.UNCHANGED and not 1 <= row.changed <= elements:
         raise PatchError(f"{row.changed} of {elements} elements changed", row.name)
     # A raw frame is as large as its tensors, so an encoder needs no more. A decoder may thus reserve `size` bytes.
     if row.size > elements * row.dtype.itemsize + FRAME_SLACK:
@@ -238,11 +182,13 @@ def write_container(
     profile: str, base: bytes, result: bytes, rows: Sequence[TensorRow], frames: Sequence[memoryview]
 ) -> bytes:
     """Build a patch from its rows and their frames, both by ascending name."""
+    own = [row for row in rows if row.mode not in (Mode.UNCHANGED, Mode.JOINED)]
+    numbers, begun, codes = {row.name: number for number, row in enumerate(own)}, 0, [varint(len(rows))]
+    for row in rows:
+        codes.append(varint(row.mode if not row.host else Mode.JOINED + numbers[row.host] - begun))
+        begun += row.name in numbers
+    table = b"".join(codes + [varint(row.changed) + varint(row.size) + row.check for row in own])
     # The limits of a reader, so that nobody signs a patch that every follower refuses.
-    places = {row.name: place for place, row in enumerate(rows)}
-    table = varint(len(rows)) + b"".join(
-        _write_row(row, places[row.host or row.name] - place) for place, row in enumerate(rows)
-    )
     if len(table) > limits.MAX_PATCH_HEADER_BYTES or len(rows) > limits.MAX_TENSORS:
         raise LimitError(f"a table of {len(table)} bytes and {len(rows)} tensors")
     packed = compress(table)
@@ -256,6 +202,8 @@ def header_bytes(data: bytes | bytearray | memoryview) -> int:
         raise MalformedError("shorter than a preamble", "patch")
     # The reserved bytes must be zeros, so that they can mean something in a later format.
     magic, profile, packed, _, _ = PREAMBLE.unpack_from(data)
+    if magic != MAGIC and magic[:3] == MAGIC[:3]:
+        raise MalformedError(f"of another version of the format, {magic!r}, where this program has {MAGIC!r}", "patch")
     if magic != MAGIC or bytes(data[5:8]) != bytes(3):
         raise MalformedError("not a patch", "patch")
     if profile >= len(PROFILES):
@@ -265,17 +213,16 @@ def header_bytes(data: bytes | bytearray | memoryview) -> int:
     return PREAMBLE.size + int(packed)
 
 
-def read_header(data: bytes | bytearray | memoryview, tensors: int | None = None) -> Header:
-    """Read preamble and table (hostile bytes); the frames need not be there yet. A table for another number of tensors
-    than that of the weights is refused before its rows are read. MalformedError, LimitError: the bytes break
-    docs/spec/patch.md. PatchError: the table contradicts itself.
+def read_header(data: bytes | bytearray | memoryview) -> Header:
+    """Read preamble and table (hostile bytes); the frames need not be there yet. MalformedError, LimitError: the bytes
+    break docs/spec/patch.md. PatchError: the table contradicts itself.
     """
     end = header_bytes(data)
     _, profile, _, base, result = PREAMBLE.unpack_from(data)
     if len(data) < end:
         raise MalformedError(f"cut off at byte {len(data)}", "patch table")
     with memoryview(data) as whole, whole[PREAMBLE.size : end] as packed:
-        table = Table(packed, tensors)
+        table = Table(packed)
     return Header(PROFILES[profile], base, result, table, end)
 
 
@@ -287,12 +234,16 @@ def check_length(data: bytes | bytearray | memoryview, header: Header) -> None:
         raise MalformedError(f"{len(data)} bytes where the table says {header.patch_bytes}", "patch")
 
 
-def split_frames(data: bytes | bytearray | memoryview, header: Header) -> Iterator[memoryview]:
-    """Return an iterator over the frames, one for each row, after `check_length`."""
+def split_frames(
+    data: bytes | bytearray | memoryview, header: Header, units: Iterable[Unit]
+) -> Iterator[tuple[Unit, memoryview]]:
+    """Yield each unit of the header's table with its frame, after `check_length`."""
     # Before the first frame is read: so the table accounts for every byte of the patch.
     check_length(data, header)
-    ends = accumulate(header.rows.sizes, initial=header.frames_begin)
-    return (memoryview(data)[begin:end] for begin, end in pairwise(ends))
+    end = header.frames_begin
+    for unit in units:
+        begin, end = end, end + unit[-1].size
+        yield unit, memoryview(data)[begin:end]
 
 
 def split_parts(patch: bytes, part_bytes: int) -> tuple[bytes, ...]:
@@ -303,7 +254,7 @@ def split_parts(patch: bytes, part_bytes: int) -> tuple[bytes, ...]:
     header = read_header(patch)
     part_bytes = max(part_bytes, -(-len(patch) // limits.MAX_PATCH_PARTS))
     parts, begin = [], 0
-    for end in accumulate(header.rows.sizes, initial=header.frames_begin):
+    for end in accumulate(header.table.sizes, initial=header.frames_begin):
         if end - begin >= part_bytes:
             parts.append(patch[begin:end])
             begin = end

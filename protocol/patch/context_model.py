@@ -198,10 +198,10 @@ def sample_changes(old: Bits, new: Bits, layout: Layout) -> NDArray[np.int64]:
         starts = np.linspace(0, old.size - length, SAMPLE_PIECES).astype(np.int64)
         pieces = [slice(start, start + length) for start in starts.tolist()]
     before = np.concatenate([old[piece] for piece in pieces])
-    is_changed = before != np.concatenate([new[piece] for piece in pieces])
+    places = np.flatnonzero(before != np.concatenate([new[piece] for piece in pieces]))
     # Elements are many, so one in `stride` tells their exponents well enough.
     stride, shift, mask = max(1, before.size >> 14), layout.group_shift, layout.exponents - 1
-    exponents = (own >> shift & mask for own in (before[is_changed], before[::stride]))
+    exponents = (own >> shift & mask for own in (before[places], before[::stride]))
     changes, elements = (np.bincount(own, minlength=layout.exponents) for own in exponents)
     return np.stack((changes, np.maximum(changes, stride * elements)))
 

@@ -75,7 +75,8 @@ def bits_of(tensor: torch.Tensor) -> Bits:
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise ValueError("a patch needs contiguous tensors on the CPU")
     # numpy has no BF16 and no FP8, so the elements go there as integers of their width.
-    bits: Bits = tensor.detach().view(_unsigned_torch[tensor.dtype.itemsize]).numpy().reshape(-1)
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    bits: Bits = plain.view(_unsigned_torch[tensor.dtype.itemsize]).numpy().reshape(-1)
     return bits if bits.flags.aligned else bits.copy()
 
 

@@ -52,7 +52,10 @@ def test_wrong_shape_dtype_and_names_are_refused():
         {name: tensor for name, tensor in OLD.items() if name != "b"},
         {("x" if name == "b" else name): tensor for name, tensor in OLD.items()},
     ):
-        with pytest.raises(PatchError):
+        digests = {name: tensor_digest(tensor) for name, tensor in wrong.items()}
+        with pytest.raises(PatchError, match="other weights"):
+            patch.apply_with_digests(wrong, DATA, digests=digests)
+        with pytest.raises(ProtocolError):
             patch.apply(wrong, DATA)
 
 

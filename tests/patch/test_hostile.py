@@ -20,7 +20,7 @@ from protocol.digest import digest_weights, tensor_digest
 from protocol.errors import LimitError, MalformedError, PatchError, ProtocolError
 from protocol.patch.container import PREAMBLE
 from protocol.patch.fields import varint
-from tests.patch.containers import container, joined, row
+from tests.patch.containers import container, entry
 from tests.patch.weights import rounded_update, same_bits
 from tests.support.faults.patch_mutations import MUTATORS, corpus, mutations, parsers
 from tests.support.measuring.memory import peak_extra
@@ -57,24 +57,19 @@ def test_other_parsers_raise_only_protocol_errors(case):
     ("data", "error"),
     [
         (b"", MalformedError),
-        (PREAMBLE.pack(b"GRP3", 0, 2**32 - 1, bytes(32), bytes(32)), LimitError),
-        (PREAMBLE.pack(b"GRP3", 9, 0, bytes(32), bytes(32)), MalformedError),
-        (container(row(b"w", 10, changes=11)), PatchError),
-        (container(row(b"w", 10, changes=0)), PatchError),
-        (container(row(b"w", 10, size=10**9)), PatchError),
-        (container(row(b"x", 10, mode=0) + row(b"w", 10, mode=0), 2), MalformedError),
-        (container(row(b"\xff", 10, mode=0)), MalformedError),
-        (container(row(b"w" * 513, 10, mode=0)), LimitError),
-        (container(row(b"w", 10, mode=9)), MalformedError),
-        (container(joined(b"v", 10, 0) + row(b"w", 10), 2), MalformedError),
-        (container(joined(b"v", 10, 2) + row(b"w", 10), 2), PatchError),
-        (container(joined(b"v", 0, 1) + row(b"w", 10, mode=0), 2), PatchError),
-        (container(joined(b"u", 9, 1) + joined(b"v", 9, 1) + row(b"w", 10), 3), PatchError),
-        (container(joined(b"v", 10, 1) + row(b"w", 10, changes=21), 2), PatchError),
-        (container(joined(b"v", 1 << 23, 1) + row(b"w", 10), 2), LimitError),
-        (container(b"", 1 << 30), LimitError),
-        (container(row(b"w", 10, mode=0)) + b"x", MalformedError),
-        (container(row(b"w", 10, mode=0) + b"x"), MalformedError),
+        (PREAMBLE.pack(b"GRP4", 0, 2**32 - 1, bytes(32), bytes(32)), LimitError),
+        (PREAMBLE.pack(b"GRP4", 9, 0, bytes(32), bytes(32)), MalformedError),
+        (PREAMBLE.pack(b"GRP3", 0, 0, bytes(32), bytes(32)), MalformedError),
+        (container([9, 1], entry()), PatchError),
+        (container([1, 8], entry()), PatchError),
+        (container([8, 0]), PatchError),
+        (container([8 + limits.MAX_TENSORS + 1, 1], entry()), LimitError),
+        (container([1], varint(limits.MAX_ELEMENTS + 1) + varint(0) + bytes(8)), LimitError),
+        (container([], count=1 << 30), LimitError),
+        (container([0], count=2), MalformedError),
+        (container([1]), MalformedError),
+        (container([0]) + b"x", MalformedError),
+        (container([0], b"x"), MalformedError),
     ],
 )
 def test_invalid_tables_are_refused(data, error):
@@ -82,9 +77,36 @@ def test_invalid_tables_are_refused(data, error):
         patch.summary(data)
 
 
+def bf16(elements: int) -> torch.Tensor:
+    return torch.zeros(elements, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("weights", "data", "error"),
+    [
+        ({"w": bf16(10)}, container([1], entry(changes=11)), PatchError),
+        ({"w": bf16(10)}, container([1], entry(changes=0)), PatchError),
+        ({"w": bf16(10)}, container([1], entry(size=85), bytes(85)), PatchError),
+        ({"w": bf16(10)}, container([0, 0]), PatchError),
+        ({"w": bf16(10), "x": bf16(10)}, container([0]), PatchError),
+        ({"v": bf16(10), "w": bf16(10)}, container([8, 1], entry(changes=21)), PatchError),
+        ({"v": bf16(10).half(), "w": bf16(10)}, container([8, 1], entry()), PatchError),
+        ({"v": bf16(1 << 23), "w": bf16(10)}, container([8, 1], entry()), LimitError),
+    ],
+)
+def test_tables_that_do_not_fit_the_weights_are_refused(weights, data, error):
+    with pytest.raises(error):
+        patch.apply(weights, data)
+
+
+def test_a_patch_of_the_version_before_is_refused_in_one_line():
+    with pytest.raises(MalformedError, match="patch: of another version of the format, b'GRP3'"):
+        patch.summary(container([0]).replace(b"GRP4", b"GRP3"))
+
+
 def test_a_table_over_its_limit_is_not_decompressed():
     bomb = compress(bytes(limits.MAX_PATCH_HEADER_BYTES + 1))
-    data = PREAMBLE.pack(b"GRP3", 0, len(bomb), bytes(32), bytes(32)) + bomb
+    data = PREAMBLE.pack(b"GRP4", 0, len(bomb), bytes(32), bytes(32)) + bomb
     tracemalloc.start()
     with pytest.raises(LimitError):
         patch.summary(data)
@@ -96,7 +118,7 @@ def test_a_count_of_changes_is_checked_before_memory_is_allocated():
     frame = struct.pack("<6B", 0, 0, 100, 1, 1, 1) + varint(10**6) + varint(1) + varint(1)
     weights = {"w": torch.zeros(10, dtype=torch.bfloat16)}
     with pytest.raises(LimitError, match="1000000"):
-        patch.apply(weights, container(row(b"w", 10, changes=10, size=len(frame)), 1, frame))
+        patch.apply(weights, container([1], entry(10, len(frame)), frame))
 
 
 # The corpus has a malformed patch for each way in which a parser refused one (`python -m bench.fuzz --keep`)
@@ -132,7 +154,7 @@ SPARSE, STEPS, VALUES, XOR, RAW, ROWS = 1, 2, 3, 4, 5, 7
 
 def one(mode: int, frame: bytes, changes: int = 4096, size: int | None = None) -> bytes:
     """Return a patch of the one tensor of WEIGHTS."""
-    return container(row(b"w", 4096, mode, changes, len(frame) if size is None else size), 1, frame)
+    return container([mode], entry(changes, len(frame) if size is None else size), frame)
 
 
 def false_frame(size: int) -> bytes:
@@ -144,18 +166,6 @@ def wide_window() -> bytes:
     """Return a zstd frame of the right size that requires the largest window allowed."""
     parameters = zstandard.ZstdCompressionParameters(window_log=27, compression_level=1, write_content_size=True)
     return zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(8192))
-
-
-def rows(count: int, name: str, shape: bytes, mode: bytes) -> bytes:
-    """Return different rows. A name with a character outside the BMP takes four times its bytes as a string."""
-    width = limits.MAX_PATCH_HEADER_BYTES // limits.MAX_TENSORS - len(shape) - len(mode) - 4
-    names = (f"{number:06x}{name}".encode()[:width] for number in range(count))
-    return b"".join(varint(len(text)) + text + bytes((0,)) + shape + mode for text in names)
-
-
-def zeros(nbytes: int) -> bytes:
-    """Return a patch whose table is all zeros: every name is empty, and no tensor has dimensions."""
-    return container(bytes(nbytes), limits.MAX_TENSORS)
 
 
 def fits(work: Callable[[], object], most: int) -> bool:
@@ -171,26 +181,18 @@ def fits(work: Callable[[], object], most: int) -> bool:
 
 NO_CLASSES = bytes((0, 0, 100, 1, 1, 1))  # a model without classes
 ONE_CLASS = bytes((1, 100, 1, 128, 1, 1))  # a model of a dense frame
-EIGHT_DIMENSIONS = bytes((8,)) + varint(0) + 7 * varint(limits.MAX_ELEMENTS)
-WHALE = "y" * 90 + "\U0001f40b"
-ONE_CHANGE = bytes((SPARSE,)) + varint(1) + varint(1) + bytes(8)
-
 HOSTILE: dict[str, Callable[[], bytes]] = {
-    "2^62 elements": lambda: container(varint(1) + b"w" + bytes((0, 1)) + varint(1 << 62), 1),
-    "eight dimensions of 2^40": lambda: container(varint(1) + b"w" + bytes((0, 8)) + 8 * varint(1 << 40), 1),
-    "many tensors of many dimensions": lambda: container(rows(4096, "x", EIGHT_DIMENSIONS, b"\0"), 4096),
     "as many tensors as a table may have": lambda: container(
-        rows(limits.MAX_TENSORS, WHALE, bytes((1, 1)), ONE_CHANGE), limits.MAX_TENSORS
+        [SPARSE] * limits.MAX_TENSORS, entry() * limits.MAX_TENSORS
     ),
-    "more tensors than a table may have": lambda: container(b"", 1 << 40),
-    "a table that unpacks to more than it may": lambda: zeros(limits.MAX_PATCH_HEADER_BYTES + 1),
-    "a table that unpacks to all that it may": lambda: zeros(limits.MAX_PATCH_HEADER_BYTES - 8),
+    "as many tensors as a table may have, joined": lambda: container(
+        [8] * (limits.MAX_TENSORS - 1) + [SPARSE], entry()
+    ),
+    "more tensors than a table may have": lambda: container([], count=1 << 40),
+    "a table that unpacks to more than it may": lambda: container([], bytes(limits.MAX_PATCH_HEADER_BYTES), count=0),
+    "a table that unpacks to all that it may": lambda: container([], bytes(limits.MAX_PATCH_HEADER_BYTES - 1), count=0),
     "a table that declares 2^62 bytes": lambda: (
-        PREAMBLE.pack(b"GRP3", 0, 16, bytes(32), bytes(32)) + false_frame(1 << 62)
-    ),
-    "one tensor twice": lambda: container(row(b"w", 4096, mode=0) * 2, 2),
-    "one tensor as often as a table may hold": lambda: container(
-        row(b"w", 4096, mode=0) * limits.MAX_TENSORS, limits.MAX_TENSORS
+        PREAMBLE.pack(b"GRP4", 0, 16, bytes(32), bytes(32)) + false_frame(1 << 62)
     ),
     "a frame of 2^36 bytes": lambda: one(RAW, b"", size=1 << 36),
     "more changes than elements": lambda: one(SPARSE, b"", changes=4097),

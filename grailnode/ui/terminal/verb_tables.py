@@ -65,22 +65,25 @@ def threshold_lines(row: MeasuredRow) -> list[str]:
 
 
 def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
-    """Return a table for a terminal of 80 columns, in bits for each change; with `unchanged`, of all tensors."""
-    ratio = patch.weight_bytes / max(1, patch.nbytes)
-    bound = "" if patch.bound is None else f", the bound is {patch.bound:.2f}"
+    """Return a table for a terminal of 80 columns, in bits for each change; with `unchanged`, of all tensors. Without
+    the base of the patch there are only title and caption.
+    """
+    of, bound, ratio = "", "", ""
+    if patch.weight_bytes is not None and patch.bound is not None:
+        ratio = f", {patch.weight_bytes / max(1, patch.nbytes):.1f}x smaller than the weights"
+        of, bound = f" of {patch.elements:,}", f", the bound is {patch.bound:.2f}"
     table = Table(
         box=None,
         padding=(0, 1, 0, 0),
         pad_edge=False,
         header_style="dim",
-        title=f"{patch.profile} patch, {patch.nbytes:,} bytes, {ratio:.1f}x smaller than the weights",
-        caption=f"{patch.changed:,} of {patch.elements:,} elements change, {patch.bits_per_change:.2f} bits each{bound}"
+        title=f"{patch.profile} patch, {patch.nbytes:,} bytes{ratio}",
+        caption=f"{patch.changed:,}{of} elements change, {patch.bits_per_change:.2f} bits each{bound}"
         f"\nfrom {patch.base[:16]} to {patch.result[:16]}",
     )
     table.add_column("tensor", overflow="fold")
     table.add_column("shape", no_wrap=True)
-    numbers = ("changed", "density", "codec", "bytes", "bits", *(() if patch.bound is None else ("bound",)))
-    for heading in numbers:
+    for heading in ("changed", "density", "codec", "bytes", "bits", "bound"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in patch.tensors:
         if row.changed or unchanged:
@@ -93,7 +96,7 @@ def patch_table(patch: InspectedPatch, *, unchanged: bool = False) -> Table:
                 row.codec,
                 f"{row.nbytes:,}",
                 f"{row.bits_per_change:.1f}",
-                *([] if row.bound is None else [f"{row.bound:.1f}"]),
+                f"{row.bound:.1f}",
             )
     return table
 

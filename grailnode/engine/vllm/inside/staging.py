@@ -17,9 +17,9 @@ from grailnode.engine.vllm.inside.rank_steps import Cancelled, RankSteps
 from grailnode.engine.vllm.inside.served_weights import ServedWeights, ServedWeightsError, StagedVersion
 from protocol.digest import tensor_digest, weights_digest
 from protocol.errors import PatchError
-from protocol.patch.applying import Changes, apply_unit, check_fit
+from protocol.patch.applying import Changes, apply_unit
 from protocol.patch.codec import for_each
-from protocol.patch.container import Mode, TensorRow, read_header, split_frames, unit_row, units_of
+from protocol.patch.container import Unit, read_header, split_frames, unit_row
 from protocol.patch.values import bits_of
 
 _DENSE = 4  # a tensor of which more than one element in so many changes is written whole, if it may be
@@ -42,21 +42,19 @@ def stage_patch(
     with steps.local():
         if engine_weights.digest is None:
             raise ServedWeightsError("the served weights are not verified; a patch needs a verified version")
-        header = read_header(patch, len(engine_weights.placements))
+        header = read_header(patch)
         if header.base != engine_weights.digest or header.result != digest:
             raise PatchError(
                 "made for other weights than these, or not the patch of this version", f"version {version}"
             )
         staged = StagedVersion(version, engine_weights.digest, digest, dict(engine_weights.digests))
         shapes = engine_weights.described()
-        # `check_fit` refuses rows for tensors that the model lacks, or of another shape, before a frame is decoded.
-        rows = check_fit(shapes, header.rows)
-        units, frames = units_of(rows), list(zip(rows, split_frames(patch, header), strict=True))
+        frames = list(split_frames(patch, header, header.table.units(shapes)))
     steps.agree()
     # 2. Decode tensor by tensor, against what is read from the engine itself, and keep only the changed elements.
     changes: dict[str, list[ElementChange]] = {}
 
-    def decode(item: tuple[tuple[TensorRow, ...], memoryview]) -> None:
+    def decode(item: tuple[Unit, memoryview]) -> None:
         unit, frame = item
         # A tensor is valid until the next one is read, so those that share a frame are copied; they are small.
         tensors = {row.name: steps.read(row.name) if len(unit) == 1 else steps.read(row.name).clone() for row in unit}
@@ -69,7 +67,7 @@ def stage_patch(
                 changes[name] = element_changes(engine_weights.placements[name], indices, values)
 
     # The largest first, so that no thread begins one when the others have ended.
-    changed = [(units[row.name], frame) for row, frame in frames if row.mode not in (Mode.UNCHANGED, Mode.JOINED)]
+    changed = [(unit, frame) for unit, frame in frames if unit[-1].changed]
     changed.sort(key=lambda item: -unit_row(item[0]).elements)
     # Ranks read tensors together, one after the other.
     for_each(decode, changed, threads if engine_weights.is_alone else 1)
