@@ -1,6 +1,6 @@
 """A loop of your own on FSDP2. Called again, it goes on from its last checkpoint, on any number of ranks.
 
-    torchrun --nproc-per-node 2 examples/fsdp2.py run/run.toml checkpoints 100
+torchrun --nproc-per-node 2 examples/fsdp2.py run/run.toml checkpoints 100
 """
 
 import os
