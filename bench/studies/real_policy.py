@@ -184,7 +184,7 @@ def _print_utilization(run: Sequence[Step]) -> None:
 
 def _print_rewards(runs: Sequence[Sequence[Step]]) -> None:
     rows = [
-        [f"{run[0].task} {kind}".strip(), rate_text(run[0].rate), str(run[0].delay), *(f"{mean:.3f}" for mean in means)]
+        [_title(run, kind), rate_text(run[0].rate), str(run[0].delay), *(f"{mean:.3f}" for mean in means)]
         for run in runs
         for kind in _kinds(run)
         for means in [[_mean(run, end, kind) for end in range(_OFTEN, _steps(run) + _OFTEN, _OFTEN)]]
@@ -197,7 +197,7 @@ def _print_rewards(runs: Sequence[Sequence[Step]]) -> None:
 def _draw_rewards(path: Path, runs: Sequence[Sequence[Step]]) -> None:
     lines = [
         Line(
-            f"{run[0].task} {kind}, {rate_text(run[0].rate)}, {run[0].delay} steps old",
+            f"{_title(run, kind)}, {rate_text(run[0].rate)}" + (f", {run[0].delay} steps old" if run[0].delay else ""),
             [(float(end), _mean(run, end, kind)) for end in range(_OFTEN, _steps(run) + 1, _stride(run))],
         )
         for run in runs
@@ -216,6 +216,10 @@ def _draw_rewards(path: Path, runs: Sequence[Sequence[Step]]) -> None:
 def _kinds(run: Sequence[Step]) -> list[str]:
     """Return the members of a mixture, or an empty text for its only kind of problems."""
     return sorted({kind for step in run for kind in step.rewards}) or [""]
+
+
+def _title(run: Sequence[Step], kind: str) -> str:
+    return f"{run[0].task}, {kind}" if kind else run[0].task
 
 
 def _stride(run: Sequence[Step]) -> int:
