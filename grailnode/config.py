@@ -235,8 +235,8 @@ class TrainerSection(ReplaySettings, TrainingSettings, LossSettings):
     @model_validator(mode="after")
     def _check_bounds(self) -> "TrainerSection":
         check_retention(self.anchor_interval, self.keep_patches, self.keep_anchors)
-        if self.ranks > 1 and self.optimizer != "adamw":
-            raise ValueError(f'{self.ranks} processes need optimizer = "adamw": the others need whole tensors')
+        if self.ranks > 1 and self.optimizer == "adamw-8bit":
+            raise ValueError(f"{self.ranks} processes need another optimizer: 8-bit moments are blocks, and not rows")
         port = int("0" + self.hosts.meeting.rpartition(":")[2]) if self.hosts else 1
         if self.hosts is not None and (self.host >= self.hosts.count or not 0 < port < (1 << 16) - 1):
             rule = "`meeting` is the ADDRESS:PORT of host 0, with a port from 1 to 65534"

@@ -7,13 +7,14 @@ rollouts each in a step, a version after each step. A step takes about a minute 
 - Locality (SparseRL-Sync, figure 8): of the values that a version changes, the share that an earlier version of the run
   has changed; quartiles over the tensors.
 - Utilization (PULSE, figure 1): the share of time in which a miner computes that waits for each version.
-- Rewards by the age of the rollouts, in steps.
+- Rewards by the age of the rollouts, in steps; of a mixture with products, by its members; of two sites.
 """
 
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -25,16 +26,36 @@ from torch import Tensor
 from bench.measures import Update
 from bench.published_formats import FORMATS
 from bench.studies.figures import Labels, Line, linear_axis, write_figure
-from bench.studies.workloads import LearningPolicy, Recipe
+from bench.studies.workloads import LOCAL_STEPS, SITES, LearningPolicy, Recipe, Sites
 from bench.tables import percent, print_table, rate_text
 from grailnode.node.processes import TRAINER_BLOCK, return_large_blocks
 from protocol import patch
+from protocol.environments import Problem
+from protocol.environments.addition import Sums
+from protocol.environments.mixture import Mixture
+from protocol.environments.record import SHARES
 from protocol.patch.values import bits_of
 
-RUNS: Final = ((3e-6, 0, 16), (1e-6, 0, 6), (1e-5, 0, 6), (3e-6, 8, 16))
-"""The learning rate, the age of the rollouts, and the steps of each run."""
+TWO_SITES: Final = "sums, two sites"
+RUNS: Final = (
+    ("sums", 3e-6, 0, 16), ("sums", 1e-6, 0, 6), ("sums", 1e-5, 0, 6), ("sums", 3e-6, 8, 16), ("mixture", 3e-6, 0, 16),
+    (TWO_SITES, 3e-6, 0, 3),
+)  # fmt: skip
+"""The task, the learning rate, the age of the rollouts, and the versions of each run."""
 _LINKS: Final = (10, 100, 400, 1000, 10_000)  # Mbit/s
 _OFTEN: Final = 4  # steps whose mean reward is a figure
+
+
+class Products(Sums):
+    """One-digit multiplication, asked as 'What is 3*9?'."""
+
+    name = "products"
+
+    def _problem(self, a: int, b: int) -> Problem:
+        return Problem(f"What is {a}*{b}?", str(a * b))
+
+
+MIXTURE: Final = Mixture([(SHARES // 2, Products()), (SHARES // 2, Sums())])
 
 
 @dataclass(frozen=True)
@@ -52,18 +73,23 @@ class Step:
     bound: float
     locality: tuple[float, float, float]
     seconds: float
+    task: str = "sums"
+    rewards: dict[str, list[float]] = field(default_factory=dict)  # by kind
+    sent: int = 0  # bytes of the contributions of all sites
 
 
-def _run(directory: Path, rate: float, delay: int, steps: int) -> Iterator[Step]:
-    policy = LearningPolicy(
-        Recipe(rate, warm_up=0), directory, delay=delay, held_out=0, environment="sums", chat=1, max_tokens=24
-    )
+def _run(directory: Path, task: str, rate: float, delay: int, steps: int) -> Iterator[Step]:
+    policy = (Sites if task == TWO_SITES else LearningPolicy)(
+        Recipe(rate, warm_up=0), directory, delay=delay, held_out=0, chat=1, max_tokens=24,
+        task=MIXTURE if task == "mixture" else Sums(),
+    )  # fmt: skip
     changed = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in policy.versions[0].items()}
     begin = time.process_time()
-    for step, reward in enumerate(policy.rewards(steps), 1):
+    for step, rewards in enumerate(policy.rewards(steps), 1):
         seconds = time.process_time() - begin
         old, new = policy.versions[step - 1], policy.versions[step]
-        yield _measure(rate, delay, step, reward, old, new, changed, seconds)
+        measured = _measure(rate, delay, step, fmean(chain(*rewards.values())), old, new, changed, seconds)
+        yield replace(measured, task=task, rewards=rewards, sent=policy.sent)
         policy.forget(step - delay - 1)
         begin = time.process_time()
 
@@ -101,13 +127,13 @@ def study_real_policy(directory: Path, results: Path, figures: Path) -> None:
     return_large_blocks(TRAINER_BLOCK)
     known = [Step(**json.loads(line)) for line in results.read_text().splitlines()] if results.exists() else []
     runs = []
-    for rate, delay, steps in RUNS:
-        run = [step for step in known if (step.rate, step.delay) == (rate, delay)][-steps:]
+    for task, rate, delay, steps in RUNS:
+        run = [step for step in known if (step.task, step.rate, step.delay) == (task, rate, delay)][-steps:]
         if [step.step for step in run] != list(range(1, steps + 1)):
             run = []
-            for step in _run(directory, rate, delay, steps):
+            for step in _run(directory, task, rate, delay, steps):
                 run.append(step)
-                print(f"{rate_text(rate)}, {delay} steps old: {step}", flush=True)
+                print(f"{task}, {rate_text(rate)}, {delay} steps old: {step}", flush=True)
                 with results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(step)) + "\n")
         runs.append(run)
@@ -124,12 +150,14 @@ def _print_patches(runs: Sequence[Sequence[Step]]) -> None:
         changes = sum(step.changes for step in run)
         costs = [sum(getattr(step, way) for step in run) for way in ("compact", "pulse", "bound")]
         rows.append([
-            rate_text(run[0].rate), str(run[0].delay), str(len(run)),
+            run[0].task, rate_text(run[0].rate), str(run[0].delay), str(len(run)),
             percent(changes / sum(step.values for step in run)), f"{costs[0] / len(run) / 8e6:.2f} MB",
             f"{costs[0] / changes:.2f}", f"{costs[1] / changes:.2f}", f"{costs[0] / costs[2]:.3f}",
+            f"{fmean(step.sent for step in run) / SITES / 1e6:.2f} MB" if run[0].sent else "-",
         ])  # fmt: skip
-    header = ["rate", "age", "steps", "changed a step", "patch", "bits a change", "of PULSE", "patch / bound"]
-    print_table("SmolLM2-135M: patches of versions one step apart", header, rows)
+    header = ["task", "rate", "age", "versions", "changed in each", "patch", "bits a change", "of PULSE",
+              "patch / bound", "contribution"]  # fmt: skip
+    print_table("SmolLM2-135M: patches of versions one step apart, or a round of two", header, rows)
 
 
 def _print_locality(run: Sequence[Step]) -> None:
@@ -156,26 +184,54 @@ def _print_utilization(run: Sequence[Step]) -> None:
 
 def _print_rewards(runs: Sequence[Sequence[Step]]) -> None:
     rows = [
-        [rate_text(run[0].rate), str(run[0].delay),
-         *(f"{fmean(step.reward for step in run[at : at + _OFTEN]):.3f}" for at in range(0, len(run), _OFTEN))]
+        [_title(run, kind), rate_text(run[0].rate), str(run[0].delay), *(f"{mean:.3f}" for mean in means)]
         for run in runs
-    ]  # fmt: skip
-    columns = [f"{at + 1} to {at + _OFTEN}" for at in range(0, max(map(len, runs)), _OFTEN)]
-    rows = [row + ["-"] * (len(columns) + 2 - len(row)) for row in rows]
-    print_table("mean reward of the rollouts of steps", ["rate", "age", *columns], rows)
+        for kind in _kinds(run)
+        for means in [[_mean(run, end, kind) for end in range(_OFTEN, _steps(run) + _OFTEN, _OFTEN)]]
+    ]
+    columns = [f"{at + 1} to {at + _OFTEN}" for at in range(0, max(map(_steps, runs)), _OFTEN)]
+    rows = [row + ["-"] * (len(columns) + 3 - len(row)) for row in rows]
+    print_table("mean reward of the rollouts of steps of each site", ["task", "rate", "age", *columns], rows)
 
 
 def _draw_rewards(path: Path, runs: Sequence[Sequence[Step]]) -> None:
-    lines = []
-    for run in runs:
-        ends = range(_OFTEN, len(run) + 1)
-        points = [(float(end), fmean(step.reward for step in run[end - _OFTEN : end])) for end in ends]
-        lines.append(Line(f"{rate_text(run[0].rate)}, {run[0].delay} steps old", points))
+    lines = [
+        Line(
+            f"{_title(run, kind)}, {rate_text(run[0].rate)}" + (f", {run[0].delay} steps old" if run[0].delay else ""),
+            [(float(end), _mean(run, end, kind)) for end in range(_OFTEN, _steps(run) + 1, _stride(run))],
+        )
+        for run in runs
+        for kind in _kinds(run)
+    ]
     labels = Labels(
         "Mean reward of the last 4 steps' rollouts, SmolLM2-135M",
         "Line chart: rewards grow with the steps, faster with a larger learning rate.",
-        "optimizer steps",
+        "optimizer steps of a site",
         "mean reward",
     )
-    steps = max(map(len, runs))
-    write_figure(path, labels, lines, linear_axis(0, steps, 4), linear_axis(0, 0.5, 0.1))
+    steps = max(map(_steps, runs))
+    write_figure(path, labels, lines, linear_axis(0, steps, 4), linear_axis(0, 0.6, 0.1))
+
+
+def _kinds(run: Sequence[Step]) -> list[str]:
+    """Return the members of a mixture, or an empty text for its only kind of problems."""
+    return sorted({kind for step in run for kind in step.rewards}) or [""]
+
+
+def _title(run: Sequence[Step], kind: str) -> str:
+    return f"{run[0].task}, {kind}" if kind else run[0].task
+
+
+def _stride(run: Sequence[Step]) -> int:
+    """Return the optimizer steps of a site from one version to the next."""
+    return LOCAL_STEPS if run[0].task == TWO_SITES else 1
+
+
+def _steps(run: Sequence[Step]) -> int:
+    return len(run) * _stride(run)
+
+
+def _mean(run: Sequence[Step], end: int, kind: str) -> float:
+    """Return the mean reward of the rollouts of four steps of a site."""
+    own = run[(end - _OFTEN) // _stride(run) : end // _stride(run)]
+    return fmean(chain(*(step.rewards.get(kind, ()) if step.rewards else (step.reward,) for step in own)))

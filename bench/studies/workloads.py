@@ -12,6 +12,7 @@ plus the rate times what it moved.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +20,12 @@ import torch
 from torch import Tensor
 
 from bench.checkpoints import MEAN_DEVIATION, WEIGHT_DEVIATION, noisy_gradient
+from bench.outer.methods import VARIANTS
 from grailnode.engine.models import build
 from grailnode.engine.policy import PACKAGED_POLICY, Policy
-from protocol.outer.local_work import masters
+from protocol.environments import Environment, Problem
+from protocol.outer.local_work import begin_round, encode_work, masters, without_masters
+from protocol.outer.shared_state import SharedState
 from roles.trainer.learn.learner import Learner, LearnerSettings
 from roles.trainer.learn.optimizer import MasterOptimizer
 from roles.trainer.learn.training_settings import OptimizerSettings
@@ -37,6 +41,7 @@ GROUPS: Final = 8
 PASS_TOKENS: Final = 1024
 """Tokens of a pass, whose activations are in memory at once."""
 ROWS, COLUMNS = 256, 2048
+SITES, LOCAL_STEPS = 2, 2
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,14 @@ class LearningPolicy(Simulation):
         groups: of 8 rollouts in a step.
         delay: how many steps older the policy is that samples a step's rollouts.
         held_out: problems on which pass@1 is measured.
+        task: an environment without a name in the product.
         setup: other fields of Setup.
+
+    Attributes:
+        sent: bytes that sites sent for the newest version.
     """
+
+    sent = 0
 
     def __init__(
         self,
@@ -95,10 +106,13 @@ class LearningPolicy(Simulation):
         seed: int = 0,
         delay: int = 0,
         held_out: int = 256,
+        task: Environment | None = None,
         **setup: Any,
     ) -> None:
-        super().__init__(Setup(policy=str(directory), seed=seed, groups=groups, held_out=held_out, **setup))
+        fields = Setup(policy=str(directory), seed=seed, groups=groups, held_out=held_out, **setup)
+        super().__init__(fields, environment=task)
         self._delay = delay
+        self._rewards: dict[str, list[float]] = {}
         model = build(Policy.load(directory))
         settings = LearnerSettings(optimizer=recipe.settings(), max_batch_tokens=PASS_TOKENS)
         self._learner = Learner(model, self.versions[0], settings)
@@ -113,12 +127,20 @@ class LearningPolicy(Simulation):
             self._versions.append(self._learner.view())
             yield State(step, _flat(masters(self._learner.state())), gradient, report.reward)
 
-    def rewards(self, steps: int) -> Iterator[float]:
-        """Yield the mean reward of each step's rollouts, after it. A large policy has no memory for more states."""
+    def rewards(self, steps: int) -> Iterator[dict[str, list[float]]]:
+        """Yield the rewards of each step's rollouts by their kind, after it. A large policy has no memory for more
+        states.
+        """
         for step in range(1, steps + 1):
-            report = self._learner.step(self._rollouts(step))
+            self._rewards = {}
+            self._learner.step(self._rollouts(step))
             self._versions.append(self._learner.view())
-            yield report.reward
+            yield self._rewards
+
+    def _reward(self, problem: Problem, tokens: tuple[int, ...]) -> float:
+        reward = super()._reward(problem, tokens)
+        self._rewards.setdefault(problem.stratum, []).append(reward)
+        return reward
 
     def _rollouts(self, step: int) -> list[VerifiedGroup]:
         version = max(0, step - 1 - self._delay)
@@ -134,6 +156,34 @@ class LearningPolicy(Simulation):
         """Return the share of held-out problems that the newest version solves greedily."""
         self.serve(len(self.versions) - 1)
         return self.pass_at_1()
+
+
+class Sites(LearningPolicy):
+    """Two sites that train one policy by PULSELoCo: a version is a round in which each takes `LOCAL_STEPS`."""
+
+    def rewards(self, steps: int) -> Iterator[dict[str, list[float]]]:
+        """Yield the rewards of each round's rollouts, after it; they come from the version before, as in PULSE, J.2."""
+        rules, numbers = VARIANTS["grid"].rules(LOCAL_STEPS, steps), count(1)
+        state = self._learner.state()
+        shared = SharedState.begin(masters(state), has_momentum=True)
+        inner: Mapping[str, Tensor] = without_masters(state)
+        sites: list[tuple[Mapping[str, Tensor], Mapping[str, Tensor] | None]] = [(inner, None)] * SITES
+        for number in range(steps):
+            self.serve(number)
+            self._rewards, payloads = {}, []
+            for _ in range(SITES):
+                inner, feedback = sites.pop(0)
+                self._learner.restore(begin_round(inner, shared.weights))
+                inner = state = {}  # gives their memory back
+                for _ in range(LOCAL_STEPS):
+                    self._learner.step(self._mine(next(numbers), number))
+                work = encode_work(shared, self._learner.state(), feedback, rules, bytes(32))
+                sites.append((work.inner, work.feedback))
+                payloads.append(work.payload)
+            self.sent = sum(map(len, chain(*payloads)))
+            shared = shared.after(payloads, [1.0] * SITES, rules)
+            self._versions.append(shared.bf16_view())
+            yield self._rewards
 
 
 class Layer:

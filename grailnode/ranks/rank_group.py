@@ -22,12 +22,10 @@ from roles.trainer.learn.state_rows import Share
 _NEVER: Final = timedelta(days=365)  # rank 0 waits for groups as long as it takes
 
 
-@dataclass(frozen=True)
-class RankGroup:
-    """The ranks of a trainer, as one of them sees them."""
+@dataclass(frozen=True, kw_only=True)
+class RankGroup(Share):
+    """The ranks of a trainer, as one of them sees them, which has its share of every tensor."""
 
-    rank: int  # of this process
-    count: int  # of all ranks
     device: torch.device  # on which this rank computes
     mesh: DeviceMesh  # of the collectives of the backward pass
     steps: "dist.ProcessGroup"  # the channels
@@ -39,11 +37,7 @@ class RankGroup:
         count = dist.get_world_size()
         mesh = init_device_mesh(device.type, (count,))
         steps, reads = (dist.new_group(backend="gloo", timeout=_NEVER) for _ in range(2))
-        return cls(dist.get_rank(), count, device, mesh, steps, reads)
-
-    @property
-    def share(self) -> Share:
-        return Share(self.rank, self.count)
+        return cls(dist.get_rank(), count, device=device, mesh=mesh, steps=steps, reads=reads)
 
     def broadcast(self, channel: "dist.ProcessGroup", message: Any = None, source: int = 0) -> Any:
         """Return one rank's message on every rank."""
@@ -76,7 +70,7 @@ class RankGroup:
                 dist.send(own.view(-1).view(torch.uint8), target, group=self.reads)
             return None
         whole = own.new_empty(rows, *own.shape[1:])
-        whole[self.share.rows(rows)] = own
+        whole[self.rows(rows)] = own
         for rank in (rank for rank in range(self.count) if rank != target):
             part = whole[Share(rank, self.count).rows(rows)]
             if part.numel():

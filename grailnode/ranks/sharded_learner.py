@@ -20,6 +20,7 @@ import trio
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from grailnode.ranks.rank_group import RankGroup
 from protocol.chain import safetensors
@@ -110,6 +111,12 @@ class ShardedWeights(PartialWeights):
             for name, shard in self.shards().items()
         }
 
+    def gather(self, name: str, rows: Tensor) -> Tensor:
+        """Return on each rank the whole of a tensor of which each has rows as of a weight."""
+        shard: Any = self._shards[name]
+        outline = {"shape": shard.shape, "stride": shard.stride()}
+        return DTensor.from_local(rows, shard.device_mesh, shard.placements, **outline).full_tensor()
+
     def forget_gradients(self) -> None:
         """Begin a new sum of gradients."""
         for shard in self._shards.values():
@@ -165,7 +172,8 @@ class ShardedLearner(Learner):
         self._reading = Lock()
         self._shapes = {name: torch.Size(shape) for name, shape in model.shapes.items()}
         self._sharded = ShardedWeights(model, group, dtype, precision, trained=True)
-        self._optimizer = MasterOptimizer(self._sharded.shards(), settings.optimizer, group.add)
+        masters, own_rows = self._sharded.shards(), lambda whole: whole[group.rows(len(whole))]
+        self._optimizer = MasterOptimizer(masters, settings.optimizer, group.add, self._sharded.gather, own_rows)
         self._receive(self._optimizer.masters, weights, self._first_master)
         self._sharded_reference: Mapping[str, Tensor] = {}
         if settings.loss.has_reference:
@@ -221,6 +229,7 @@ class ShardedLearner(Learner):
         group = self._group
         if group.rank == 0:
             await run_sync(group.broadcast, group.reads, ("save", (shard_bytes, folder, previous)))
+        await run_sync(self._on_all_ranks, self._scales, group.reads)  # one that has none is refused on all of them
         files, _ = await super().save(state, run_sync, shard_bytes, folder, previous)
         return await run_sync(group.exchange, files[0], group.reads), self._local_ranks
 
@@ -241,7 +250,7 @@ class ShardedLearner(Learner):
     def _take_over(self, steps: int, state: Mapping[str, Tensor] | None) -> None:
         """Take over this rank's rows of a state that rank 0 has."""
         self._receive(self._optimizer.tensors, state, lambda _, tensor: tensor)
-        self._optimizer.set_steps(steps)
+        self._optimizer.steps = steps
         self._group.wait()
 
     def _weights(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
@@ -265,9 +274,6 @@ class ShardedLearner(Learner):
             group.add([math.fsum(column)]) for column in zip((0.0,) * 4, *sums, strict=True)
         )
         return [(loss, clipped_tokens, divergence, entropy)]
-
-    def _check_scales(self) -> None:
-        self._on_all_ranks(self._scales, self._group.reads)
 
     def _published(self, names: Sequence[str]) -> dict[str, Tensor]:
         return dict(zip(names, self._read(names, view=True), strict=True))
@@ -306,7 +312,7 @@ class ShardedLearner(Learner):
         return self._shapes[weight if weight in self._shapes else weight.removesuffix(SCALE)]
 
     def _rows(self, tensors: Mapping[str, Tensor]) -> StateRows:
-        return StateRows(tensors, {name: self._shape(name) for name in tensors}, self._group.share)
+        return StateRows(tensors, {name: self._shape(name) for name in tensors}, self._group)
 
     def _receive(
         self, own: Mapping[str, Tensor], whole: Mapping[str, Tensor] | None, prepare: Callable[[str, Tensor], Tensor]
@@ -356,19 +362,17 @@ class ShardedLearner(Learner):
     def _follow_reads(self, state: ObjectStore, sweeps: bool) -> None:
         """Take part in each call of the channel of reads."""
         for method, argument in self._calls(self._group.reads):
-            if method == "read":
-                names, view = argument
-                with suppress(ValueError):  # rank 0 raises it
-                    self._read(names, view=view)
-                continue
-            with suppress(ValueError):
-                if method == "publish":
-                    folder, shard_bytes = argument
-                    trio.from_thread.run(self.put_version, state, folder, trio.to_thread.run_sync, shard_bytes)
-                    continue
-                if sweeps:
-                    trio.from_thread.run(delete_folders, state, {*argument[1:]})
-                trio.from_thread.run(self.save, state, trio.to_thread.run_sync, *argument)
+            with suppress(ValueError):  # rank 0 raises it
+                match method:
+                    case "read":
+                        self._read(argument[0], view=argument[1])
+                    case "publish":
+                        folder, shard_bytes = argument
+                        trio.from_thread.run(self.put_version, state, folder, trio.to_thread.run_sync, shard_bytes)
+                    case "save":
+                        if sweeps:
+                            trio.from_thread.run(delete_folders, state, {*argument[1:]})
+                        trio.from_thread.run(self.save, state, trio.to_thread.run_sync, *argument)
 
     def _calls(self, channel: "dist.ProcessGroup") -> Iterator[Call]:
         """Yield the calls of rank 0 until its connection is closed."""

@@ -49,6 +49,8 @@ from tests.support.processes.ranks import (
 )
 from tests.support.simulation.virtual_clock import running
 
+MUON = replace(SETTINGS, optimizer=SETTINGS.optimizer.model_copy(update={"optimizer": "muon"}))
+
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -66,8 +68,9 @@ def alone(policy: Path, settings: LearnerSettings = SETTINGS, dtype: torch.dtype
         SETTINGS,
         replace(SETTINGS, max_batch_tokens=8192, ranks=2),
         replace(SETTINGS, max_batch_tokens=8192, ranks=2, packing=True),
+        MUON,
     ],
-    ids=["full", "few", "packed"],
+    ids=["full", "few", "packed", "muon"],
 )
 def test_two_ranks_with_a_pass_each_take_the_steps_of_one_process_bit_for_bit(
     policy: Path, settings: LearnerSettings
@@ -89,18 +92,21 @@ def test_models_of_transformers_are_gathered_layer_by_layer(tmp_path: Path, fami
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_what_ranks_on_two_hosts_have_saved(policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [SETTINGS, MUON], ids=["adamw", "muon"])
+def test_a_run_goes_on_from_what_ranks_on_two_hosts_have_saved(
+    policy: Path, tmp_path: Path, settings: LearnerSettings
+) -> None:
     """Of three ranks one has no pass, and tensors are divided unevenly."""
-    expected_views, _ = train(alone(policy), None, 0, 4)
+    expected_views, _ = train(alone(policy, settings), None, 0, 4)
     hosts, saved = [tmp_path / "a", tmp_path / "b"], None
     for host in hosts:
         host.mkdir()
     for last, count in enumerate((1, 2, 3, 1), 1):
         if count == 1:
             shutil.copytree(hosts[1], hosts[0], dirs_exist_ok=True)
-            views, saved = go_on(alone(policy), hosts[0], saved, last)
+            views, saved = go_on(alone(policy, settings), hosts[0], saved, last)
         else:
-            views, saved = run_ranks(count, policy, SETTINGS, go_on, hosts[0], saved, last, states=hosts)
+            views, saved = run_ranks(count, policy, settings, go_on, hosts[0], saved, last, states=hosts)
         assert len(saved.parts) == count
         assert_equal(views[-1], expected_views[last - 1])
 

@@ -50,7 +50,7 @@ def test_a_heads_expiry_tells_its_age_to_a_second_and_differs_from_start_to_star
         ("[trainer.hosts]\n", "trainer: hosts: `number` is below `count`, and `meeting` is the ADDRESS:PORT of host 0"),
         ("[trainer.hosts]\nnumber = 2\nmeeting = 'a:1'\n", "trainer: hosts: `number` is below `count`"),
         ("[trainer.hosts]\nmeeting = 'a:65535'\n", "ADDRESS:PORT of host 0, with a port from 1 to 65534"),
-        ("[trainer]\ngpus = 1\noptimizer = 'muon'\nhosts.meeting = 'a:1'\n", "trainer: 2 processes need optimizer"),
+        ("[trainer]\ngpus = 2\noptimizer = 'adamw-8bit'\n", "trainer: 2 processes need another optimizer"),
         ("[engine]\ndtype = 'int4'\n", "engine.dtype: input should be 'float32' or 'bfloat16'"),
         ("miner = 3\n", "miner: is a section: write [miner], and its keys below it"),
         ("[beacon]\nrelays = 'https://a.example'\n", "beacon.relays: a list is needed: write [ ] around it"),

@@ -325,11 +325,8 @@ class Learner:
         first ones, share this state. ValueError: a weight can have no scale, so no version can be made; nothing is
         written.
         """
-        await run_sync(self._check_scales)
+        await run_sync(self._scales)
         return [await self.state_rows().save(state, folder, run_sync, shard_bytes)], 1
-
-    def _check_scales(self) -> None:
-        self._scales()
 
     def _scales(self) -> dict[str, Tensor]:
         """Return the scales of this process's rows of quantized matrices; ValueError if a weight can have none."""
@@ -339,7 +336,7 @@ class Learner:
     async def load(self, state: ObjectStore, saved: SavedRows, run_sync: RunSync) -> None:
         """Go on from what any number of ranks has saved; StateError for another model's, or if a part is on no host."""
         await self.state_rows().load(state, saved, run_sync, self._peers)
-        self._optimizer.set_steps(saved.steps)
+        self._optimizer.steps = saved.steps
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of masters, moments and step count by name, for a state that is changed and restored."""

@@ -1,8 +1,8 @@
 """Optimizers of torch and of bitsandbytes over FP32 masters, of which the published weights are the rounding.
 
-There is one for each tensor, so that Muon may have the matrices and AdamW the rest, and no copy of all gradients is
-needed to widen them. A step smaller than half a BF16 unit in the last place stays in the master, and its BF16 rounding
-changes only when enough of them have added up. The sparsity of patches comes from this (PULSE, section A.2).
+They take one tensor after the other, so that Muon may have the matrices and AdamW the rest, and no copy of all
+gradients is needed to widen them. A step smaller than half a BF16 unit in the last place stays in the master, and its
+BF16 rounding changes only when enough of them have added up. The sparsity of patches comes from this (PULSE, A.2).
 
 AdamW is the function of torch and not its class: the first `torch.optim.Optimizer` of a process imports the compiler
 `torch._dynamo`, which takes a second and 150 MB. The function also takes a tensor block by block, so that no temporary
@@ -31,8 +31,9 @@ _BLOCK: Final = 1 << 20
 
 
 class MasterOptimizer:
-    """FP32 masters, contiguous, which `step` changes in place, with the optimizer's state, or the part of them that one
-    of several ranks has; `add_over_ranks` returns the exact sum of the numbers of all ranks.
+    """FP32 masters, contiguous, which `step` changes in place, with the optimizer's state, or the rows of them that one
+    of several ranks has. Of these, `add_over_ranks` returns the exact sum of the numbers of all, `gather` the whole
+    tensor of which each has rows, by the name of its weight, and `own_rows` those of a whole tensor.
     """
 
     def __init__(
@@ -40,26 +41,24 @@ class MasterOptimizer:
         masters: Mapping[str, Tensor],
         settings: OptimizerSettings,
         add_over_ranks: Callable[[Sequence[float]], float] = math.fsum,
+        gather: Callable[[str, Tensor], Tensor] = lambda _, own: own,
+        own_rows: Callable[[Tensor], Tensor] = lambda whole: whole,
     ) -> None:
         self._settings = settings
-        self._add_over_ranks = add_over_ranks
+        self._add_over_ranks, self._gather, self._own_rows = add_over_ranks, gather, own_rows
         self.masters = masters
         # On a CPU `fused` rounds the last elements of a tensor otherwise: ranks with parts of it would not agree with
         # one process that has all of it. Nobody has shown yet that GPUs round alike, so it is off there, too.
         self._constants: dict[str, Any] = dict.fromkeys(("foreach", "fused", "amsgrad", "maximize"), False)
         self._constants |= {"beta1": settings.beta1, "beta2": settings.beta2, "eps": settings.epsilon}
         self._constants |= {"weight_decay": settings.weight_decay}
-        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._optimizers = _optimizers(masters, settings)
         self._states: dict[str, dict[str, Tensor]] = {}
+        self.steps = 0
         for name, master in masters.items():
-            optimizer = _optimizer(name, master, settings)
-            if optimizer is None:
-                self._states[name] = {key: torch.zeros_like(master) for key in ("exp_avg", "exp_avg_sq")}
-                continue
-            self._optimizers[name] = optimizer
-            self._step(name, torch.zeros_like(master), 0.0, 1.0)  # a step of size 0 makes the state, which is zero
-            self._states[name] = {key: tensor for key, tensor in optimizer.state[master].items() if key != _STEP}
-        self.set_steps(0)
+            self._states[name] = {key: torch.zeros_like(master) for key in ("exp_avg", "exp_avg_sq")}
+            if name in self._optimizers:  # a step of size 0 makes the state, which is zero
+                self._states[name] = _take_step(self._optimizers[name], master, torch.zeros_like(master), 0.0, {})
 
     @property
     def learning_rate(self) -> float:
@@ -84,27 +83,20 @@ class MasterOptimizer:
         return norm
 
     def _step(self, name: str, gradient: Tensor, rate: float, scale: float) -> None:
-        master, gradient, optimizer = self.masters[name], gradient.contiguous(), self._optimizers.get(name)
-        if optimizer is not None:
-            optimizer.param_groups[0]["lr"] = rate
-            master.grad = gradient.to(torch.float32).mul_(scale)
-            optimizer.step()
-            master.grad = None
+        own, gradient = [self.masters[name], *self._states[name].values()], gradient.contiguous()
+        if name in self._optimizers:  # each rank computes the step of all rows, and keeps its own
+            widened = self._gather(name, gradient.to(torch.float32).mul_(scale))
+            master, *moments = whole = [self._gather(name, tensor) for tensor in own]
+            state = {**dict(zip(self._states[name], moments, strict=True)), _STEP: self.steps - 1}
+            _take_step(self._optimizers[name], master, widened, rate, state)
+            for tensor, result in zip(own, whole, strict=True):
+                tensor.copy_(self._own_rows(result))
             return
-        tensors = (master, gradient, *self._states[name].values())
-        vectors = (tensor.view(-1).split(_BLOCK) for tensor in tensors)  # type: ignore[no-untyped-call]
-        for block, part, average, square in zip(*vectors, strict=True):
+        vectors = (tensor.view(-1).split(_BLOCK) for tensor in (gradient, *own))  # type: ignore[no-untyped-call]
+        for part, block, average, square in zip(*vectors, strict=True):
             steps = torch.tensor(float(self.steps - 1))  # before this one: `adamw` counts it
             widened = part.to(torch.float32).mul_(scale)
             adamw([block], [widened], [average], [square], [], [steps], lr=rate, **self._constants)
-
-    def set_steps(self, steps: int) -> None:
-        """Set the number of optimizer steps taken, as after a state was taken over."""
-        self.steps = steps
-        for name, optimizer in self._optimizers.items():
-            state = optimizer.state[self.masters[name]]
-            if _STEP in state:  # an integer; Muon has none
-                state[_STEP] = steps
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -125,7 +117,7 @@ class MasterOptimizer:
         check_state(state, {name: (own.shape, own.dtype) for name, own in tensors.items()})
         for name, own in tensors.items():
             own.copy_(state[name])
-        self.set_steps(int(state[STEPS]))
+        self.steps = int(state[STEPS])
 
 
 def check_state(state: Mapping[str, Tensor], outline: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
@@ -135,18 +127,31 @@ def check_state(state: Mapping[str, Tensor], outline: Mapping[str, tuple[torch.S
         raise ValueError("a saved state of another model or optimizer")
 
 
-def _optimizer(name: str, master: Tensor, settings: OptimizerSettings) -> torch.optim.Optimizer | None:
-    """Return the optimizer of a tensor, or None for AdamW. Muon has the matrices of layers, and AdamW the others."""
-    decay = settings.weight_decay
-    if settings.optimizer == "muon" and is_matrix(name, master.shape):
-        return torch.optim.Muon([master], weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+def _optimizers(masters: Mapping[str, Tensor], settings: OptimizerSettings) -> dict[str, torch.optim.Optimizer]:
+    """Return a library's optimizer by the tensors that it takes, one after the other: Muon the matrices of layers."""
+    nothing, decay = [torch.empty(0, 0)], settings.weight_decay
+    if settings.optimizer == "muon":
+        muon = torch.optim.Muon(nothing, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        return {name: muon for name, master in masters.items() if is_matrix(name, master.shape)}
     if settings.optimizer != "adamw-8bit":
-        return None
+        return {}
     from bitsandbytes.optim import AdamW8bit  # noqa: PLC0415 - the package of an extra
 
-    betas, epsilon = (settings.beta1, settings.beta2), settings.epsilon
-    optimizer: torch.optim.Optimizer = AdamW8bit([master], betas=betas, eps=epsilon, weight_decay=decay)
-    return optimizer
+    betas = settings.beta1, settings.beta2
+    return dict.fromkeys(masters, AdamW8bit(nothing, betas=betas, eps=settings.epsilon, weight_decay=decay))
+
+
+def _take_step(
+    optimizer: torch.optim.Optimizer, master: Tensor, gradient: Tensor, rate: float, state: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Change a tensor and its state in place. Return the tensors of the state, which begins if it is empty."""
+    optimizer.param_groups[0] |= {"params": [master], "lr": rate}
+    optimizer.state.clear()
+    optimizer.state[master] |= state
+    master.grad = gradient
+    optimizer.step()
+    master.grad = None
+    return {key: tensor for key, tensor in optimizer.state.pop(master).items() if key != _STEP}
 
 
 def _sum_of_squares(gradient: Tensor) -> Tensor:
