@@ -28,7 +28,7 @@ from grailnode.engine import policy as policies
 from grailnode.engine.lora_model import initial_adapters, merged_weights
 from grailnode.engine.models import build
 from protocol.digest import Weights, digest_weights
-from protocol.judging.evidence import NO_EVIDENCE, is_improbable
+from protocol.judging.evidence import weigh
 from protocol.lora import DOWN, PREFIX, UP, LoraSpec
 from protocol.proof import Arithmetic, Thresholds
 
@@ -257,13 +257,22 @@ async def _copies(measurer: _Measurer, honest: thresholds.Honest, merged: Weight
 def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresholds, window: int) -> CopyRow:
     """Return the shares of a copy's groups that the thresholds refuse; windows are random selections of groups."""
     counts = [group.counts(spec) for group in groups]
-    selections = np.random.default_rng(0).integers(0, len(counts), (_WINDOWS, window)).tolist()
+    added = np.array([sum(weigh(item, spec).values(), ()) for item in counts])
+
+    def refused(selections: np.ndarray) -> float:
+        """Return the share of selections [S, groups] that `is_improbable` refuses, all of which are weighed at once."""
+        evidence = highest = np.zeros((len(selections), added.shape[1]), np.int64)
+        for part in selections.T:
+            evidence = np.maximum(evidence, 0) + added[part]
+            highest = np.maximum(highest, evidence)
+        return float(np.mean(highest.max(axis=1) > spec.threshold))
+
     return CopyRow(
         bits=bits,
         pair=pair,
         tokens=sum(item.margin.trials for item in counts),
-        groups=float(np.mean([is_improbable(NO_EVIDENCE, [item], spec) for item in counts])),
-        windows=float(np.mean([is_improbable(NO_EVIDENCE, [counts[i] for i in part], spec) for part in selections])),
+        groups=refused(np.arange(len(counts))[:, None]),
+        windows=refused(np.random.default_rng(0).integers(0, len(counts), (_WINDOWS, window))),
     )
 
 

@@ -176,7 +176,10 @@ def find(rules: Rules) -> Requirements:
     environment = rules.environment
     configs = _configs(rules)
     names = registry.parse_mixture(environment)
-    members = [registry.requirements(name, configs.get(name, "{}")) for name in names]
+    members = [
+        registry.requirements(name, configs[name]) if name in configs else environments.requirements(name)
+        for name in names
+    ]
     if sum(needs.data for needs in members) > 1:
         raise UserError(f"environment {environment!r}: several members read a data file, and a run has one")
     pythons = {needs.python for needs in members} - {""}

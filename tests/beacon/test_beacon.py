@@ -7,11 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from py_ecc.bls.hash_to_curve import hash_to_G1
-from py_ecc.bls.point_compression import decompress_G1, decompress_G2
-from py_ecc.bls.typing import G1Compressed, G2Compressed
-from py_ecc.optimized_bls12_381.optimized_curve import G2
-from py_ecc.optimized_bls12_381.optimized_pairing import pairing
 
 from protocol import limits
 from protocol.beacon import ChainInfo, LocalKey, open_round, parse_round, quicknet, verify_round
@@ -38,6 +33,12 @@ def answer(**changes: Any) -> bytes:
 
 def verifies_by_py_ecc(public_key: bytes, number: int, signature: bytes) -> bool:
     """Return whether e(signature, G2) == e(H(round), key), computed by py_ecc."""
+    from py_ecc.bls.hash_to_curve import hash_to_G1
+    from py_ecc.bls.point_compression import decompress_G1, decompress_G2
+    from py_ecc.bls.typing import G1Compressed, G2Compressed
+    from py_ecc.optimized_bls12_381.optimized_curve import G2
+    from py_ecc.optimized_bls12_381.optimized_pairing import pairing
+
     message = hashlib.sha256(number.to_bytes(8, "big")).digest()
     sha256: Any = hashlib.sha256  # its annotation names the digest where it takes the function
     point = hash_to_G1(message, b"BLS_SIG_BLS12381G1_XMD:SHA-256_SSWU_RO_NUL_", sha256)

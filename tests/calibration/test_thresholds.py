@@ -247,9 +247,14 @@ def test_a_forged_sketch_refuses_its_group_where_honest_sketches_differ_by_round
 
 def test_a_window_refuses_a_copy_that_no_group_refuses() -> None:
     spec = thresholds({"pair": groups(400, miss=0.01)}, [groups(40, miss=0.12, seed=3)])
-    row = power(4, "pair", groups(100, miss=0.12, seed=4), spec, 32)
+    copy = groups(100, miss=0.12, seed=4)
+    row = power(4, "pair", copy, spec, 32)
     assert row.groups < 0.1
     assert row.windows > 0.99
+    sizes = (1, 8, 64)
+    refused = [is_improbable(NO_EVIDENCE, [copy[0].counts(spec)] * size, spec) for size in sizes]
+    assert refused == [power(4, "pair", copy[:1], spec, size).windows for size in sizes]
+    assert len(set(refused)) == 2
 
 
 def test_only_copies_of_the_required_bits_have_to_be_refused() -> None:
