@@ -82,7 +82,8 @@ def small(arguments: argparse.Namespace) -> None:
     """Print the sizes of workload C beside the bound, which for an embedding is that of its touched rows and of which
     rows these are.
     """
-    cases = {f"{share:.1%} of the rows of an embedding": touched_rows(8192, share) for share in (0.028, 0.22)}
+    embeddings = ((8192, 0.028), (49152, 0.028), (8192, 0.22))
+    cases = {f"{share:.1%} of {rows:,} rows of an embedding": touched_rows(rows, share) for rows, share in embeddings}
     cases |= {f"LoRA factors, rate {rate:g}": adapters(rate) for rate in (1e-3, 1e-5)}
     cases["the demo's policy"] = _demo_updates(arguments)[1][-1]
     rows = []
