@@ -9,7 +9,7 @@ from statistics import fmean
 
 from bench.proofs.setting import SCORING
 from protocol.judging.accounts import Accounts
-from protocol.judging.ledger import GROUP, Summary, shares
+from protocol.judging.ledger import GROUP, Summary
 from protocol.proof import RATE_UNIT
 from tests.support.adversaries.harness import alter, key
 from tests.support.adversaries.planned_cheats import PLANS, gain
@@ -57,8 +57,7 @@ def _income(windows: Sequence[Deliveries]) -> float:
     ledger = [_summary(window, {**ordinary, **groups}) for window, groups in enumerate(windows)]
     others, incomes, delivered = {key(name).public for name in ordinary}, [0, 0], [0, 0]
     for end in range(len(ledger) - SCORING.windows, len(ledger)):
-        paid = shares(Accounts.of(ledger[end - SCORING.windows + 1 : end + 1], SCORING, _PROOF).balances(), SCORING)
-        for miner, share in paid.items():
+        for miner, share in Accounts.of(ledger[end - SCORING.windows + 1 : end + 1], SCORING, _PROOF).scores():
             incomes[miner in others] += share
         delivered[False] += sum(windows[end].values())
         delivered[True] += sum(ordinary.values())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from protocol import limits
 from protocol.judging.evidence import NO_EVIDENCE, Evidence, weigh
-from protocol.judging.ledger import GROUP, SHARE, Summary, excess_misses, shares, work_of_groups
+from protocol.judging.ledger import GROUP, SHARE, Summary, excess_misses, shares
 from protocol.proof import MEASURED, ProofSpec
 from protocol.run import ScoringSpec
 
@@ -41,8 +41,9 @@ class _Window:
     excesses: NDArray[Any]  # [C, P] excess misses of `counted` in each measured statistic
     evidence: NDArray[np.int64]  # int64 [C, A], what `counted` add to each alternative
     thresholds: NDArray[np.int64]  # int64 [C, 1], that this evidence is compared with
-    work: NDArray[Any]  # [N], `work_of_groups`
-    values: NDArray[Any]  # [N], what each row is worth, in millionths of a group
+    tokens: NDArray[Any]  # [N], `LedgerRow.tokens`
+    # [3, N]: what each row is worth, and the groups that count, in millionths of a group; their tokens
+    values: NDArray[Any]
 
     @property
     def is_unaudited(self) -> NDArray[np.bool_]:
@@ -58,9 +59,12 @@ class _Window:
         counting = dealt * (accepted + rejected) // np.maximum(1, audited) - rejected  # as `LedgerRow.counting`
         trusts_all = (amended == 0) & (rejected == 0)
         credit = np.where(trusts_all, counting, np.minimum(accepted + more_accepted, dealt))
-        earned = credit * self.work - scoring.penalty * (rejected + more_rejected)
+        earned = credit * GROUP - scoring.penalty * (rejected + more_rejected)
         value = earned * self.scale[0] // self.scale[1] - scoring.shortfall * (pledged - submitted)
-        self.values = _whole(np.where((dealt > 0) & (audited == 0), 0, value))
+        is_false = rejected + more_rejected > 0  # nobody is paid for longer groups that a sacrificed one has audited
+        tokens = np.where(is_false, 0, credit * self.tokens) // np.maximum(1, accepted)
+        counted = np.stack([credit * GROUP, tokens]) * self.scale[0] // self.scale[1]
+        self.values = _whole(np.where((dealt > 0) & (audited == 0), 0, np.stack([value, *counted])))
 
 
 class Accounts:
@@ -121,7 +125,7 @@ class Accounts:
             excesses=_whole(excesses).reshape(len(counted), len(MEASURED)),
             evidence=np.array(evidence, object).reshape(len(counted), width).clip(-_LARGEST, _LARGEST).astype(np.int64),
             thresholds=np.array([own.threshold for own in thresholds], np.int64)[:, None],
-            work=np.array(work_of_groups(rows), object),
+            tokens=np.array([row.tokens for row in rows], object),
             values=np.empty(0),
         )
         table.value(self._scoring)
@@ -139,19 +143,25 @@ class Accounts:
         is decided in each window by its pair of arithmetics, and windows in which a miner declared one arithmetic do
         not make up for misses in those of another.
         """
-        balances = np.zeros(len(self._miners), object)
+        return self.totals()[0]
+
+    def totals(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
+        """Return each miner's balance, and the mean length of its groups that count, in millionths of a token."""
+        sums = np.zeros((3, len(self._miners)), object)
         excesses = np.zeros((len(self._pairs), len(MEASURED)), object)
         decay, age, newest = SHARE, 0, max(self._windows, default=0)  # what remains of a value after so many windows
         for table in reversed(self._windows.values()):
             while age < newest - table.window:
                 decay, age = decay * self._scoring.decay // SHARE, age + 1
-            balances[table.miners] += table.values.astype(object) * decay // SHARE
+            sums[:, table.miners] += table.values.astype(object) * decay // SHARE
             excesses[table.counted] += table.excesses.astype(object) * decay // SHARE
+        balances, groups, tokens = sums
         result = dict(zip(self._miners, balances.tolist(), strict=True))
+        lengths = GROUP * GROUP * tokens // np.maximum(1, groups)
         prices = (self._scoring.miss_price * np.maximum(excesses, 0) // GROUP).sum(axis=1).tolist()
         for (miner, _), price in zip(self._pairs, prices, strict=True):
             result[miner] -= price
-        return result
+        return result, dict(zip(self._miners, lengths.tolist(), strict=True))
 
     def scores(self) -> tuple[tuple[bytes, int], ...]:
         """Return the `scores` of the newest summary: (miner, share) of each miner that earns something, ascending by
@@ -160,7 +170,8 @@ class Accounts:
         If more than MAX_WINDOW_MINERS miners earn something, those with the largest shares are listed; of equal shares,
         the lower key comes first.
         """
-        earners = [(miner, share) for miner, share in shares(self.balances(), self._scoring).items() if share]
+        balances, lengths = self.totals()
+        earners = [(miner, share) for miner, share in shares(balances, self._scoring, lengths).items() if share]
         earners.sort(key=lambda item: (-item[1], item[0]))
         return tuple(sorted(earners[: limits.MAX_WINDOW_MINERS]))
 

@@ -24,7 +24,7 @@ from protocol.rollout import challenge
 from protocol.run import ScoringSpec
 
 GROUP: Final = 1_000_000
-"""Balances and prices are in millionths of a group with as many tokens as those of its window have on average."""
+"""Balances and prices are in millionths of a group."""
 
 SHARE: Final = 1_000_000_000
 """Scores and decays are in billionths."""
@@ -41,7 +41,7 @@ class LedgerRow(Record):
         arithmetic: how the miner computed; empty if nothing was delivered.
         pledged, submitted, dealt, audited, accepted, rejected: numbers of groups; none are audited if the pledge has
             lapsed. Audited ones that are neither accepted nor rejected were not reproduced.
-        tokens: that the policy generated in the accepted groups: their trials of `margin`.
+        tokens: of the accepted groups (`Judgement.tokens`).
         counts: of the groups that are evidence in later windows (`Judgement.is_evidence`).
     """
 
@@ -64,8 +64,8 @@ class LedgerRow(Record):
             raise ValueError("accepted + rejected <= audited <= dealt <= submitted <= pledged must hold")
         if not bool(self.verdict) == bool(self.arithmetic) == bool(self.submitted):
             raise ValueError("a verdict on what was submitted, with an arithmetic, and on nothing else")
-        if self.tokens and not self.accepted:
-            raise ValueError("tokens of accepted groups where none is accepted")
+        if bool(self.tokens) != bool(self.accepted):
+            raise ValueError("tokens of accepted groups where none is accepted, or none where some are")
         return self
 
     @property
@@ -96,7 +96,7 @@ class LedgerRow(Record):
             audited=0 if verdict.lapsed else len(verdict.judgements),
             accepted=sum(judgement.accepted for judgement in verdict.judgements),
             rejected=sum(judgement.rejected for judgement in verdict.judgements),
-            tokens=sum(judgement.counts.margin.trials for judgement in verdict.judgements if judgement.accepted),
+            tokens=sum(judgement.tokens for judgement in verdict.judgements if judgement.accepted),
             counts=sum((item.counts for item in verdict.judgements if item.is_evidence), NO_COUNTS),
         )
 
@@ -259,17 +259,6 @@ class Witness(PublishedRecord):
         return paths.witness(self.validator, self.window)
 
 
-def work_of_groups(rows: Sequence[LedgerRow]) -> list[int]:
-    """Return what an accepted group of each row of one window counts, in millionths: the mean of its row's tokens, as a
-    multiple of that of the window's accepted groups.
-
-    So a balance grows by the tokens that a miner delivers, and who decides near ties for shorter rollouts, or withholds
-    the longest groups, gains nothing.
-    """
-    groups, tokens = sum(row.accepted for row in rows), sum(row.tokens for row in rows)
-    return [GROUP * row.tokens * groups // (tokens * row.accepted) if row.tokens else GROUP for row in rows]
-
-
 SharesOf = Callable[[int], Sequence[int]]
 """Returns the share of each stratum, in millionths, by which the groups of a version draw; empty in a run without."""
 
@@ -309,13 +298,18 @@ def excess_misses(row: LedgerRow, thresholds: Thresholds, statistic: StatisticNa
     return row.counting * excess // row.accepted if row.accepted else 0
 
 
-def shares(balances: Mapping[bytes, int], scoring: ScoringSpec) -> dict[bytes, int]:
+def shares(balances: Mapping[bytes, int], scoring: ScoringSpec, lengths: Mapping[bytes, int]) -> dict[bytes, int]:
     """Compute each miner's share of the reward, in billionths: proportional to its balance, which is in millionths of a
-    group, and at most `cap`.
+    group, times the length of its groups, in millionths of a token; and at most `cap`.
 
     A key earns nothing until its balance exceeds the deposit, and then by its whole balance. So whoever abandons a key
     loses what the next one delivers for the deposit, and miners gain nothing by work under one key instead of several.
+    By the length, who makes rollouts shorter, or withholds the longest groups, gains nothing. It takes no part in what
+    a key must have delivered, nor in any price.
     """
-    weights = {miner: balance if balance > scoring.deposit else 0 for miner, balance in sorted(balances.items())}
+    weights = {
+        miner: balance * lengths[miner] if balance > scoring.deposit else 0
+        for miner, balance in sorted(balances.items())
+    }
     total = sum(weights.values())
     return {miner: min(scoring.cap, SHARE * weight // total) if total else 0 for miner, weight in weights.items()}

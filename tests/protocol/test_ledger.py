@@ -58,6 +58,11 @@ def balance(*summaries: Summary, scoring: ScoringSpec = STEADY) -> int:
     return Accounts.of(summaries, scoring, PROOF).balances()[A.public]
 
 
+def equal_shares(balances: dict[bytes, int], scoring: ScoringSpec) -> dict[bytes, int]:
+    """Return the shares of miners whose groups have equal lengths."""
+    return shares(balances, scoring, dict.fromkeys(balances, GROUP))
+
+
 def worth(*summaries: Summary) -> float:
     """Return the balance of miner A in groups."""
     return balance(*summaries) / GROUP
@@ -181,16 +186,27 @@ def test_the_value_of_a_group_in_a_new_run_halves_in_50_windows() -> None:
     assert balance(*ledger, scoring=creation.SCORING) == 7_999_999
 
 
-def test_groups_count_by_their_tokens_beside_the_mean_of_the_window() -> None:
-    """By hand: 12 groups have 160 tokens, so each of the 8 with 5 counts 40 * 12 / (160 * 8), and each of the 4 with
-    30 120 * 12 / (160 * 4).
-    """
-    short = row(A, audited=16, accepted=8, rejected=8, tokens=40)
-    long = row(B, audited=4, accepted=4, tokens=120)
-    balances = Accounts.of([summary(short, long)], STEADY.model_copy(update={"penalty": GROUP}), PROOF).balances()
-    assert balances == {A.public: 8 * 375_000 - 8 * GROUP, B.public: 16 * 2_250_000}
-    mixed = judgement(0, counts=counts(margin=(5, 1))), rejected(1, counts=counts(margin=(5,)))
-    assert LedgerRow.of(verdict(*mixed)).tokens == 5
+def scores(*summaries: Summary) -> dict[bytes, int]:
+    return dict(Accounts.of(summaries, STEADY, PROOF).scores())
+
+
+def test_shares_grow_by_the_tokens_of_groups_and_nothing_else_does() -> None:
+    """By hand: 16 groups of 5 tokens beside 16 of 15, in windows of their own."""
+    short, long = row(A, accepted=4, tokens=20), row(B, accepted=2, audited=2, tokens=30)
+    assert scores(summary(short, window=1), summary(long, window=2)) == {A.public: SHARE // 4, B.public: 3 * SHARE // 4}
+    accounts = Accounts.of([summary(short, long)], STEADY, PROOF)
+    assert accounts.balances() == {A.public: 16 * GROUP, B.public: 16 * GROUP}
+    mixed = judgement(0), rejected(1)
+    assert LedgerRow.of(verdict(*mixed)).tokens == judgement(0).tokens > 0
+
+
+def test_who_sacrifices_a_group_is_not_paid_for_those_that_are_audited_therefore() -> None:
+    other = row(B, tokens=20)
+    short = row(A, audited=1, accepted=1, tokens=1)
+    audited = row(A, audited=16, accepted=15, rejected=1, tokens=15 * 50)
+    earlier = [summary(row(A, tokens=20), other, window=window) for window in range(10)]
+    honest, sacrifices = (scores(*earlier, summary(own, other, window=10))[A.public] for own in (short, audited))
+    assert sacrifices < honest
 
 
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=16), st.integers(0, 15))
@@ -198,12 +214,12 @@ def test_nobody_is_paid_more_for_a_token_by_withholding_the_longest_groups(lengt
     """Beside an honest miner, and if not a token of what is withheld was ever generated."""
     shown = sorted(lengths)[: max(1, len(lengths) - withheld)]
     results = {
-        name: row(miner, **dict.fromkeys(_GROUPS, len(groups)), pledged=len(lengths), tokens=sum(groups))
-        for name, miner, groups in (("honest", A, lengths), ("withholds", B, shown))
+        miner: row(miner, **dict.fromkeys(_GROUPS, len(groups)), pledged=len(lengths), tokens=sum(groups))
+        for miner, groups in ((A, lengths), (B, shown))
     }
-    balances = Accounts.of([summary(*results.values())], STEADY, PROOF).balances()
-    honest, other = (balances[results[name].miner] / results[name].tokens for name in ("honest", "withholds"))
-    assert other <= honest + GROUP / min(sum(shown), 1)
+    paid = scores(summary(*results.values()))
+    honest, other = (paid.get(miner.public, 0) / results[miner].tokens for miner in (A, B))
+    assert other <= honest * 1.000_001 + 1
 
 
 def test_misses_beyond_the_honest_rate_have_a_price() -> None:
@@ -238,9 +254,10 @@ def test_windows_of_one_declaration_do_not_make_up_for_misses_of_another() -> No
     assert Accounts.of(ledger, scoring, proof).balances()[A.public] == 32 * GROUP - 4 * (6 * GROUP - 16_000)
 
 
-@given(st.dictionaries(st.binary(min_size=1, max_size=2), BALANCE, max_size=6))
-def test_shares_sum_to_at_most_one_and_none_exceeds_the_cap(values: dict[bytes, int]) -> None:
-    result = shares(values, SCORING)
+@given(st.dictionaries(st.binary(min_size=1, max_size=2), st.tuples(BALANCE, st.integers(1, 10**12)), max_size=6))
+def test_shares_sum_to_at_most_one_and_none_exceeds_the_cap(miners: dict[bytes, tuple[int, int]]) -> None:
+    values, lengths = ({miner: pair[part] for miner, pair in miners.items()} for part in (0, 1))
+    result = shares(values, SCORING, lengths)
     assert result.keys() == values.keys()
     assert all(0 <= share <= SCORING.cap for share in result.values())
     assert sum(result.values()) <= SHARE
@@ -254,8 +271,8 @@ def test_splitting_work_over_two_keys_never_earns_more_than_one_does(
     """But for the rounding of a billionth; and beyond the deposit, pooling it earns no more than two keys do."""
     first, second, others = abs(first), abs(second), abs(others)
     scoring = STEADY.model_copy(update={"deposit": deposit * GROUP})
-    whole = shares({b"a": first + second, b"o": others}, scoring)[b"a"]
-    split = shares({b"a": first, b"b": second, b"o": others}, scoring)
+    whole = equal_shares({b"a": first + second, b"o": others}, scoring)[b"a"]
+    split = equal_shares({b"a": first, b"b": second, b"o": others}, scoring)
     assert split[b"a"] + split[b"b"] <= whole
     if min(first, second) > scoring.deposit:
         assert whole <= split[b"a"] + split[b"b"] + 1
@@ -285,7 +302,7 @@ def test_pooled_work_earns_as_much_as_it_delivers() -> None:
 def test_a_rejection_never_pays(acceptances: int, rejections: int, others: int) -> None:
     def share(rejections: int) -> int:
         values = {b"a": acceptances * GROUP - SCORING.penalty * rejections, b"o": others * GROUP}
-        return shares(values, SCORING)[b"a"]
+        return equal_shares(values, SCORING)[b"a"]
 
     assert share(rejections + 1) <= share(rejections)
 
@@ -293,8 +310,8 @@ def test_a_rejection_never_pays(acceptances: int, rejections: int, others: int) 
 def test_a_key_earns_nothing_up_to_the_deposit_and_by_its_whole_balance_beyond_it() -> None:
     scoring = STEADY.model_copy(update={"deposit": 8 * GROUP})
     at, beyond = 8 * GROUP, 8 * GROUP + 1
-    assert shares({b"new": at, b"old": 24 * GROUP}, scoring) == {b"new": 0, b"old": SHARE}
-    assert shares({b"new": beyond, b"old": 24 * GROUP}, scoring) == {b"new": 250_000_023, b"old": 749_999_976}
+    assert equal_shares({b"new": at, b"old": 24 * GROUP}, scoring) == {b"new": 0, b"old": SHARE}
+    assert equal_shares({b"new": beyond, b"old": 24 * GROUP}, scoring) == {b"new": 250_000_023, b"old": 749_999_976}
 
 
 def test_of_too_many_earners_those_with_the_largest_shares_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,9 +375,12 @@ def test_the_largest_verdict_has_a_row() -> None:
     assert sum([largest.counts] * 4096, NO_COUNTS).luck.trials < 1 << 53
 
 
-def plain_balances(ledger: list[Summary], scoring: ScoringSpec, proof: ProofSpec) -> dict[bytes, int]:
-    """Return the balances of docs/spec/ledger.md, row by row in Python's integers."""
-    result: defaultdict[bytes, int] = defaultdict(int)
+Totals = tuple[dict[bytes, int], dict[bytes, int]]
+
+
+def plain_totals(ledger: list[Summary], scoring: ScoringSpec, proof: ProofSpec) -> Totals:
+    """Return the balances and lengths of docs/spec/ledger.md, row by row in Python's integers."""
+    result, groups, tokens = (defaultdict[bytes, int](int) for _ in range(3))
     excesses: defaultdict[tuple[bytes, str, StatisticName], int] = defaultdict(int)
     for entry in ledger:
         decay, (multiplier, divisor) = SHARE, entry.dealing.scale
@@ -372,17 +392,20 @@ def plain_balances(ledger: list[Summary], scoring: ScoringSpec, proof: ProofSpec
             refused = item.rejected + sum(a.rejected for a in amended)
             audited = min(item.accepted + sum(a.accepted for a in amended), item.dealt)
             credit = audited if amended or item.rejected else item.counting
-            groups, tokens = (sum(getattr(other, name) for other in entry.rows) for name in ("accepted", "tokens"))
-            work = GROUP * item.tokens * groups // (tokens * item.accepted) if item.tokens else GROUP
-            earned = (credit * work - scoring.penalty * refused) * multiplier // divisor
+            earned = (credit * GROUP - scoring.penalty * refused) * multiplier // divisor
             value = 0 if item.lapsed else earned - scoring.shortfall * (item.pledged - item.submitted)
             result[item.miner] += value * decay // SHARE
+            if not item.lapsed:
+                groups[item.miner] += credit * GROUP * multiplier // divisor * decay // SHARE
+                paid = credit * item.tokens // item.accepted if item.accepted and not refused else 0
+                tokens[item.miner] += paid * multiplier // divisor * decay // SHARE
             for name in MEASURED if item.accepted else ():
                 excess = excess_misses(item, proof.row(item.arithmetic, entry.arithmetic), name)
                 excesses[item.miner, item.arithmetic, name] += excess * multiplier // divisor * decay // SHARE
     for (miner, _, _), excess in excesses.items():
         result[miner] -= scoring.miss_price * max(0, excess) // GROUP
-    return dict(result)
+    lengths = {miner: GROUP**2 * tokens[miner] // max(1, groups[miner]) for miner in result}
+    return dict(result), lengths
 
 
 def random_row(rng: random.Random, miner: SigningKey, proof: ProofSpec) -> LedgerRow:
@@ -423,9 +446,10 @@ def test_accounts_are_what_each_row_that_counts_adds_whoever_comes_and_goes(seed
         fields = {"roster": roster, "judges": 2, "amendments": tuple(amendments), "window": window}
         ledger = [entry for entry in ledger if entry.window > window - scoring.windows] + [summary(*rows, **fields)]
         accounts.add(ledger[-1])
-        balances = plain_balances(ledger, scoring, proof)
-        assert accounts.balances() == balances
-        assert accounts.scores() == tuple(sorted(item for item in shares(balances, scoring).items() if item[1]))
+        balances, lengths = plain_totals(ledger, scoring, proof)
+        assert accounts.totals() == (balances, lengths)
+        earned = shares(balances, scoring, lengths)
+        assert accounts.scores() == tuple(sorted(item for item in earned.items() if item[1]))
         clean, newest, evidence = dict[bytes, int](), dict[bytes, int](), dict[tuple[bytes, str], Evidence]()
         for entry in ledger:
             for item in entry.rows:

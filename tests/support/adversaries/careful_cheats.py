@@ -31,7 +31,7 @@ from protocol.judging.ledger import LedgerRow, excess_misses
 from protocol.proof import DECADE, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.run import ScoringSpec
-from tests.support.adversaries.planned_cheats import balances_of
+from tests.support.adversaries.planned_cheats import accounts_of
 from tests.support.builders.proofs import advance_window, proof_of
 from tests.support.builders.samples import MINER, TRAINER
 from tests.support.builders.samples import row as ledger_row
@@ -120,8 +120,8 @@ def gain(
         evidence = advance_window(evidence, total, thresholds)
         other = ledger_row(TRAINER, audited=GROUPS, accepted=GROUPS, counts=NO_COUNTS, tokens=honest_tokens)
         results.append((own, other))
-    balances = balances_of(results, scoring, proof_of(thresholds))
-    paid, due = balances[MINER.public], balances[TRAINER.public]
+    balances, lengths = accounts_of(results, scoring, proof_of(thresholds)).totals()
+    paid, due = (balances[key.public] * lengths[key.public] for key in (MINER, TRAINER))
     work = sum(group.tokens for group in made) / sum(group.honest_tokens for group in made)
     rollouts = GROUP_SIZE * sum(own.accepted for own, _ in results)
     return Gain(paid / due / work, gained / max(1, rollouts), refused[0] if refused else None, len(refused))

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_EVIDENCE, Evidence, is_improbable
-from protocol.judging.ledger import GROUP, SHARE, LedgerRow, Summary, shares
+from protocol.judging.ledger import GROUP, SHARE, LedgerRow, Summary
 from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.run import ScoringSpec
@@ -102,12 +102,8 @@ def worth(withheld: float, groups: int, scoring: ScoringSpec, proof: ProofSpec) 
         groups: that it pledges for each window.
     """
     balance, honest = (_shown_balance(share, groups, scoring, proof) for share in (withheld, 0.0))
-    used = _earns(balance, scoring)
+    used = balance > scoring.deposit
     return Withholding(balance, used, balance / honest if used else 0.0)
-
-
-def _earns(balance: int, scoring: ScoringSpec) -> bool:
-    return shares({MINER.public: balance}, scoring)[MINER.public] > 0
 
 
 def largest_share(groups: int, scoring: ScoringSpec, proof: ProofSpec) -> float:
@@ -119,7 +115,7 @@ def largest_share(groups: int, scoring: ScoringSpec, proof: ProofSpec) -> float:
 
     def largest(steps: range) -> int:
         balances = ((step, _shown_balance(step / 1000, groups, scoring, proof)) for step in reversed(steps))
-        return next((step for step, balance in balances if _earns(balance, scoring)), 0)
+        return next((step for step, balance in balances if balance > scoring.deposit), 0)
 
     coarse = largest(range(9, 1000, 10))
     return largest(range(coarse, coarse + 10)) / 1000
@@ -184,14 +180,14 @@ def _row(plan: PlannedCheat, thresholds: Thresholds, rejected: int = 0, misses: 
 
 
 def balance_of(results: list[LedgerRow], scoring: ScoringSpec, proof: ProofSpec) -> int:
-    return balances_of([(result,) for result in results], scoring, proof)[MINER.public]
+    return accounts_of([(result,) for result in results], scoring, proof).balances()[MINER.public]
 
 
-def balances_of(windows: Iterable[tuple[LedgerRow, ...]], scoring: ScoringSpec, proof: ProofSpec) -> dict[bytes, int]:
+def accounts_of(windows: Iterable[tuple[LedgerRow, ...]], scoring: ScoringSpec, proof: ProofSpec) -> Accounts:
     ledger = [
         Summary.model_construct(
             window=window, arithmetic="torch-float32", roster=(bytes(32),), judges=1, rows=rows, amendments=()
         )
         for window, rows in enumerate(windows)
     ]
-    return Accounts.of(ledger, scoring, proof).balances()
+    return Accounts.of(ledger, scoring, proof)
