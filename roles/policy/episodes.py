@@ -4,7 +4,8 @@ The context of a turn is the concatenation of prompt, turns and replies. A reply
 was said before is never written or read again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +14,7 @@ import torch
 from protocol import limits
 from protocol.encoding import REWARD_UNIT
 from protocol.environments import Problem
-from protocol.environments.base import EpisodeEnvironment
+from protocol.environments.base import EpisodeEnvironment, SandboxLimitError
 from protocol.rollout.batch import Turn, join_turns
 from protocol.rollout.sketch import SketchKey
 from protocol.run import ChatSpec
@@ -21,7 +22,11 @@ from roles.policy.assignment import PolicyTask, Tokenizer
 from roles.policy.sequences import Tokens
 from roles.ports import Engine, EngineError, Generation, Request, TurnCache
 
-_AT_ONCE: Final = 128  # episodes that are played, each of which may have a process of the sandbox
+AT_ONCE: Final = 128
+"""Most episodes that are played at the same time, each of which may have a process of the sandbox."""
+
+MOST_LIMITS: Final = 2
+"""How many limits of the environment, which take long, are reached one after the other; what comes behind is left."""
 
 
 def encode_reply(tokenizer: Tokenizer, chat: ChatSpec | None, text: str, most: int) -> Tokens:
@@ -81,13 +86,17 @@ def replayed_reward(episode: OpenEpisode, tokens: Tokens, turns: Sequence[Turn])
 
 
 class PlayedEpisode:
-    """An episode that an engine plays; with an empty seed it draws the most likely tokens. `begun` are the first tokens
-    of its next turn, which are given.
+    """An episode that an engine plays; with an empty seed it draws the most likely tokens.
+
+    `begun` are the first tokens of its next turn, of an episode of which the reward alone is wanted: none of its states
+    is kept, and where the environment reaches a limit, it `is_cut_off` instead of an error.
     """
 
-    def __init__(self, episode: OpenEpisode, prompt: Tokens, seed: bytes, begun: Tokens = ()) -> None:
+    def __init__(self, episode: OpenEpisode, prompt: Tokens, seed: bytes, begun: Tokens | None = None) -> None:
         self.episode = episode
-        self._begun = begun
+        self.is_cut_off = False
+        self._begun = begun or ()
+        self._is_whole = begun is None
         self._prompt = prompt
         self._seed = seed
         self._cache = TurnCache()
@@ -96,7 +105,7 @@ class PlayedEpisode:
     @property
     def room(self) -> int:
         """The most tokens that the next turn still lacks; 0 at the end of the episode."""
-        return self.episode.room - len(self._begun)
+        return 0 if self.is_cut_off else max(0, self.episode.room - len(self._begun))
 
     def request(self, key: SketchKey | None) -> Request:
         """Return the request of the next turn."""
@@ -113,9 +122,15 @@ class PlayedEpisode:
                 generation.logprobs[:room],
                 generation.sketch[: room * (len(generation.sketch) // len(generation.tokens))],
             )
-        if self._seed:  # else nobody needs the states, which an evaluation would have of all its episodes at once
+        # Else nobody needs the states, which an evaluation would have of all its episodes at once.
+        if self._seed and self._is_whole:
             self._generations.append(generation)
-        self.episode.take(self._begun + generation.tokens)
+        try:
+            self.episode.take(self._begun + generation.tokens)
+        except SandboxLimitError:
+            self.is_cut_off = True
+            if self._is_whole:
+                raise
         self._begun = ()
         if not self.room:
             self._cache.content = None
@@ -133,22 +148,36 @@ class PlayedEpisode:
 
 
 async def play(
-    task: PolicyTask, engine: Engine, episodes: Sequence[PlayedEpisode], key: SketchKey | None = None
+    task: PolicyTask,
+    engine: Engine,
+    episodes: Sequence[PlayedEpisode],
+    key: SketchKey | None = None,
+    at_engine: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+    at_environment: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
 ) -> None:
     """Play episodes to their ends with the policy that the engine serves now; those that wait for a turn are one batch.
-    EngineError if the engine broke, or another version came to be served.
+    EngineError if the engine broke, or another version came to be served. For each turn, both reservations are entered
+    one after the other.
     """
-    version = engine.version
-    for start in range(0, len(episodes), _AT_ONCE):
-        while waiting := [item for item in episodes[start : start + _AT_ONCE] if item.room]:
+    version: int | None = None
+    for start in range(0, len(episodes), AT_ONCE):
+        while waiting := [item for item in episodes[start : start + AT_ONCE] if item.room]:
             # Noise depends on the position alone, so a turn that is cut off is the one that less room would have given.
             params = replace(task.run.sampling.params(), max_tokens=max(item.room for item in waiting))
-            turns = await engine.generate([item.request(key) for item in waiting], params)
-            if engine.version != version:
-                raise EngineError("another version came to be served while episodes were played")
-            await task.run_sync(_take_all, waiting, turns)
+            async with at_engine():
+                version = engine.version if version is None else version
+                turns = await engine.generate([item.request(key) for item in waiting], params)
+                if engine.version != version:
+                    raise EngineError("another version came to be served while episodes were played")
+            async with at_environment():
+                await task.run_sync(_take_all, waiting, turns)
 
 
 def _take_all(episodes: Sequence[PlayedEpisode], turns: Sequence[Generation]) -> None:
+    limits = 0
     for episode, turn in zip(episodes, turns, strict=True):
-        episode.take(turn)
+        if limits < MOST_LIMITS:
+            episode.take(turn)
+            limits += episode.is_cut_off
+        else:
+            episode.is_cut_off = True

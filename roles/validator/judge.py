@@ -36,18 +36,19 @@ from protocol.rollout.checking import Check, CheckRules
 from protocol.rollout.sampling import NOISE_UNIT
 from protocol.rollout.sketch import SketchKey
 from roles.policy.assignment import Assignment, Task
-from roles.policy.episodes import OpenEpisode, PlayedEpisode, play, replayed_reward
+from roles.policy.episodes import AT_ONCE, MOST_LIMITS, OpenEpisode, PlayedEpisode, play, replayed_reward
 from roles.policy.sequences import Tokens, split
 from roles.ports import CheckRequest, Engine, Request
 
 _TOKENS_AT_ONCE = 2048  # a deadline can end the judging after so many tokens
 _DECODED_AT_ONCE = 1 << 16  # tokens of continuations, whose states an engine keeps until it returns them
-_MOST_LIMITS = 2  # groups at which the environment reaches a limit, which takes long; behind them no more are tried
 
 Reservation = Callable[[int], AbstractAsyncContextManager[object]]
 """Waits until something is free, and reserves it for one case: what has a smaller load, in tokens that are computed
 one by one for each million of the case, goes first.
 """
+
+_Slot = Callable[[], AbstractAsyncContextManager[object]]
 
 
 @dataclass
@@ -62,7 +63,7 @@ class GroupCheck:
         margins: int64 [N], `whole_margins` of its tokens.
         first_misses: the place of the first miss of each rollout that is continued, by its index.
         continuations: likewise, the tokens before it with those that the validator generates behind them, but of
-            episodes; others: the rewards of continuations.
+            episodes, which are `played` on; others: the rewards of continuations.
     """
 
     group: Group
@@ -76,6 +77,7 @@ class GroupCheck:
     margins: np.ndarray = field(init=False)
     first_misses: dict[int, int] = field(default_factory=dict)
     continuations: dict[int, Tokens] = field(default_factory=dict)
+    played: dict[int, PlayedEpisode] = field(default_factory=dict)
     others: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -122,20 +124,7 @@ class Judge:
         while the environment computes.
         """
         checks = [GroupCheck(*item) for item in groups]
-        begin = tokens = limits = 0
-
-        async def attempt(step: Callable[[GroupCheck], Awaitable[None]], some: Sequence[GroupCheck]) -> None:
-            """Take a step with each of some groups that holds so far, up to the limits of the environment."""
-            nonlocal limits
-            for check in (check for check in some if check.reason is None):
-                try:
-                    if limits < _MOST_LIMITS:
-                        await step(check)
-                        continue
-                except SandboxLimitError:
-                    limits += 1
-                check.reason, check.counts = Reason.UNREPRODUCED, NO_COUNTS
-
+        begin = tokens = 0
         async with at_engine(0):
             for end, check in enumerate(checks, 1):
                 tokens += sum(len(rollout.sequence) for rollout in check.group.rollouts)
@@ -143,16 +132,17 @@ class Judge:
                     await self._check(checks[begin:end], thresholds)
                     begin, tokens = end, 0
         async with at_rewards(0):
-            await attempt(partial(self._check_rewards, thresholds), checks)
+            await _attempt(partial(self._check_rewards, thresholds), checks)
         if behind := sum(map(self._select_misses, checks)):
-            async with at_engine(1_000_000 * behind // sum(check.tokens for check in checks)):
-                missing = [check for check in checks if check.first_misses]
-                if self.task.run.episode is None:
+            missing = [check for check in checks if check.first_misses]
+            load = 1_000_000 * behind // sum(check.tokens for check in checks)
+            if self.task.run.episode is None:
+                async with at_engine(load):
                     await self._continue(missing)
-                else:
-                    await attempt(self._continue_episodes, missing)
+            else:
+                await self._continue_episodes(missing, partial(at_engine, load), partial(at_rewards, 0))
             async with at_rewards(0):
-                await attempt(self._count_luck, missing)
+                await _attempt(self._count_luck, missing)
         return [check.judgement() for check in checks]
 
     async def _check(self, checks: Sequence[GroupCheck], thresholds: Thresholds) -> None:
@@ -277,26 +267,42 @@ class Judge:
                 # What is too long is cut off: noise depends on the position alone.
                 check.continuations[index] = right + generation.tokens[: rooms[place]]
 
-    async def _continue_episodes(self, check: GroupCheck) -> None:
-        """Play the selected episodes of a group from their first misses on, or raise SandboxLimitError."""
-        played = await self.task.run_sync(self._begun, check)
-        await play(self.task, self.engine, played, self.sketch)
-        check.others = {index: item.episode.reward for index, item in zip(check.first_misses, played, strict=True)}
+    async def _continue_episodes(self, checks: Sequence[GroupCheck], at_engine: _Slot, at_rewards: _Slot) -> None:
+        """Play the selected episodes of groups from their first misses on. One that reaches a limit of the environment
+        leaves its group unreproduced.
+        """
+        at_once = max(1, AT_ONCE // self.task.run.group_size)
+        for some in (checks[start : start + at_once] for start in range(0, len(checks), at_once)):
+            async with at_rewards():
+                await _attempt(self._begin, some)
+            sound = [check for check in some if check.reason is None]
+            played = [item for check in sound for item in check.played.values()]
+            await play(self.task, self.engine, played, self.sketch, at_engine, at_rewards)
+            for check in sound:
+                check.others = {index: item.episode.reward for index, item in check.played.items()}
+                if any(item.is_cut_off for item in check.played.values()):
+                    check.reason, check.counts = Reason.UNREPRODUCED, NO_COUNTS
+                check.played.clear()
 
-    def _begun(self, check: GroupCheck) -> list[PlayedEpisode]:
-        """Return the selected episodes of a group up to their first misses."""
-        result, own = list[PlayedEpisode](), check.assignment
+    async def _begin(self, check: GroupCheck) -> None:
+        """Play the selected episodes of a group again up to their first misses, or raise SandboxLimitError."""
+        await self.task.run_sync(self._replay_begun, check)
+
+    def _replay_begun(self, check: GroupCheck) -> None:
+        own = check.assignment
         for index, first in check.first_misses.items():
             rollout, begin = check.group.rollouts[index], 0
             assert isinstance(rollout, EpisodeRollout)
             episode = OpenEpisode(self.task, own.problem, own.episode_seeds[index])
-            for count, _ in rollout.decoded_turns:
+            is_same = True
+            for count, reply in rollout.decoded_turns:
                 if begin + count > first:
                     break
-                episode.take(rollout.tokens[begin : begin + count])
+                turn = rollout.tokens[begin : begin + count]
+                is_same = is_same and episode.room > 0 and episode.take(turn) == reply
                 begin += count
-            result.append(PlayedEpisode(episode, own.prompt, own.seeds[index], rollout.tokens[begin:first]))
-        return result
+            if is_same and episode.room > first - begin:  # else the environment is less exact than it says
+                check.played[index] = PlayedEpisode(episode, own.prompt, own.seeds[index], rollout.tokens[begin:first])
 
     async def _count_luck(self, check: GroupCheck) -> None:
         """Let the rewards of continuations count where they differ, and count what the rollouts have gained; raise
@@ -316,6 +322,21 @@ class Judge:
                     zip(check.group.rollouts, rewards, check.rewards, strict=True)
                 )
             )
+
+
+async def _attempt(step: Callable[[GroupCheck], Awaitable[None]], checks: Sequence[GroupCheck]) -> None:
+    """Take a step with each group that holds so far. Those at which the environment reaches a limit are unreproduced,
+    and so are those behind the last limit.
+    """
+    limits = 0
+    for check in (check for check in checks if check.reason is None):
+        try:
+            if limits < MOST_LIMITS:
+                await step(check)
+                continue
+        except SandboxLimitError:
+            limits += 1
+        check.reason, check.counts = Reason.UNREPRODUCED, NO_COUNTS
 
 
 def check_requests(group: Group, assignment: Assignment, key: SketchKey) -> list[CheckRequest]:

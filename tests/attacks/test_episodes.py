@@ -5,8 +5,9 @@ and environments may execute what they are given.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 import pytest
@@ -334,3 +335,42 @@ def test_misses_of_episodes_raise_no_rewards_and_count_as_luck() -> None:
     outcome, expected = simulate(scenario)
     assert outcome == expected
     assert sum(outcome.counts.luck.steps) > 0
+
+
+def refuse(text: str) -> str | None:
+    raise SandboxLimitError("over 30 s")
+
+
+class LimitedDice(Dice):
+    """Dice that reach a limit at some problems, or in turns behind the first of an episode that is played again."""
+
+    problems: Collection[Problem] = ()
+    is_limited_again = False
+
+    def begin(self, problem: Problem, seed: bytes) -> DiceEpisode:
+        if problem in self.problems:
+            refuse("")
+        episode = super().begin(problem, seed)
+        if self.is_limited_again and any(own == seed for own, _ in self.steps):
+            steps: Iterator[Callable[[str], str | None]] = chain([episode.step], repeat(refuse))
+
+            def step(text: str) -> str | None:
+                return next(steps)(text)
+
+            episode.step = step  # type: ignore[method-assign]
+        return episode
+
+
+def test_limits_cost_the_groups_in_which_they_are_reached_and_no_others_that_are_continued() -> None:
+    environment = LimitedDice()
+    harness = new_harness(environment, SPEC, groups=4, row=alter(packaged_thresholds(), **LENIENT))
+    groups = produce(harness, lambda task, engine: HonestProducer(task, OtherTurns(engine)))
+    assert judge(harness, groups).accepted == 4
+    assignments = [harness.task.assign(0, harness.randomness(0), harness.miner.public, index) for index in range(4)]
+    environment.problems = [assignment.problem for assignment in assignments[2:]]
+    assert judge(harness, groups).reasons == {Reason.UNREPRODUCED.value: 2}
+    environment.problems, environment.is_limited_again = (), True
+    environment.steps.clear()
+    outcome = judge(harness, groups)
+    assert outcome.reasons == {Reason.UNREPRODUCED.value: 4 - outcome.accepted}
+    assert 0 < outcome.accepted < 4  # those without a miss are not played again
