@@ -48,14 +48,12 @@ with open_trainer(sys.argv[1], ranks=dist.group.WORLD) as net:
         assert len(samples) % ranks == 0, "each rank needs as many completions"
         tokens = max(1, sum(sum(group.drawn[i]) for group, i in samples))
         for group, i in samples[dist.get_rank() :: ranks]:
-            loss = loss_of(model, group, i, net.run.sampling.temperature)
-            (loss * ranks / tokens).backward()  # FSDP takes the mean over ranks
+            (loss_of(model, group, i, net.run.sampling.temperature) * ranks / tokens).backward()  # FSDP averages ranks
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        learned = [group.digest for group in groups]
-        moments = get_optimizer_state_dict(model, optimizer)
-        dcp.save({"weights": model, "moments": moments, "learned": learned}, checkpoint_id=directory / f"{step:08d}")
+        state = {"weights": model, "moments": get_optimizer_state_dict(model, optimizer)}
+        dcp.save(state | {"learned": [group.digest for group in groups]}, checkpoint_id=directory / f"{step:08d}")
         net.acknowledge(groups)
         net.publish(model.state_dict(), step=step)
     net.wait_for_uploads()
