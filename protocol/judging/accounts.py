@@ -131,9 +131,10 @@ class Accounts:
         table.value(self._scoring)
         self._evidence = None
 
-    def balances(self) -> dict[bytes, int]:
-        """Return each miner's balance, in millionths of a group of the newest window; it is negative if penalties
-        exceed the credit. All values are whole numbers, and divisions round down.
+    def totals(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
+        """Return each miner's balance, in millionths of a group of the newest window, and the mean length of its groups
+        that count, in millionths of a token. A balance is negative if penalties exceed the credit. All values are whole
+        numbers, and divisions round down.
 
         A validator counts the groups that were dealt to it, each for as many as there are validators for each judge. So
         a balance is on average that of a validator to which all groups are dealt. Unaudited ones count as accepted if
@@ -143,10 +144,6 @@ class Accounts:
         is decided in each window by its pair of arithmetics, and windows in which a miner declared one arithmetic do
         not make up for misses in those of another.
         """
-        return self.totals()[0]
-
-    def totals(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
-        """Return each miner's balance, and the mean length of its groups that count, in millionths of a token."""
         sums = np.zeros((3, len(self._miners)), object)
         excesses = np.zeros((len(self._pairs), len(MEASURED)), object)
         decay, age, newest = SHARE, 0, max(self._windows, default=0)  # what remains of a value after so many windows

@@ -191,10 +191,10 @@ async def test_a_pledge_that_lapses_on_purpose_earns_nothing_and_keeps_no_place(
     assert not any(later)
     honest = {row.miner: row.accepted for row in late[-1].rows}
     assert honest == {key(name).public: RULES.groups for name in ("miner-1", "miner-2")}
-    balance = Accounts.of(ledger, network.run.scoring, network.run.proof).balances()[key("sluggish").public]
+    balance = Accounts.of(ledger, network.run.scoring, network.run.proof).totals()[0][key("sluggish").public]
     before = [entry for entry in ledger if entry.version <= network.run.schedule.max_lag]
     assert balance == pytest.approx(
         Accounts.of(
             [*before, samples.summary(window=ledger[-1].window)], network.run.scoring, network.run.proof
-        ).balances()[key("sluggish").public]
+        ).totals()[0][key("sluggish").public]
     )

@@ -71,7 +71,7 @@ async def test_a_short_delivery_lowers_the_score_and_no_delivery_voids_the_pledg
     assert all((row.pledged, row.submitted, row.accepted) == (4, 1, 1) for row in short)
     undelivered = [window for window, row in rows.items() if row.submitted == 0]
     assert len(undelivered) == 1  # the miner had ended, and its pledge was void after the first such window
-    balance = Accounts.of(ledger, network.run.scoring, network.run.proof).balances()
+    balance = Accounts.of(ledger, network.run.scoring, network.run.proof).totals()[0]
     assert balance[key("under-delivering").public] < 0 < balance[key("miner-1").public]
     assert all(
         entry.scores == Accounts.of(ledger[: place + 1], network.run.scoring, network.run.proof).scores()

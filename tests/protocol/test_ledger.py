@@ -55,7 +55,7 @@ _GROUPS = ("submitted", "dealt", "audited", "accepted")
 
 def balance(*summaries: Summary, scoring: ScoringSpec = STEADY) -> int:
     """Return the balance of miner A in millionths of a group."""
-    return Accounts.of(summaries, scoring, PROOF).balances()[A.public]
+    return Accounts.of(summaries, scoring, PROOF).totals()[0][A.public]
 
 
 def equal_shares(balances: dict[bytes, int], scoring: ScoringSpec) -> dict[bytes, int]:
@@ -177,8 +177,8 @@ def test_the_value_of_a_group_decays_by_a_table_of_whole_numbers() -> None:
     assert values == [16 * 900_000, 16 * 810_000, 16 * 729_000]
     thousand = row(pledged=1000, submitted=1000)
     assert balance(summary(thousand, window=0), summary(window=3), scoring=scoring) == 729_000_001
-    assert Accounts.of((summary(row(), window=0), summary(window=4)), scoring, PROOF).balances() == {}
-    assert Accounts.of((), scoring, PROOF).balances() == {}
+    assert Accounts.of((summary(row(), window=0), summary(window=4)), scoring, PROOF).totals()[0] == {}
+    assert Accounts.of((), scoring, PROOF).totals()[0] == {}
 
 
 def test_the_value_of_a_group_in_a_new_run_halves_in_50_windows() -> None:
@@ -195,7 +195,7 @@ def test_shares_grow_by_the_tokens_of_groups_and_nothing_else_does() -> None:
     short, long = row(A, accepted=4, tokens=20), row(B, accepted=2, audited=2, tokens=30)
     assert scores(summary(short, window=1), summary(long, window=2)) == {A.public: SHARE // 4, B.public: 3 * SHARE // 4}
     accounts = Accounts.of([summary(short, long)], STEADY, PROOF)
-    assert accounts.balances() == {A.public: 16 * GROUP, B.public: 16 * GROUP}
+    assert accounts.totals()[0] == {A.public: 16 * GROUP, B.public: 16 * GROUP}
     mixed = judgement(0), rejected(1)
     assert LedgerRow.of(verdict(*mixed)).tokens == judgement(0).tokens > 0
 
@@ -251,7 +251,7 @@ def test_windows_of_one_declaration_do_not_make_up_for_misses_of_another() -> No
     scoring, proof = STEADY.model_copy(update={"miss_price": GROUP}), proof_of(narrow, wide)
     clean = row(arithmetic="torch-bfloat16", counts=counts(sketch=(10_000,)))
     ledger = (summary(clean, window=1), summary(row(counts=counts(sketch=(16, 6))), window=2))
-    assert Accounts.of(ledger, scoring, proof).balances()[A.public] == 32 * GROUP - 4 * (6 * GROUP - 16_000)
+    assert Accounts.of(ledger, scoring, proof).totals()[0][A.public] == 32 * GROUP - 4 * (6 * GROUP - 16_000)
 
 
 @given(st.dictionaries(st.binary(min_size=1, max_size=2), st.tuples(BALANCE, st.integers(1, 10**12)), max_size=6))

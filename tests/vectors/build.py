@@ -365,7 +365,7 @@ def ledger() -> list[Case]:
             "scoring": scoring.model_dump(),
             "proof": proof.model_dump(),
             "ledger": [entry.to_bytes().hex() for entry in entries],
-            "balances": [[miner.hex(), value] for miner, value in sorted(accounts.balances().items())],
+            "balances": [[miner.hex(), value] for miner, value in sorted(accounts.totals()[0].items())],
             "scores": [[miner.hex(), share] for miner, share in accounts.scores()],
             "evidence": [
                 [pair.public.hex(), arithmetic, accounts.evidence_of(pair.public, arithmetic)]

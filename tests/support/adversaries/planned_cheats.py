@@ -180,7 +180,7 @@ def _row(plan: PlannedCheat, thresholds: Thresholds, rejected: int = 0, misses: 
 
 
 def balance_of(results: list[LedgerRow], scoring: ScoringSpec, proof: ProofSpec) -> int:
-    return accounts_of([(result,) for result in results], scoring, proof).balances()[MINER.public]
+    return accounts_of([(result,) for result in results], scoring, proof).totals()[0][MINER.public]
 
 
 def accounts_of(windows: Iterable[tuple[LedgerRow, ...]], scoring: ScoringSpec, proof: ProofSpec) -> Accounts:
