@@ -42,7 +42,7 @@ class _Window:
     evidence: NDArray[np.int64]  # int64 [C, A], what `counted` add to each alternative
     thresholds: NDArray[np.int64]  # int64 [C, 1], that this evidence is compared with
     tokens: NDArray[Any]  # [N], `LedgerRow.tokens`
-    # [3, N]: what each row is worth, and the groups that count, in millionths of a group; their tokens
+    # [3, N]: what each row is worth, and the groups that count, in millionths of a group; their tokens, in millionths
     values: NDArray[Any]
 
     @property
@@ -62,7 +62,7 @@ class _Window:
         earned = credit * GROUP - scoring.penalty * (rejected + more_rejected)
         value = earned * self.scale[0] // self.scale[1] - scoring.shortfall * (pledged - submitted)
         is_false = rejected + more_rejected > 0  # nobody is paid for longer groups that a sacrificed one has audited
-        tokens = np.where(is_false, 0, credit * self.tokens) // np.maximum(1, accepted)
+        tokens = np.where(is_false, 0, GROUP * credit * self.tokens) // np.maximum(1, accepted)
         counted = np.stack([credit * GROUP, tokens]) * self.scale[0] // self.scale[1]
         self.values = _whole(np.where((dealt > 0) & (audited == 0), 0, np.stack([value, *counted])))
 
@@ -154,7 +154,7 @@ class Accounts:
             excesses[table.counted] += table.excesses.astype(object) * decay // SHARE
         balances, groups, tokens = sums
         result = dict(zip(self._miners, balances.tolist(), strict=True))
-        lengths = GROUP * GROUP * tokens // np.maximum(1, groups)
+        lengths = GROUP * tokens // np.maximum(1, groups)
         prices = (self._scoring.miss_price * np.maximum(excesses, 0) // GROUP).sum(axis=1).tolist()
         for (miner, _), price in zip(self._pairs, prices, strict=True):
             result[miner] -= price

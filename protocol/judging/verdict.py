@@ -12,7 +12,7 @@ from protocol import limits, paths
 from protocol.encoding import Record, Reward, Version, Window, ascending_by, one_of
 from protocol.identity.signing import Digest, Key, PublishedRecord
 from protocol.judging.evidence import LUCK_UNIT, NO_COUNTS, Counts, Evidence, exceeded, is_improbable, weigh
-from protocol.proof import STATISTICS, Arithmetic, StatisticName, Thresholds
+from protocol.proof import MEASURED, Arithmetic, StatisticName, Thresholds
 
 
 class Reason(enum.StrEnum):
@@ -67,8 +67,8 @@ class Judgement(Record):
             raise ValueError("not one log-probability for each token, or no token")
         if self.ends and (len(self.ends) != len(self.rewards) or sum(self.ends) >= self.tokens):
             raise ValueError("not one end for each rollout, or none that is before the last token")
-        trials = [self.counts.tally(name).trials for name in STATISTICS]
-        if max(*trials, sum(self.counts.luck.steps)) > LUCK_UNIT * self.tokens:
+        luck = max(self.counts.luck.trials, sum(self.counts.luck.steps))
+        if luck > LUCK_UNIT * self.tokens or max(self.counts.tally(name).trials for name in MEASURED) > self.tokens:
             raise ValueError("more trials than tokens can have")
         if self.reason == Reason.LAPSED and self.counts != NO_COUNTS:
             raise ValueError("counts of a group whose version has lapsed")

@@ -25,6 +25,8 @@ from roles.ports import Engine, EngineError, Generation, Request, TurnCache
 AT_ONCE: Final = 128
 """Most episodes that are played at the same time, each of which may have a process of the sandbox."""
 
+_STEPPED: Final = 16  # episodes that one call steps
+
 MOST_LIMITS: Final = 2
 """How many limits of the environment, which take long, are reached one after the other; what comes behind is left."""
 
@@ -170,11 +172,13 @@ async def play(
                 if engine.version != version:
                     raise EngineError("another version came to be served while episodes were played")
             async with at_environment():
-                await task.run_sync(_take_all, waiting, turns)
+                for place in range(0, len(waiting), _STEPPED):  # a deadline can end the play after so many
+                    part = slice(place, place + _STEPPED)
+                    limits = sum(item.is_cut_off for item in episodes)
+                    await task.run_sync(_take_all, waiting[part], turns[part], limits)
 
 
-def _take_all(episodes: Sequence[PlayedEpisode], turns: Sequence[Generation]) -> None:
-    limits = 0
+def _take_all(episodes: Sequence[PlayedEpisode], turns: Sequence[Generation], limits: int) -> None:
     for episode, turn in zip(episodes, turns, strict=True):
         if limits < MOST_LIMITS:
             episode.take(turn)

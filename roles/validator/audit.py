@@ -3,7 +3,7 @@ and judge them; after a rejection, judge the others that are dealt to it too.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 
 import trio
@@ -19,7 +19,7 @@ from protocol.rollout.batch import Commitment, Group, open_group
 from roles.gather import answer_of, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError, TooLargeError
-from roles.validator.judge import Judge, Reservation
+from roles.validator.judge import NO_SLOTS, Judge, Slots
 from roles.validator.window_cases import Case
 
 _REASONS_OF_COPIES = (Reason.PROMPT, Reason.SKETCH, Reason.SAMPLING)
@@ -55,14 +55,7 @@ class Auditor:
         self._last_answers: dict[bytes, tuple[float, _Place]] = {}
 
     async def audit(
-        self,
-        case: Case,
-        share_ppm: int,
-        *,
-        is_known: bool,
-        evidence: Evidence = NO_EVIDENCE,
-        at_engine: Reservation = nullcontext,
-        at_rewards: Reservation = nullcontext,
+        self, case: Case, share_ppm: int, *, is_known: bool, evidence: Evidence = NO_EVIDENCE, slots: Slots = NO_SLOTS
     ) -> tuple[Verdict, dict[int, bytes]]:
         """Judge the groups of a case that the second round deals to this validator and picks.
 
@@ -73,7 +66,7 @@ class Auditor:
         Args:
             share_ppm: millionths of the groups that are picked.
             evidence: of the miner's earlier windows.
-            at_engine, at_rewards: as of `Judge.judge`; the engine serves the case's version to it alone.
+            slots: the engine's serves the case's version to it alone.
 
         Returns:
             The verdict, and the work digest of each rejected group that may be a copy, by the group's index. The
@@ -86,7 +79,7 @@ class Auditor:
         suspected_copies: dict[int, bytes] = {}
 
         async def judge_more(indices: Sequence[int]) -> None:
-            more_judgements, more_copies = await self.judge_groups(commitment, indices, at_engine, at_rewards)
+            more_judgements, more_copies = await self.judge_groups(commitment, indices, slots)
             judgements.extend(more_judgements)
             suspected_copies.update(more_copies)
 
@@ -125,18 +118,14 @@ class Auditor:
         return self.make_verdict(case, len(indices), judgements)
 
     async def judge_groups(
-        self,
-        commitment: Commitment,
-        indices: Sequence[int],
-        at_engine: Reservation = nullcontext,
-        at_rewards: Reservation = nullcontext,
+        self, commitment: Commitment, indices: Sequence[int], slots: Slots = NO_SLOTS
     ) -> tuple[list[Judgement], dict[int, bytes]]:
         """Judge groups of a commitment; return also the work digests of rejected ones that may be copies, by index."""
         groups, rejections = await self._fetch_groups(commitment, indices)
         if not groups:
             return rejections, {}
         pairs = [(group, commitment.groups[group.index][0]) for group in groups]
-        judgements = await self._judge.judge(pairs, self.thresholds(commitment), at_engine, at_rewards)
+        judgements = await self._judge.judge(pairs, self.thresholds(commitment), slots)
         suspected_copies: dict[int, bytes] = {}
         for group, judgement in zip(groups, judgements, strict=True):
             work = group.work_digest()

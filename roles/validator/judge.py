@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -48,7 +48,19 @@ Reservation = Callable[[int], AbstractAsyncContextManager[object]]
 one by one for each million of the case, goes first.
 """
 
-_Slot = Callable[[], AbstractAsyncContextManager[object]]
+
+@dataclass(frozen=True)
+class Slots:
+    """Reservations of what works on one case at a time: the engine, the environment, and the continuation of episodes,
+    within which a case reserves both by turns.
+    """
+
+    engine: Reservation = nullcontext
+    rewards: Reservation = nullcontext
+    episodes: Reservation = nullcontext
+
+
+NO_SLOTS: Final = Slots()
 
 
 @dataclass
@@ -113,35 +125,31 @@ class Judge:
         self.arithmetic = self.engine.arithmetic
 
     async def judge(
-        self,
-        groups: Sequence[tuple[Group, bytes]],
-        thresholds: Thresholds,
-        at_engine: Reservation = nullcontext,
-        at_rewards: Reservation = nullcontext,
+        self, groups: Sequence[tuple[Group, bytes]], thresholds: Thresholds, slots: Slots = NO_SLOTS
     ) -> list[Judgement]:
         """Judge groups, each with the digest of its frame, some thousands of tokens at a time; return the judgements in
-        order. `at_engine` is entered while the engine is used, once more for continuations, and `at_rewards` behind it
-        while the environment computes.
+        order. What works on one case at a time is reserved while it is used, for continuations by their load.
         """
         checks = [GroupCheck(*item) for item in groups]
         begin = tokens = 0
-        async with at_engine(0):
+        async with slots.engine(0):
             for end, check in enumerate(checks, 1):
                 tokens += sum(len(rollout.sequence) for rollout in check.group.rollouts)
                 if tokens >= _TOKENS_AT_ONCE or end == len(checks):
                     await self._check(checks[begin:end], thresholds)
                     begin, tokens = end, 0
-        async with at_rewards(0):
+        async with slots.rewards(0):
             await _attempt(partial(self._check_rewards, thresholds), checks)
         if behind := sum(map(self._select_misses, checks)):
             missing = [check for check in checks if check.first_misses]
             load = 1_000_000 * behind // sum(check.tokens for check in checks)
             if self.task.run.episode is None:
-                async with at_engine(load):
+                async with slots.engine(load):
                     await self._continue(missing)
             else:
-                await self._continue_episodes(missing, partial(at_engine, load), partial(at_rewards, 0))
-            async with at_rewards(0):
+                async with slots.episodes(load):
+                    await self._continue_episodes(missing, slots, load)
+            async with slots.rewards(load):
                 await _attempt(self._count_luck, missing)
         return [check.judgement() for check in checks]
 
@@ -267,16 +275,17 @@ class Judge:
                 # What is too long is cut off: noise depends on the position alone.
                 check.continuations[index] = right + generation.tokens[: rooms[place]]
 
-    async def _continue_episodes(self, checks: Sequence[GroupCheck], at_engine: _Slot, at_rewards: _Slot) -> None:
+    async def _continue_episodes(self, checks: Sequence[GroupCheck], slots: Slots, load: int) -> None:
         """Play the selected episodes of groups from their first misses on. One that reaches a limit of the environment
         leaves its group unreproduced.
         """
         at_once = max(1, AT_ONCE // self.task.run.group_size)
         for some in (checks[start : start + at_once] for start in range(0, len(checks), at_once)):
-            async with at_rewards():
+            async with slots.rewards(load):
                 await _attempt(self._begin, some)
             sound = [check for check in some if check.reason is None]
             played = [item for check in sound for item in check.played.values()]
+            at_engine, at_rewards = partial(slots.engine, load), partial(slots.rewards, load)
             await play(self.task, self.engine, played, self.sketch, at_engine, at_rewards)
             for check in sound:
                 check.others = {index: item.episode.reward for index, item in check.played.items()}

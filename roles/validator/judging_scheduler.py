@@ -13,7 +13,7 @@ same ones. A case that is not reached has no row in the ledger: the validator ab
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import partial
 from types import MappingProxyType
@@ -32,6 +32,7 @@ from roles.policy.serving import serve
 from roles.policy.verified_weights import VerifiedWeights
 from roles.ports import Engine, EngineError, StoreError
 from roles.validator.audit import Auditor
+from roles.validator.judge import Slots
 from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import Case, ServingVersions
 
@@ -108,7 +109,7 @@ _FEWEST_FETCHES_EACH = 2  # of miners of one reputation
 
 
 class Slot:
-    """The engine or the environment, which works on one case at a time.
+    """What works on one case at a time: the engine, the environment, or the continuation of episodes.
 
     Among the waiting cases the reputation goes first that has had least of its share (`CaseQueue.debt`), the better one
     of equals; then a case of the version that the engine serves already; then the smallest load, and of equals the
@@ -173,7 +174,7 @@ class JudgingScheduler:
     def __post_init__(self) -> None:
         self._tried_to_refresh = self._is_refreshed = False
         self._refresh_lock = trio.Lock()
-        self._engine_slot, self._reward_slot = Slot(self.queue.debt), Slot(self.queue.debt)
+        self._slots = [Slot(self.queue.debt) for _ in fields(Slots)]
         fetches = _FETCHED_BYTES // (self.node.run.groups * self.node.run.group_bytes)
         self._fetches = max(_FEWEST_FETCHES, min(_MOST_FETCHES, fetches))
 
@@ -232,23 +233,25 @@ class JudgingScheduler:
             node.run.proof.audit_share(self.queue.clean_windows.get(case.miner, 0)),
             is_known=reputation.is_known,
             evidence=self.queue.ledger.accounts.evidence_of(commitment.miner, commitment.arithmetic),
-            at_engine=partial(self._reserve, self._engine_slot, reputation, weights, place),
-            at_rewards=partial(self._reserve, self._reward_slot, reputation, weights, place),
+            slots=Slots(*(partial(self._reserve, slot, reputation, weights, place) for slot in self._slots)),
         )
 
     @asynccontextmanager
     async def _reserve(
         self, slot: Slot, reputation: Reputation, weights: VerifiedWeights, place: int, load: int
     ) -> AsyncIterator[None]:
-        """Reserve the engine for one case and have it serve these weights, or the environment; count its seconds."""
+        """Reserve the engine for one case and have it serve these weights, or the environment, and count its seconds;
+        or reserve what uses both by turns.
+        """
         async with slot.reserve(reputation, weights.version, place, load):
             start = trio.current_time()
-            if slot is self._engine_slot:
+            if slot is self._slots[0]:
                 await serve(self.node, self.engine, weights)
             try:
                 yield
             finally:
-                self.queue.engine_seconds[reputation] += trio.current_time() - start
+                if slot is not self._slots[-1]:
+                    self.queue.engine_seconds[reputation] += trio.current_time() - start
 
     async def _look_for(self, version: int) -> None:
         """Refresh the chain, once in a window, if a commitment names a version that is newer than all that this node

@@ -21,7 +21,7 @@ from protocol.rollout import sampling
 from protocol.rollout.filters import Filters
 from protocol.rollout.sampling import NOISE_UNIT, SamplingParams
 from roles.ports import Generation, Request
-from roles.validator.judge import Judge
+from roles.validator.judge import Judge, Slots
 from tests.support.adversaries.harness import TrialHarness, TrialOutcome, alter
 from tests.support.adversaries.miners import ADVERSARIES, Adversary
 from tests.support.builders.proofs import LENIENT, packaged_thresholds, proof_of, with_thresholds
@@ -226,6 +226,6 @@ async def test_a_judge_waits_for_the_engine_again_by_the_share_of_tokens_behind_
     groups = await ADVERSARIES[name].producer(harness).produce(harness.mining_window(WINDOW), range(4))
     judge = Judge(harness.task, await harness.serving_engine(), WINDOW, harness.randomness(WINDOW), draw=bytes(32))
     thresholds = alter(harness.proof.row(harness.arithmetic, judge.arithmetic), **LENIENT)
-    await judge.judge([(group, bytes(32)) for group in groups], thresholds, at_engine)
+    await judge.judge([(group, bytes(32)) for group in groups], thresholds, Slots(at_engine))
     assert loads[0] == 0
     assert most // 4 < loads[1] <= most

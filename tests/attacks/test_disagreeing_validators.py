@@ -9,6 +9,7 @@ import trio
 from protocol import paths
 from protocol.encoding import content_digest
 from protocol.identity.signing import SigningKey, sign
+from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import LedgerRow
 from protocol.judging.report import canary_key, is_false_group
 from protocol.judging.verdict import Judgement, Reason, Verdict
@@ -191,6 +192,6 @@ def test_equal_values_of_many_validators_are_compared_once() -> None:
 
 
 def test_a_verdict_on_another_number_of_tokens_agrees_with_nobody() -> None:
-    other = verdict(judgement(0, tokens=2, logprobs=TRUE[:2].tobytes()))
+    other = verdict(judgement(0, tokens=2, counts=NO_COUNTS, logprobs=TRUE[:2].tobytes()))
     (refused,) = decide([*verdicts(TRUE), other], 2, set(), RULE, PAYING, lambda group: PAYING)
     assert refused.reason == LOGPROBS_DISAGREE

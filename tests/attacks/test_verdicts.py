@@ -12,7 +12,7 @@ import trio
 from protocol import limits, paths
 from protocol.encoding import content_digest
 from protocol.identity.signing import sign
-from protocol.judging.evidence import Counts, Tally
+from protocol.judging.evidence import NO_COUNTS, Counts, Tally
 from protocol.rollout.batch import assemble
 from roles.trainer.collect.quorum import LOGPROBS_DISAGREE
 from tests.support.attacked_nodes.trainer import (
@@ -123,7 +123,7 @@ FALSE_JUDGEMENTS: dict[str, tuple[int, dict[str, Any], set[str]]] = {  # quorum,
     "a group that the miner did not commit to": (1, INVENTED, {"used", "verdict-does-not-fit"}),
     "other rewards": (1, {"rewards": (1_000_000, 1_000_000)}, {"used", "verdict-does-not-fit"}),
     "one reward": (1, {"rewards": (500_000,)}, {"used", "verdict-does-not-fit"}),
-    "fewer tokens": (1, {"tokens": 4, "logprobs": bytes(16)}, {"used", "verdict-does-not-fit"}),
+    "fewer tokens": (1, {"tokens": 4, "counts": NO_COUNTS, "logprobs": bytes(16)}, {"used", "verdict-does-not-fit"}),
 }
 
 
@@ -161,7 +161,7 @@ async def test_the_largest_verdict_of_a_run_fits_its_limit():
     run = AttackedTrainer().run
     assert run.verdict_bytes < limits.MAX_VERDICT_BYTES
     tokens = run.group_size * run.sampling.max_tokens
-    tally = Tally(trials=1000 * tokens, steps=(62 * tokens,) * limits.MAX_STEPS)
+    tally = Tally(trials=tokens, steps=(tokens // limits.MAX_STEPS,) * limits.MAX_STEPS)
     largest = samples.judgement(
         4095,
         tokens=tokens,

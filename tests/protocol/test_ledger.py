@@ -397,14 +397,14 @@ def plain_totals(ledger: list[Summary], scoring: ScoringSpec, proof: ProofSpec) 
             result[item.miner] += value * decay // SHARE
             if not item.lapsed:
                 groups[item.miner] += credit * GROUP * multiplier // divisor * decay // SHARE
-                paid = credit * item.tokens // item.accepted if item.accepted and not refused else 0
+                paid = GROUP * credit * item.tokens // item.accepted if item.accepted and not refused else 0
                 tokens[item.miner] += paid * multiplier // divisor * decay // SHARE
             for name in MEASURED if item.accepted else ():
                 excess = excess_misses(item, proof.row(item.arithmetic, entry.arithmetic), name)
                 excesses[item.miner, item.arithmetic, name] += excess * multiplier // divisor * decay // SHARE
     for (miner, _, _), excess in excesses.items():
         result[miner] -= scoring.miss_price * max(0, excess) // GROUP
-    lengths = {miner: GROUP**2 * tokens[miner] // max(1, groups[miner]) for miner in result}
+    lengths = {miner: GROUP * tokens[miner] // max(1, groups[miner]) for miner in result}
     return dict(result), lengths
 
 

@@ -23,6 +23,7 @@ from protocol.judging.verdict import Verdict
 from protocol.rollout.batch import assemble
 from roles.miner.miner import ChunkTimes
 from roles.policy.assignment import Task
+from roles.validator.judge import Slots
 from roles.validator.judging_scheduler import SHARES, CaseQueue, JudgingScheduler, Reputation, Slot
 from roles.validator.ledger_state import Ledger
 from roles.validator.window_cases import Case, ServingVersions
@@ -63,14 +64,12 @@ class BusyAuditor:
         self._steps = steps
         self._reward_seconds = reward_seconds
 
-    async def audit(
-        self, case: Case, *arguments: Any, at_engine: Any, at_rewards: Any, **others: Any
-    ) -> tuple[Verdict, dict[int, bytes]]:
+    async def audit(self, case: Case, *arguments: Any, slots: Slots, **others: Any) -> tuple[Verdict, dict[int, bytes]]:
         for _ in range(self._steps):
-            context: AbstractAsyncContextManager[None] = at_engine(0)
+            context: AbstractAsyncContextManager[object] = slots.engine(0)
             async with context:
                 await trio.sleep(self._seconds)
-            context = at_rewards(0)
+            context = slots.rewards(0)
             async with context:
                 await trio.sleep(self._reward_seconds)
         return samples.verdict().model_copy(update={"miner": case.miner}), {}
