@@ -304,8 +304,8 @@ def shares(balances: Mapping[bytes, int], scoring: ScoringSpec, lengths: Mapping
 
     A key earns nothing until its balance exceeds the deposit, and then by its whole balance. So whoever abandons a key
     loses what the next one delivers for the deposit, and miners gain nothing by work under one key instead of several.
-    By the length, who makes rollouts shorter, or withholds the longest groups, gains nothing. It takes no part in what
-    a key must have delivered, nor in any price.
+    Because of the length, a miner gains nothing by making rollouts shorter, or by withholding its longest groups. The
+    deposit and all prices are in groups, whatever their lengths.
     """
     weights = {
         miner: balance * lengths[miner] if balance > scoring.deposit else 0

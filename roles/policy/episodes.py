@@ -28,7 +28,7 @@ AT_ONCE: Final = 128
 _STEPPED: Final = 16  # episodes that one call steps
 
 MOST_LIMITS: Final = 2
-"""How many limits of the environment, which take long, are reached one after the other; what comes behind is left."""
+"""How often the environment may reach a limit, which takes long; then the remaining episodes are not tried."""
 
 
 def encode_reply(tokenizer: Tokenizer, chat: ChatSpec | None, text: str, most: int) -> Tokens:
@@ -90,8 +90,8 @@ def replayed_reward(episode: OpenEpisode, tokens: Tokens, turns: Sequence[Turn])
 class PlayedEpisode:
     """An episode that an engine plays; with an empty seed it draws the most likely tokens.
 
-    `begun` are the first tokens of its next turn, of an episode of which the reward alone is wanted: none of its states
-    is kept, and where the environment reaches a limit, it `is_cut_off` instead of an error.
+    `begun` are the first tokens of its next turn, if only the reward of the episode is wanted. Then no hidden states are
+    kept, and an episode in which the environment reaches a limit ends and `is_cut_off`, instead of raising an error.
     """
 
     def __init__(self, episode: OpenEpisode, prompt: Tokens, seed: bytes, begun: Tokens | None = None) -> None:

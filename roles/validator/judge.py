@@ -298,6 +298,7 @@ class Judge:
         await self.task.run_sync(self._replay_begun, check)
 
     def _replay_begun(self, check: GroupCheck) -> None:
+        """Set `played` of a group, without episodes whose replies differ when they are played again."""
         own = check.assignment
         for index, first in check.first_misses.items():
             rollout, begin = check.group.rollouts[index], 0
