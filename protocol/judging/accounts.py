@@ -42,7 +42,7 @@ class _Window:
     evidence: NDArray[np.int64]  # int64 [C, A], what `counted` add to each alternative
     thresholds: NDArray[np.int64]  # int64 [C, 1], that this evidence is compared with
     tokens: NDArray[Any]  # [N], `LedgerRow.tokens`
-    # [3, N]: what each row is worth, and how many groups count, in millionths of a group; their tokens, in millionths
+    # [3, N]: what each row is worth; how many groups count, in millionths; their tokens, in millionths
     values: NDArray[Any]
 
     @property
@@ -61,7 +61,7 @@ class _Window:
         credit = np.where(trusts_all, counting, np.minimum(accepted + more_accepted, dealt))
         earned = credit * GROUP - scoring.penalty * (rejected + more_rejected)
         value = earned * self.scale[0] // self.scale[1] - scoring.shortfall * (pledged - submitted)
-        # A rejection has other groups audited: if a miner sacrifices one to have longer ones seen, it is not paid for them.
+        # A rejection has all groups audited. Who sacrifices one to have longer ones seen is not paid for them.
         has_rejections = rejected + more_rejected > 0
         tokens = np.where(has_rejections, 0, GROUP * credit * self.tokens) // np.maximum(1, accepted)
         counted = np.stack([credit * GROUP, tokens]) * self.scale[0] // self.scale[1]
