@@ -91,7 +91,7 @@ class PlayedEpisode:
     """An episode that an engine plays; with an empty seed it draws the most likely tokens.
 
     `begun` are the first tokens of its next turn, if only the reward of the episode is wanted. Then no hidden states
-    are kept, and an episode in which the environment reaches a limit ends and `is_cut_off`, instead of raising an error.
+    are kept, and an episode in which the environment reaches a limit ends and `is_cut_off`, and raises no error.
     """
 
     def __init__(self, episode: OpenEpisode, prompt: Tokens, seed: bytes, begun: Tokens | None = None) -> None:
