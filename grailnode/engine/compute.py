@@ -83,6 +83,7 @@ async def open_engine(compute: Compute, run_sync: RunSync, report: Callable[...,
 
     engines = []
     for number in range(compute.vllm.replicas):
+        # A replica has GPUs of its own, and a directory for its log and its weights.
         settings = compute.vllm.replica(number)
         directory = compute.directory if number == 0 else compute.directory / f"replica-{number}"
         server: ChildServer | ExternalServer = ExternalServer(settings.url, settings.start_seconds)
@@ -143,6 +144,7 @@ class Replicas:
     async def commit(self) -> None:
         if not self._is_staged:
             raise EngineError("nothing is staged")
+        # Forgotten first: after a commit that failed in one replica, all of them are staged again.
         self._is_staged = False
         async with self._gate.exclusive():
             await self._all(lambda engine: engine.commit())
@@ -169,9 +171,11 @@ class Replicas:
     ) -> list[Result]:
         """Have each engine compute its part of the items; return the results in order."""
         async with self._gate.shared():
+            # Read inside of the gate, where no commit can change them.
             versions = [engine.version for engine in self._engines]
             if len(set(versions)) > 1:
                 raise EngineError(f"the replicas serve different versions ({versions})")
+            # Parts differ by one item at most.
             ends = [len(items) * place // len(versions) for place in range(len(versions) + 1)]
             calls = [
                 partial(compute, engine, items[begin:end])

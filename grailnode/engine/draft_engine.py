@@ -107,11 +107,13 @@ class DraftEngine(TorchEngine):
         stops = torch.tensor(params.stops, device=self._device)
         drafts, ended = [ids[:, :0]], torch.zeros_like(ids, dtype=torch.bool)
         mask = torch.cat([mask, ~ended], dim=1)
+        # The row with the most tokens left decides how far all of them draft.
         for step in range(min(_DRAFTED, params.max_tokens - int(lengths.min()) - 1)):
             hidden = self._draft_model.hidden(self._copy, ids, mask, cache)[:, -1]
             logits = self._draft_model.logits(self._copy, hidden)
             ids = self._choose(logits, words, offsets + lengths + step, params)[0][:, None]
             drafts.append(ids)
+            # A row that ended drafts on with pads, until all have ended.
             ended |= torch.isin(ids, stops) | (lengths[:, None] + step + 1 >= params.max_tokens)
             mask = torch.cat([mask, ~ended], dim=1)
             if ended.all():
@@ -123,6 +125,7 @@ class DraftEngine(TorchEngine):
     ) -> tuple[Tensor, Tensor]:
         """Return the policy's choice from each state, and its log-probability on the host: [B, S] each."""
         chosen, count = [], positions.shape[1]
+        # A few rows at a time: logits take a vocabulary of numbers each.
         for part in torch.split(torch.arange(len(states)), max(1, _LOGITS_AT_ONCE // count)):
             logits = self._model.logits(policy.weights, states[part].flatten(0, 1))
             seeds = None if words is None else words[part].repeat_interleave(count, dim=0)

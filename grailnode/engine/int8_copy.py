@@ -51,6 +51,7 @@ class Int8Matrix(Tensor):
             if function is functional.embedding:
                 ids, table = arguments[:2]
                 return table.rows(ids)
+            # No other function is to see codes as if they were weights.
             plain = [x.rows(slice(None)) if isinstance(x, Int8Matrix) else x for x in arguments]
             return function(*plain, **(options or {}))
 
@@ -58,11 +59,14 @@ class Int8Matrix(Tensor):
 def _linear(x: Tensor, weight: Int8Matrix, bias: Tensor | None = None) -> Tensor:
     """Compute a linear module: [..., out] from [..., in], in the dtype of x."""
     states = x.reshape(-1, x.shape[-1]).to(torch.float32)
+    # A scale for each row of states, so that a row's codes do not depend on its neighbours.
     largest = torch.linalg.vector_norm(states, torch.inf, dim=1, keepdim=True).clamp_min_(torch.finfo().tiny)
     codes = (states * (_LARGEST / largest)).round_().to(torch.int8)
+    # The kernel of a GPU refuses fewer rows; those that are added are cut off behind the product.
     if codes.is_cuda and len(codes) < _CUDA_ROWS:
         codes = functional.pad(codes, (0, 0, 0, _CUDA_ROWS - len(codes)))
     sums: Tensor = torch._int_mm(codes, weight.codes.t())[: len(states)]
+    # Both scales come behind the sums, which are exact as int32.
     result: Tensor = (sums * (largest / _LARGEST)).mul_(weight.scales).to(x.dtype)
     result = result.view(*x.shape[:-1], len(weight.scales))
     return result if bias is None else result + bias

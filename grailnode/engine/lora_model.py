@@ -65,6 +65,7 @@ class LoraModel:
 
     def with_int8_base(self) -> "LoraModel":
         """Return the model on an 8-bit copy of its base; adapters stay as they are."""
+        # A shallow copy: module, shapes and adapters' names are shared.
         model = copy(self)
         model._base = int8_copy(self._base)
         return model

@@ -27,6 +27,7 @@ def check_fit(shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tenso
     """Raise EngineError if a version has other tensors than a model, whose shapes have no scales of codes."""
     tensors = {name: tensor for name, tensor in weights.items() if not is_scale(name, weights)}
     if tensors.keys() != shapes.keys():
+        # The first one by name, so that all nodes say the same.
         name = min(tensors.keys() ^ shapes.keys())
         raise EngineError(f"{name}: {'unknown to the model' if name in tensors else 'missing from the weights'}")
     for name, tensor in tensors.items():
@@ -70,6 +71,7 @@ def build_exact(policy: Policy) -> CausalModel:
 def check_model(policy: Policy, lora: LoraSpec | None = None) -> None:
     """Refuse a policy that this program cannot compute. The weights' names and shapes are read, not their values."""
     model = build(policy)
+    # Without adapters first: the files have the names of the base.
     _check_names(policy.directory, file_shapes(policy.directory), model.shapes)
     _try(policy.directory, model if lora is None else build(policy, lora=lora))
 
@@ -77,6 +79,7 @@ def check_model(policy: Policy, lora: LoraSpec | None = None) -> None:
 def check_packing(policy: Policy, lora: LoraSpec | None = None) -> None:
     """Raise PolicyError unless a policy's model computes several sequences that are packed into one row."""
     model = build(policy, lora=lora)
+    # As a mask, the numbers of two sequences that have a token each.
     weights, row = {name: torch.zeros(()).expand(shape) for name, shape in model.shapes.items()}, torch.tensor([[1, 2]])
     with torch.inference_mode():
         model.hidden(weights, row - 1, row)
@@ -118,6 +121,7 @@ def _check_names(
 def _try(directory: Path, model: CausalModel) -> None:
     """Compute a prompt and one more token with zeros that take no memory."""
     weights = {name: torch.zeros(()).expand(shape) for name, shape in model.shapes.items()}
+    # Two rows, one of which has a pad, then one of them alone with its cache: all that an engine asks of a model.
     ids, mask = torch.tensor([[0, 1], [0, 1]]), torch.tensor([[True, True], [False, True]])
     try:
         with torch.inference_mode():

@@ -44,6 +44,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file of a policy directory, or raise PolicyError if it cannot be read or is too large."""
     try:
         with path.open("rb") as file:
+            # One byte more than is allowed, which a file that is too large has.
             data = file.read(_MAX_BYTES + 1)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -75,6 +76,7 @@ class Tokenizer:
             self._tokenizer = _Tokenizer.from_str(text)
         except Exception as error:  # the library raises nothing more specific
             raise PolicyError(f"{_TOKENIZER}: not a tokenizer ({error})") from error
+        # A tokenizer.json may ask for both, which would change the prompts.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
 
@@ -111,6 +113,7 @@ class Policy:
         config = read_json(directory / _CONFIG)
         generation = directory / _GENERATION_CONFIG
         overrides = read_json(generation) if generation.is_file() else {}
+        # As in transformers, what the generation config says comes first.
         eos = overrides.get("eos_token_id", config.get("eos_token_id"))
         stops: list[Any] = eos if isinstance(eos, list) else [eos]
         if not 0 < len(stops) <= limits.MAX_STOP_TOKENS or not all(type(stop) is int and stop >= 0 for stop in stops):
@@ -142,6 +145,7 @@ def load_weights(directory: Path) -> dict[str, Tensor]:
             weights |= load_file(path)
         except (OSError, SafetensorError) as error:
             raise PolicyError(f"{path}: cannot be read as safetensors ({error})") from error
+    # A tied projection is left out before anything is converted: it may be a copy in the file.
     weights = {name: weights[name] for name in published_names(directory, weights)}
     for name, tensor in weights.items():
         if not tensor.is_floating_point():
@@ -152,6 +156,7 @@ def load_weights(directory: Path) -> dict[str, Tensor]:
 def published_names(directory: Path, names: Iterable[str]) -> list[str]:
     """Return the names of the tensors that are published: all but an output projection that is the embedding."""
     tied = read_json(directory / _CONFIG).get("tie_word_embeddings")
+    # The embedding stands for both, so that a patch has each change once.
     return [name for name in names if not (tied and name == _TIED)]
 
 
@@ -163,6 +168,7 @@ def weight_files(directory: Path) -> list[Path]:
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise PolicyError(f"{index}: weight_map does not map names to files")
+    # A checkpoint may be a stranger's: its index may not point out of the directory.
     if any(Path(name).name != name for name in names.values()):
         raise PolicyError(f"{index}: weight_map names a file outside the directory")
     return [directory / name for name in sorted(set(names.values()))]

@@ -47,6 +47,7 @@ class TurnCaches:
         """Keep turns as far as there is room; a prompt whose turn is not kept is computed again."""
         contents = {cache: cache.content for item in self._caches if (cache := item()) is not None}
         current = {cache: turn for cache, turn in contents.items() if isinstance(turn, ComputedTurn)}
+        # By cache, because rows that ended together share one, which stays in memory as a whole.
         sizes = {id(turn.cache): turn.mask.numel() for turn in current.values()}
         for cache, turn in turns.items():
             size = {id(turn.cache): turn.mask.numel()}
@@ -59,6 +60,7 @@ class TurnCaches:
 def take_turn(policy: object, request: Request) -> ComputedTurn | None:
     """Take from a request's cache what this policy has computed of the prompt; None if that is nothing."""
     cache = request.turn_cache or TurnCache()
+    # Taken, because the turn that this call computes is kept in its place.
     turn, cache.content = cache.content, None
     if not isinstance(turn, ComputedTurn) or turn.policy() is not policy:
         return None
@@ -73,6 +75,7 @@ def ended_turns(
     rows = {row: turn for row, (request, _) in ended.items() if (turn := request.turn_cache) is not None}
     if not rows or not cache.is_complete:
         return {}
+    # A copy of these rows alone: the batch goes on and grows without them.
     places = torch.tensor([*rows], device=mask.device)
     cache, mask, turns = cache.select(places), mask[places], Turns()
     for place, (row, turn_cache) in enumerate(rows.items()):

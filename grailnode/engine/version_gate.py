@@ -20,6 +20,7 @@ class VersionGate:
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
         """Hold the served version, beside other calls."""
+        # Also behind a commit that only waits, so that calls that follow each other cannot hold it up for ever.
         while self._commits:
             await self._waiting.park()
         self._calls += 1
@@ -35,6 +36,7 @@ class VersionGate:
         commit = object()
         self._commits.append(commit)
         try:
+            # Commits take their turns in the order in which they came.
             while self._calls or self._commits[0] is not commit:
                 await self._waiting.park()
             yield

@@ -70,6 +70,7 @@ class ServerSupervisor:
     async def restart(self, failing_client: VllmClient, cause: Exception) -> None:
         """Start the server again with its weights, unless another call has replaced the failing client already."""
         async with self._connecting:
+            # Another call has replaced it while this one waited for the lock.
             if failing_client is not self._client:
                 return
             self.report("engine-restarted", error=str(cause).splitlines()[0][:300])
@@ -117,10 +118,12 @@ class ServerSupervisor:
                 f"this vLLM does not answer as a grailnode engine ({error}); start it as `grailnode engine flags` "
                 "prints: without our code it cannot draw the tokens that a run's seeds require"
             ) from error
+        # Ranks may run on different GPUs, so each of them is checked.
         for description in descriptions:
             check_description(description, self.dtype)
         if fault := descriptions[0]["triton_fault"]:
             self.report("triton-unusable", error=fault)
+        # Only now: a server that does not fit gets no weight of ours.
         await client.call("map", shapes={name: list(shape) for name, shape in self.shapes.items()})
         return await self.restore(client)
 

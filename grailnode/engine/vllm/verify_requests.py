@@ -68,6 +68,7 @@ _line: Final = TypeAdapter(Verification)
 async def first_fault(verifications: Sequence[Callable[[], Awaitable[Verification]]]) -> Verification:
     """Verify engines of one version; return what was found in the first one with a fault, or in the last."""
     result = Verification()
+    # One after the other: reading back takes memory and time from the serving.
     for verify in verifications:
         result = await verify()
         if result.different or result.failure:
@@ -82,6 +83,7 @@ async def serve_verifications(
     """Answer requests for a verification while the block runs; where that is impossible, the node works without."""
     async with AsyncExitStack() as stack:
         try:
+            # A node that cannot listen works on, because only a person asks here.
             listener = _listener(stack.enter_context(_address(directory)), directory)
         except OSError as error:
             report("verify-unavailable", error=f"{directory / _SOCKET}: {error}")
@@ -99,6 +101,7 @@ async def request_verification(directory: Path) -> Verification:
         with _address(directory) as address:
             async with await trio.open_unix_socket(address) as stream:
                 line = bytearray()
+                # Whatever listens there, it cannot fill the memory.
                 while len(line) <= _MAX_ANSWER_BYTES and (data := await stream.receive_some()):
                     line += data
         return _line.validate_json(line)
@@ -138,6 +141,7 @@ def _address(directory: Path) -> Iterator[str]:
     if len(os.fsencode(path)) <= _MAX_ADDRESS_BYTES:
         yield path
         return
+    # The descriptor of the directory is a short name for it.
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{_SOCKET}"

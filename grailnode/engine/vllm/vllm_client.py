@@ -165,6 +165,7 @@ class VllmClient:
         results = answer.get("results") if isinstance(answer, dict) else None
         if not isinstance(results, list) or not results or not all(map(_is_result, results)):
             raise BrokenEngineError(f"{command}: vLLM answered without results; is the worker extension loaded?")
+        # One rank that failed makes the command fail; the damaged tensors of all ranks are named.
         errors = [result for result in results if "error" in result]
         if errors:
             poisoned = any(error.get("kind") == "PoisonedError" for error in errors)
@@ -221,6 +222,7 @@ class VllmClient:
                     raise BrokenEngineError(f"vLLM ended the connection of {path} ({error})") from error
             except (httpx.HTTPError, RuntimeError) as error:  # a RuntimeError if another call has closed the client
                 raise BrokenEngineError(f"vLLM cannot be reached ({error or type(error).__name__})") from error
+        # With a status of 4xx vLLM refuses a request and goes on; with any other it is broken.
         if httpx.codes.is_client_error(response.status_code):
             raise RefusedCommandError(f"vLLM refused {path}: {_one_line(response)}")
         if not response.is_success:

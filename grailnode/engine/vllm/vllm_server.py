@@ -37,6 +37,7 @@ def write_modules(directory: Path) -> Path:
     environment; return it. Several processes may write it at once.
     """
     packages = [Path(package.__file__ or "").parent.resolve() for package in (grailnode, protocol)]
+    # The directory's name depends on where the packages are: two installations may share a cache.
     places = hashlib.sha256("\n".join(map(str, packages)).encode()).hexdigest()[:16]
     modules = directory / f"modules-{places}"
     information = modules / f"{_PLUGIN}-0.dist-info"
@@ -108,9 +109,11 @@ class ChildServer:
 
     async def start(self) -> None:
         """Return when the server answers; start it if it does not run."""
+        # What stands in the log before this start says nothing about its failure.
         logged = self.log.stat().st_size if self.log.exists() else 0
         with trio.move_on_after(self.settings.start_seconds) as scope:
             if self.process_id is None:
+                # A server that ended may have left processes of its group, which hold the GPU's memory.
                 await self.stop()
                 # the path of a Unix socket has at most 107 bytes, which a state directory may exceed
                 self._socket_directory = tempfile.TemporaryDirectory(prefix="grailnode-")
@@ -155,6 +158,7 @@ class ChildServer:
     def environment(self) -> dict[str, str]:
         """Return the environment of the child: this one's without its Python, and what vLLM needs."""
         settings, cache = self.settings, cache_directory(self._python, self._directory)
+        # The paths of this environment would hide vLLM's own packages.
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
         }
@@ -255,6 +259,7 @@ def server_flags(settings: VllmSettings, model: Path) -> list[str]:
     """Return the flags that any server of vLLM needs to be a grailnode engine."""
     return [
         *("--model", str(model)),
+        # The files of the model are not read: weights come through `stage`, and are verified.
         *("--load-format", "dummy"),
         *("--dtype", settings.dtype),
         *(("--max-model-len", str(settings.max_tokens)) if settings.max_tokens else ()),
@@ -262,11 +267,13 @@ def server_flags(settings: VllmSettings, model: Path) -> list[str]:
         *("--tensor-parallel-size", str(settings.ranks)),
         *("--logits-processors", f"{_INSIDE}.sampling_{settings.runner}:SeedBoundSampling"),
         *("--worker-extension-cls", f"{_INSIDE}.weight_session.WorkerExtension"),
+        # The run says how tokens are drawn, not a file beside the policy.
         *("--generation-config", "vllm"),
         # Other kernels for experts read them in another layout than that of the checkpoint (docs/adr/0351).
         *(("--moe-backend", "triton") if settings.device != "cpu" else ()),
         *("--hf-overrides", json.dumps(_overrides(model))),
         "--enable-scale-out",
+        # Requests and answers have token ids alone.
         "--skip-tokenizer-init",
         "--disable-log-stats",
         # A line for each completion and for each poll of the node would fill the disk within weeks.
@@ -322,4 +329,5 @@ def _limits(connections: int) -> httpx.Limits:
 
 
 def _timeout(seconds: float) -> httpx.Timeout:
+    # Completions wait for a free connection as long as it takes.
     return httpx.Timeout(seconds, connect=5.0, pool=None)

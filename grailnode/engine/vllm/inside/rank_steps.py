@@ -81,6 +81,7 @@ class RankSteps:
         try:
             yield
         except Exception as error:
+            # Nobody waits for this rank.
             if self._weights.is_alone:
                 raise
             self._failure = self._failure or error
@@ -92,6 +93,7 @@ class RankSteps:
 
     def read(self, name: str) -> Tensor:
         """Agree, and return a tensor of the checkpoint as it is served; valid until this thread reads the next one."""
+        # Threads use what they read side by side, so each has a buffer.
         if not hasattr(self._memory, "buffer"):
             self._memory.buffer = self._weights.buffer()
         tensor = torch.empty(0)
@@ -107,6 +109,7 @@ class RankSteps:
         """
         with self.local():
             self.check()
+        # What this rank says is decided before it meets the others, so that all hear the same.
         own = Signal.GO_ON if self._failure is None else Signal.FAILED
         largest = self._weights.agree(Signal.CANCELLED if isinstance(self._failure, CancelledError) else own)
         if largest == Signal.CANCELLED:

@@ -202,6 +202,7 @@ class WorkerExtension:
         try:
             if command not in _COMMANDS:
                 raise ValueError(f"{command}: no such command")
+            # vLLM makes the worker, into which this class is mixed without an __init__ of its own.
             if id(self) not in _sessions:
                 _sessions[id(self)] = WeightSession(self)
             return {"value": getattr(_sessions[id(self)], command)(**json.loads(arguments))}
