@@ -164,7 +164,8 @@ class _Demo:
         kinds: dict[bytes, MinerKind] = {created.keys[CHEAT]: "cheating"}
         kinds |= {created.keys[name]: "honest" for name in settings.honest}
         names = {created.keys[name]: name for name in (*settings.sites, *settings.honest, CHEAT)}
-        self._observer = Observer(self._node, 0, OperatorKnowledge(names, kinds, settings.windows))
+        knowledge = OperatorKnowledge(names, kinds, settings.windows)
+        self._observer = Observer(self._node, 0, knowledge, last_window=settings.windows - 1)
         weights = load_weights(settings.policy)
         self._parameters = sum(tensor.numel() for tensor in weights.values())
         self._full_bytes = sum(tensor.nbytes for tensor in weights.values())

@@ -30,7 +30,9 @@ def run_demo(out: Path, windows: int, *options: str) -> DemoReport:
     result = run_program("demo", "--windows", str(windows), "--seed", "3", "--out", str(out), *options)
     assert result.returncode == 0, result.stdout + result.stderr
     assert {file.name for file in out.iterdir()} == {"report.json", "report.html"}
-    return DemoReport.model_validate_json((out / "report.json").read_bytes())
+    report = DemoReport.model_validate_json((out / "report.json").read_bytes())
+    assert len(report.state.windows) <= windows
+    return report
 
 
 def has_progress(report: DemoReport) -> bool:
