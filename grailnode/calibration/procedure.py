@@ -257,7 +257,7 @@ async def _copies(measurer: _Measurer, honest: thresholds.Honest, merged: Weight
 def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresholds, window: int) -> CopyRow:
     """Return the shares of a copy's groups that the thresholds refuse; windows are random selections of groups."""
     counts = [group.counts(spec) for group in groups]
-    added = np.array([sum(weigh(item, spec).values(), ()) for item in counts])
+    added = np.array([weigh(item, spec) for item in counts])
 
     def refused(selections: np.ndarray) -> float:
         """Return the share of selections [S, groups] that `is_improbable` refuses, all of which are weighed at once."""

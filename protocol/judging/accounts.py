@@ -7,7 +7,7 @@ The rows of the windows that count are kept as columns of numbers, some 200 byte
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress, pairwise
+from itertools import compress
 from typing import Any, Final, Self, TypeVar
 
 import numpy as np
@@ -80,9 +80,7 @@ class Accounts:
         self._miners: dict[bytes, int] = {}
         self._pairs: dict[tuple[bytes, str], int] = {}  # of a miner and its arithmetic
         self._evidence: NDArray[np.int64] | None = None  # by pair, until the next window comes
-        row = proof.table[0]
-        ends = accumulate((len(row.table(name).alternatives) for name in row.statistics), initial=0)
-        self._columns = dict(zip(row.statistics, pairwise(ends), strict=False))  # of each statistic's evidence
+        self._alternatives = len(proof.table[0].alternatives)
 
     @classmethod
     def of(cls, ledger: Iterable[Summary], scoring: ScoringSpec, proof: ProofSpec) -> Self:
@@ -113,8 +111,8 @@ class Accounts:
         thresholds = [self._proof.row(row.arithmetic, summary.arithmetic) for row in counted]
         pairs = list(zip(counted, thresholds, strict=True))
         excesses = [[excess_misses(*pair, name) * scale[0] // scale[1] for name in MEASURED] for pair in pairs]
-        evidence = [sum(weigh(row.counts, own).values(), ()) for row, own in pairs]
-        width = max(end for _, end in self._columns.values())
+        evidence = np.array([weigh(row.counts, own) for row, own in pairs], object)
+        evidence = evidence.reshape(len(counted), self._alternatives).clip(-_LARGEST, _LARGEST)
         self._windows[summary.window] = table = _Window(
             window=summary.window,
             scale=scale,
@@ -124,7 +122,7 @@ class Accounts:
             clean=np.array([row.is_clean for row in rows], np.bool_),
             counted=_numbers(self._pairs, ((row.miner, row.arithmetic) for row in counted)),
             excesses=_whole(excesses).reshape(len(counted), len(MEASURED)),
-            evidence=np.array(evidence, object).reshape(len(counted), width).clip(-_LARGEST, _LARGEST).astype(np.int64),
+            evidence=evidence.astype(np.int64),
             thresholds=np.array([own.threshold for own in thresholds], np.int64)[:, None],
             tokens=np.array([row.tokens for row in rows], object),
             values=np.empty(0),
@@ -208,15 +206,12 @@ class Accounts:
         that clean windows under wide thresholds take nothing off the evidence under narrow ones.
         """
         if self._evidence is None:
-            self._evidence = np.zeros((len(self._pairs), max(end for _, end in self._columns.values())), np.int64)
+            self._evidence = np.zeros((len(self._pairs), self._alternatives), np.int64)
             for table in self._windows.values():  # the CUSUM of protocol/judging/evidence.py, of all miners at once
                 sums = np.maximum(self._evidence[table.counted], 0) + table.evidence
                 self._evidence[table.counted] = np.minimum(sums, table.thresholds)
         number = self._pairs.get((miner, arithmetic))
-        if number is None:
-            return NO_EVIDENCE
-        values = self._evidence[number].tolist()
-        return {name: tuple(values[begin:end]) for name, (begin, end) in self._columns.items()}
+        return NO_EVIDENCE if number is None else tuple(self._evidence[number].tolist())
 
 
 def _numbers(table: dict[_Name, int], names: Iterable[_Name]) -> NDArray[np.intp]:

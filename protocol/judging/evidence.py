@@ -15,7 +15,7 @@ each may have the higher reward with equal probability, and E[10^(s D - g D^2)] 
 symmetry, if g >= s^2 ln(10) / 2.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from operator import mul
 from typing import Annotated, ClassVar, Final
@@ -103,30 +103,25 @@ REPRODUCED, UNREPRODUCED = (Counts(replay=Tally(trials=1, steps=(missed,))) for 
 NO_COUNTS: Final = Counts()
 """What is counted of a group whose check ended before the statistics."""
 
-Evidence = Mapping[StatisticName, tuple[int, ...]]
-"""The evidence of each alternative of each statistic, in micro-decades."""
+Evidence = tuple[int, ...]
+"""The evidence of each alternative, in micro-decades, in the order of `Thresholds.alternatives`."""
 
-NO_EVIDENCE: Final[Evidence] = {}
+NO_EVIDENCE: Final[Evidence] = ()
 
 
-def weigh_tally(tally: Tally, table: Table) -> tuple[int, ...]:
-    """Return the evidence that a group adds, of each alternative of one statistic."""
+def weigh_tally(tally: Tally, table: Table) -> Evidence:
+    """Return the evidence that a group adds, of the alternatives of one statistic."""
     return tuple(sum(map(mul, tally.steps, item.scores)) - tally.trials * item.growth for item in table.alternatives)
 
 
 def weigh(counts: Counts, thresholds: Thresholds) -> Evidence:
-    """Return the evidence that a group adds, of each alternative of each statistic."""
-    return {name: weigh_tally(counts.tally(name), thresholds.table(name)) for name in thresholds.statistics}
+    """Return the evidence that a group adds, of all alternatives."""
+    return sum((weigh_tally(counts.tally(name), thresholds.table(name)) for name in thresholds.statistics), ())
 
 
 def accumulate(evidence: Evidence, added: Evidence) -> Evidence:
     """Return the evidence after a group that adds some. The evidence of each alternative restarts at zero by itself."""
-    return {
-        name: tuple(
-            max(0, before) + value for before, value in zip(evidence.get(name, (0,) * len(values)), values, strict=True)
-        )
-        for name, values in added.items()
-    }
+    return tuple(max(0, before) + value for before, value in zip_longest(evidence, added, fillvalue=0))
 
 
 def advance(evidence: Evidence, counts: Counts, thresholds: Thresholds) -> Evidence:
@@ -136,8 +131,8 @@ def advance(evidence: Evidence, counts: Counts, thresholds: Thresholds) -> Evide
 
 def exceeded(evidence: Evidence, thresholds: Thresholds) -> StatisticName | None:
     """Return the first statistic whose evidence rules honest work out; None if none does."""
-    names = thresholds.statistics
-    return next((name for name in names if max(evidence.get(name, (0,))) > thresholds.threshold), None)
+    named = zip(thresholds.alternatives, evidence, strict=False)  # there may be no evidence
+    return next((name for name, value in named if value > thresholds.threshold), None)
 
 
 def highest_evidence(evidence: Evidence, groups: Iterable[Evidence]) -> int:
@@ -145,7 +140,7 @@ def highest_evidence(evidence: Evidence, groups: Iterable[Evidence]) -> int:
     highest = 0
     for added in groups:
         evidence = accumulate(evidence, added)
-        highest = max(highest, *map(max, evidence.values()))
+        highest = max(highest, *evidence)
     return highest
 
 

@@ -31,6 +31,7 @@ from protocol.judging.evidence import (
 from protocol.judging.ledger import GROUP, SHARE, Amendment, Seal, Witness
 from protocol.rollout import challenge
 from tests.support.builders import samples
+from tests.support.builders.proofs import by_statistic
 from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
 from tests.vectors import difficulty, outer_rounds, quantized, revisions, rollouts
 from tests.vectors.cases import LIMIT, MALFORMED, SIGNATURE, Case, bad, good
@@ -312,7 +313,8 @@ def _evidence() -> Case:
     evidence = NO_EVIDENCE
     for group in groups:
         evidence = advance(evidence, group, row)
-        steps.append({"counts": group.model_dump(), "evidence": evidence, "exceeded": exceeded(evidence, row)})
+        values = by_statistic(evidence, row)
+        steps.append({"counts": group.model_dump(), "evidence": values, "exceeded": exceeded(evidence, row)})
     return {"name": "evidence", "row": row.model_dump(), "groups": steps}
 
 
@@ -368,7 +370,11 @@ def ledger() -> list[Case]:
             "balances": [[miner.hex(), value] for miner, value in sorted(accounts.totals()[0].items())],
             "scores": [[miner.hex(), share] for miner, share in accounts.scores()],
             "evidence": [
-                [pair.public.hex(), arithmetic, accounts.evidence_of(pair.public, arithmetic)]
+                [
+                    pair.public.hex(),
+                    arithmetic,
+                    by_statistic(accounts.evidence_of(pair.public, arithmetic), proof.table[0]),
+                ]
                 for pair in miners
                 for arithmetic in proof.miners
             ],
