@@ -15,7 +15,7 @@ each may have the higher reward with equal probability, and E[10^(s D - g D^2)] 
 symmetry, if g >= s^2 ln(10) / 2.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from operator import mul
 from typing import Annotated, ClassVar, Final
@@ -171,15 +171,10 @@ def _common_prefix(first: np.ndarray, second: np.ndarray) -> int:
     return int(differences.argmax()) if differences.any() else shorter
 
 
-def count_group(
-    distances: np.ndarray,
-    margins: np.ndarray,
-    stops: np.ndarray,
-    lengths: Sequence[int],
-    thresholds: Thresholds,
-    repeats: np.ndarray,
-) -> Counts:
-    """Count the statistics of a group that need no rewards; its luck is 0.
+def trial_values(
+    distances: np.ndarray, margins: np.ndarray, stops: np.ndarray, lengths: Sequence[int], repeats: np.ndarray
+) -> dict[StatisticName, np.ndarray]:
+    """Return the value of each trial of a group, by measured statistic: of positions, tokens and rollouts, integer.
 
     Args:
         distances: integer [N], of the sketches at each position, rollout behind rollout, in sketch units.
@@ -189,18 +184,14 @@ def count_group(
         repeats: bool [N], `repeated_positions`. Their sketch is not counted. Their margins are, because the noise of
             each rollout is independent.
     """
-    return Counts(
-        sketch=tally_values(distances[~repeats], thresholds.sketch.beyond),
-        margin=tally_values(margins, thresholds.margin.beyond),
-        stop=tally_values(largest_stops(margins, stops, lengths), thresholds.stop.beyond),
-        luck=count_luck(()),
-    )
+    largest_stops = np.maximum.reduceat(np.where(stops, margins, 0), np.cumsum([0, *lengths[:-1]]))
+    return {"sketch": distances[~repeats], "margin": margins, "stop": largest_stops}
 
 
-def largest_stops(margins: np.ndarray, stops: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-    """Return the largest margin of each rollout where the end token is taken or drawn (`count_group`): int64 [R]."""
-    largest: np.ndarray = np.maximum.reduceat(np.where(stops, margins, 0), np.cumsum([0, *lengths[:-1]]))
-    return largest
+def count_values(values: Mapping[StatisticName, np.ndarray], thresholds: Thresholds) -> Counts:
+    """Count the measured statistics of a group by the values of their trials; its luck is 0."""
+    tallies = {name: tally_values(own, thresholds.table(name).beyond) for name, own in values.items()}
+    return Counts(**tallies, luck=count_luck(()))
 
 
 def count_luck(rewards: Iterable[tuple[int, int]]) -> Tally:

@@ -22,9 +22,10 @@ from protocol.judging.evidence import (
     REPRODUCED,
     UNREPRODUCED,
     Counts,
-    count_group,
     count_luck,
+    count_values,
     repeated_positions,
+    trial_values,
     whole_margins,
 )
 from protocol.judging.ledger import SharesOf
@@ -206,7 +207,8 @@ class Judge:
             if self.task.run.episode is not None:
                 repeats = repeats[np.concatenate([np.array(rollout.drawn, bool) for rollout in rollouts])]
             lengths = [count for rollout in rollouts for count in _turn_lengths(rollout)]
-            check.counts = count_group(distances, check.margins, result.stops.numpy(), lengths, thresholds, repeats)
+            values = trial_values(distances, check.margins, result.stops.numpy(), lengths, repeats)
+            check.counts = count_values(values, thresholds)
             check.logprobs = result.logprobs.numpy().astype(np.dtype("<f4")).tobytes()
             check.reason = own_rejection(check.counts, thresholds)
 

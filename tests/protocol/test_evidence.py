@@ -23,11 +23,12 @@ from protocol.judging.evidence import (
     Evidence,
     Tally,
     advance,
-    count_group,
     count_luck,
+    count_values,
     exceeded,
     is_improbable,
     repeated_positions,
+    trial_values,
     weigh_tally,
     whole_margins,
 )
@@ -221,7 +222,9 @@ def test_a_miner_that_chooses_among_near_ties_by_reward_is_refused_for_luck() ->
 
 def test_values_are_counted_by_the_last_step_that_they_reach() -> None:
     distances = np.array([0, 32, 33, 64, 65, 96, 97, 128], dtype=np.uint8)
-    result = count_group(distances, np.zeros(8, np.int64), np.zeros(8, bool), [8], ROW, np.zeros(8, bool))
+    result = count_values(
+        trial_values(distances, np.zeros(8, np.int64), np.zeros(8, bool), [8], np.zeros(8, bool)), ROW
+    )
     assert result == counts(sketch=(8, 2, 2, 2), margin=(8,), stop=(1,))
     assert (result.computed, NO_COUNTS.computed) == (True, False)
 
@@ -237,14 +240,14 @@ def test_the_sketch_of_a_common_prefix_counts_once_and_its_margins_always() -> N
     """All rollouts begin with the same token, so the same state with the same honest noise occurs in each of them."""
     distances, margins, repeats = np.zeros(80, np.uint8), np.zeros(80, np.int64), np.zeros(80, bool)
     distances[::10], margins[10::10], repeats[10::10] = 40, 20_000, True  # of independent noise
-    result = count_group(distances, margins, np.zeros(80, bool), [10] * 8, ROW, repeats)
+    result = count_values(trial_values(distances, margins, np.zeros(80, bool), [10] * 8, repeats), ROW)
     assert result == counts(sketch=(73, 1), margin=(80, 7), stop=(8,))
 
 
 def test_stops_are_counted_once_for_each_rollout_by_the_largest_margin() -> None:
     margins = np.array([300_000, 20_000, 300_000, 0, 20_000, 20_000])
     stops = np.array([False, True, True, False, True, True])  # rollouts of 1, 2, 1 and 2 tokens
-    result = count_group(np.zeros(6, np.uint8), margins, stops, [1, 2, 1, 2], ROW, np.zeros(6, bool))
+    result = count_values(trial_values(np.zeros(6, np.uint8), margins, stops, [1, 2, 1, 2], np.zeros(6, bool)), ROW)
     assert (result.stop, result.margin) == (Tally(trials=4, steps=(1, 1)), Tally(trials=6, steps=(3, 0, 2)))
 
 
@@ -269,7 +272,9 @@ def test_luck_is_the_difference_of_the_rewards(own: int, other: int, expected: t
 @pytest.mark.parametrize("margin", [math.nan, math.inf, 1e6, 3e38])
 def test_what_is_no_number_or_out_of_range_reaches_the_last_step(margin: float) -> None:
     whole = whole_margins(np.array([margin, 0.0], np.float32), NOISE_UNIT)
-    result = count_group(np.zeros(2, np.uint8), whole, np.array([True, False]), [2], ROW, np.zeros(2, bool))
+    result = count_values(
+        trial_values(np.zeros(2, np.uint8), whole, np.array([True, False]), [2], np.zeros(2, bool)), ROW
+    )
     assert result == counts(sketch=(2,), margin=(2, 0, 0, 1), stop=(1, 0, 1))
 
 

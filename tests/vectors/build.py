@@ -23,10 +23,11 @@ from protocol.judging.evidence import (
     REPRODUCED,
     UNREPRODUCED,
     advance,
-    count_group,
     count_luck,
+    count_values,
     exceeded,
     repeated_positions,
+    trial_values,
 )
 from protocol.judging.ledger import GROUP, SHARE, Amendment, Seal, Witness
 from protocol.rollout import challenge
@@ -285,7 +286,7 @@ def _counts() -> Case:
     stops = (False, False, True, False, False, True, True, False, True, False)
     row = samples.thresholds()
     arrays = np.array(distances), np.array(margins), np.array(stops)
-    counts = count_group(*arrays, lengths, row, repeated_positions(completions))
+    counts = count_values(trial_values(*arrays, lengths, repeated_positions(completions)), row)
     return {
         "name": "counts",
         "row": row.model_dump(),
