@@ -33,6 +33,7 @@ from protocol.judging.evidence import (
     whole_margins,
 )
 from protocol.judging.verdict import Judgement, Reason, joint_rejection, own_rejection, unpack_logprobs
+from protocol.outer import comparing, drift, local_work, robust, round_shares
 from protocol.proof import DECADE, EXACT_PROOF, LUCK, RATE_UNIT, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import NOISE_UNIT
 from roles.trainer.collect import logprob_bias, quorum
@@ -388,3 +389,9 @@ def float_expressions(node: ast.AST) -> Iterator[str]:
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_evidence_decisions_and_scores_use_no_float(module: ModuleType) -> None:
     assert list(float_expressions(ast.parse(inspect.getsource(module)))) == []
+
+
+@pytest.mark.parametrize("module", [comparing, drift, local_work, robust, round_shares], ids=lambda item: item.__name__)
+def test_outer_rounds_raise_nothing_to_a_power(module: ModuleType) -> None:
+    """Platforms round products and square roots alike, but not the powers of their C libraries."""
+    assert not any(isinstance(node, ast.Pow) for node in ast.walk(ast.parse(inspect.getsource(module))))
