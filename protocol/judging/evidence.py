@@ -83,9 +83,8 @@ class Counts(Record):
         return self
 
     def __add__(self, other: "Counts") -> "Counts":
-        replays = [item.replay for item in (self, other) if item.replay is not None]
-        sums = {name: self.tally(name) + other.tally(name) for name in STATISTICS}
-        return Counts(**sums, replay=sum(replays[1:], replays[0]) if replays else None)
+        names = STATISTICS if self.replay is other.replay is None else (*STATISTICS, "replay")
+        return Counts(**{name: self.tally(name) + other.tally(name) for name in names})
 
     def tally(self, statistic: StatisticName) -> Tally:
         """Return the tally of a statistic, which is empty if it was not counted."""
@@ -180,7 +179,7 @@ def trial_values(
         distances: integer [N], of the sketches at each position, rollout behind rollout, in sketch units.
         margins: integer [N], `whole_margins` of each token.
         stops: bool [N], where the end token is taken or drawn.
-        lengths: tokens of each rollout, at least one; their sum is N.
+        lengths: tokens of each rollout, or of each turn of an episode, at least one; their sum is N.
         repeats: bool [N], `repeated_positions`. Their sketch is not counted. Their margins are, because the noise of
             each rollout is independent.
     """
