@@ -22,7 +22,7 @@ from protocol.run import ScoringSpec
 _LARGEST: Final = 1 << 62
 """The largest number that is kept in 64 bits: the sum of two fits."""
 
-_GROUPS: Final = ("pledged", "submitted", "dealt", "audited", "accepted", "rejected")
+_GROUPS: Final = ("counting", "pledged", "submitted", "dealt", "audited", "accepted", "rejected")
 
 _Name = TypeVar("_Name", bound=Hashable)
 
@@ -34,7 +34,7 @@ class _Window:
     window: int
     scale: tuple[int, int]
     miners: NDArray[np.intp]  # [N], numbers of the miners
-    groups: NDArray[np.int32]  # int32 [6, N], by _GROUPS
+    groups: NDArray[np.int32]  # int32 [7, N], by _GROUPS
     amendments: NDArray[np.int32]  # int32 [3, N]: 1 if a row is amended; the groups that this accepts, and rejects
     clean: NDArray[np.bool_]  # bool [N], `LedgerRow.is_clean`
     counted: NDArray[np.intp]  # [C] numbers of (miner, arithmetic)
@@ -48,15 +48,14 @@ class _Window:
     @property
     def is_unaudited(self) -> NDArray[np.bool_]:
         """Of each row, whether groups count that were not audited."""
-        _, _, dealt, audited, _, rejected = self.groups
+        *_, dealt, audited, _, rejected = self.groups
         result: NDArray[np.bool_] = (rejected == 0) & (audited > 0) & (audited < dealt) & (self.amendments[0] == 0)
         return result
 
     def value(self, scoring: ScoringSpec) -> None:
         """Compute `values` (docs/spec/ledger.md)."""
-        pledged, submitted, dealt, audited, accepted, rejected = self.groups.astype(object)
+        counting, pledged, submitted, dealt, audited, accepted, rejected = self.groups.astype(object)
         amended, more_accepted, more_rejected = self.amendments.astype(object)
-        counting = dealt * (accepted + rejected) // np.maximum(1, audited) - rejected  # as `LedgerRow.counting`
         trusts_all = (amended == 0) & (rejected == 0)
         credit = np.where(trusts_all, counting, np.minimum(accepted + more_accepted, dealt))
         earned = credit * GROUP - scoring.penalty * (rejected + more_rejected)

@@ -166,8 +166,7 @@ def repeated_positions(completions: Sequence[Sequence[int]]) -> np.ndarray:
 def _common_prefix(first: np.ndarray, second: np.ndarray) -> int:
     """Return how many tokens two completions have in common from their beginning."""
     shorter = min(len(first), len(second))
-    differences = first[:shorter] != second[:shorter]
-    return int(differences.argmax()) if differences.any() else shorter
+    return int(np.logical_and.accumulate(first[:shorter] == second[:shorter]).sum())
 
 
 def trial_values(
