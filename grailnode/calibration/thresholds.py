@@ -134,7 +134,7 @@ class _Statistic:
         log10(10 n J) for one of J alternatives once in ten calibrations, and the rates are raised while it does.
         """
         falling = np.minimum.accumulate(rates.clip(min=_LAST_RATE))
-        places = _telling(falling, np.minimum.accumulate(np.array(tails), axis=1))
+        places = _choose_steps(falling, np.minimum.accumulate(np.array(tails), axis=1))
         beyond, least = [candidates[place] for place in places], falling[places].clip(max=_MOST_RATE)
         scores = [likelihood_scores(least.tolist(), tail[places]) for tail in tails]
         pairs = self.honest.values()
@@ -150,7 +150,7 @@ class _Statistic:
         raise UserError("an honest pair misses in most of its trials; leave it out (--pairs)")
 
 
-def _telling(falling: np.ndarray, tails: np.ndarray) -> list[int]:
+def _choose_steps(falling: np.ndarray, tails: np.ndarray) -> list[int]:
     """Return the places of at most MAX_STEPS candidates for steps that keep most evidence, by rates that fall, float64
     [C], and the tails of cheats: float64 [J, C].
 
@@ -166,14 +166,15 @@ def _telling(falling: np.ndarray, tails: np.ndarray) -> list[int]:
     while len(places) > MAX_STEPS:
         rates = -np.diff(falling[places], prepend=1.0, append=0.0)
         shares = -np.diff(tails[:, places], prepend=1.0, append=0.0)
-        parts = _evidence(shares, rates)
+        parts = _relative_entropies(shares, rates)
         whole = parts.sum(axis=1, keepdims=True).clip(min=1e-12)
-        both = _evidence(shares[:, 1:] + shares[:, :-1], rates[1:] + rates[:-1])
+        both = _relative_entropies(shares[:, 1:] + shares[:, :-1], rates[1:] + rates[:-1])
         del places[int(((parts[:, 1:] + parts[:, :-1] - both) / whole).sum(axis=0).argmin())]
     return places
 
 
-def _evidence(shares: np.ndarray, rates: np.ndarray) -> np.ndarray:
+def _relative_entropies(shares: np.ndarray, rates: np.ndarray) -> np.ndarray:
+    """Return the evidence of trials of which so many are a cheat's, and so many honest work's, in nats."""
     result: np.ndarray = shares * np.log(np.maximum(shares, 1e-300) / rates)
     return result
 

@@ -6,7 +6,7 @@ and no later one, adds
 
     e = sum over j of k_j s_j - n g,                 with E[10^e] <= 1 under honest work,
 
-and the evidence is a CUSUM, w(n) = max(0, w(n-1)) + e(n). The specification shows why it rarely exceeds a row's
+and the evidence is a CUSUM, w(n) = max(0, w(n-1)) + e(n). docs/understand/proofs.md shows why it rarely exceeds a row's
 threshold. Everything is in micro-decades: a node only adds, multiplies and compares integers.
 
 `luck` needs no measured rates, and has one table in every row. Where a token of the miner is not the one that the
