@@ -174,7 +174,7 @@ def _choose_steps(falling: np.ndarray, tails: np.ndarray) -> list[int]:
 
 
 def _relative_entropies(shares: np.ndarray, rates: np.ndarray) -> np.ndarray:
-    """Return the evidence of trials of which so many are a cheat's, and so many honest work's, in nats."""
+    """Return what the trials at each step add to a cheat's mean evidence, by their shares of all, in nats: [J, K]."""
     result: np.ndarray = shares * np.log(np.maximum(shares, 1e-300) / rates)
     return result
 
