@@ -141,6 +141,11 @@ class Thresholds(Record):
         return STATISTICS if self.replay is None else (*STATISTICS, "replay")
 
     @property
+    def alternatives(self) -> tuple[StatisticName, ...]:
+        """The statistic of each alternative, in the order of the evidence."""
+        return tuple(name for name in self.statistics for _ in self.table(name).alternatives)
+
+    @property
     def pair(self) -> tuple[Arithmetic, Arithmetic]:
         """The arithmetics of the miner and of the validator."""
         return self.miner, self.validator
@@ -161,7 +166,7 @@ class ProofSpec(Record):
     def _complete(self) -> "ProofSpec":
         if [row.pair for row in self.table] != pairs_of(self.miners, self.validators):
             raise ValueError("not one row of thresholds for each pair of arithmetics, ascending")
-        if len({tuple((name, len(row.table(name).alternatives)) for name in row.statistics) for row in self.table}) > 1:
+        if len({row.alternatives for row in self.table}) > 1:
             raise ValueError("rows with different statistics, or different numbers of alternatives")
         if self.audit_floor_ppm > self.audit_ppm:
             raise ValueError("audit_floor_ppm exceeds audit_ppm")

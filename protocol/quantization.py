@@ -43,22 +43,14 @@ class _Codes:
     values: Tensor
 
 
-def _fp8_values() -> Tensor:
-    patterns = torch.arange(256)
-    exponents, fractions = (patterns >> 3) & 15, (patterns & 7).to(torch.float32)
-    magnitudes = torch.where(exponents > 0, 8 + fractions, fractions) * torch.exp2(exponents.clamp(min=1) - 10.0)
-    magnitudes[patterns & 127 == 127] = float("nan")
-    return torch.where(patterns < 128, magnitudes, -magnitudes)
-
-
-def _int8_values() -> Tensor:
-    values = torch.arange(256, dtype=torch.uint8).view(torch.int8).to(torch.float32)
-    return values.masked_fill_(values == -128, float("nan"))
+def _values_of(dtype: torch.dtype) -> Tensor:
+    values = torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
+    return values.masked_fill_(values == -128, float("nan")) if dtype == torch.int8 else values
 
 
 _codes: Final[dict[str, _Codes]] = {
-    "fp8": _Codes(torch.float8_e4m3fn, 448 / 2**9, 9, _fp8_values()),
-    "int8": _Codes(torch.int8, 127 / 2**7, 7, _int8_values()),
+    "fp8": _Codes(torch.float8_e4m3fn, 448 / 2**9, 9, _values_of(torch.float8_e4m3fn)),
+    "int8": _Codes(torch.int8, 127 / 2**7, 7, _values_of(torch.int8)),
 }
 _values: Final = {codes.dtype: codes.values for codes in _codes.values()}
 

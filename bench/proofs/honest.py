@@ -34,7 +34,9 @@ def refusals(groups: Sequence[GroupMeasurement], row: Thresholds) -> tuple[int, 
     for group in groups:
         evidence = advance(evidence, group.counts(row), row)
         refused += exceeded(evidence, row) is not None
-        largest = {name: max(largest[name], *evidence[name]) for name in MEASURED}
+        for name, value in zip(row.alternatives, evidence, strict=True):
+            if name in MEASURED:
+                largest[name] = max(largest[name], value)
     return refused, largest
 
 

@@ -6,14 +6,13 @@ here after each rollout, so that it shows which cheats are refused within their 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Final
 
 import numpy as np
 
 from bench.proofs.setting import columns_of_positions
 from grailnode.calibration.pairs import GroupMeasurement
-from protocol.judging.evidence import NO_EVIDENCE, Counts, advance
+from protocol.judging.evidence import Counts, weigh
 from protocol.proof import MEASURED, StatisticName, Thresholds
 
 _ORDERS: Final = 50
@@ -45,7 +44,7 @@ class Additions:
         Args:
             statistics: those that are tested.
         """
-        chosen = [name in statistics for name in MEASURED for _ in self.row.table(name).alternatives]
+        chosen = [name in statistics for name in self.row.alternatives if name in MEASURED]
         generator, needed = np.random.default_rng(0), []
         for _ in range(_ORDERS):
             order = generator.permutation(len(self.added))
@@ -72,8 +71,7 @@ def added_by_groups(groups: Sequence[GroupMeasurement], row: Thresholds) -> np.n
 
 
 def _added(counts: Counts, row: Thresholds) -> list[int]:
-    evidence = advance(NO_EVIDENCE, counts, row)
-    return list(chain.from_iterable(evidence[name] for name in MEASURED))
+    return [value for name, value in zip(row.alternatives, weigh(counts, row), strict=True) if name in MEASURED]
 
 
 def _rollouts(group: GroupMeasurement) -> Iterator[GroupMeasurement]:

@@ -13,7 +13,7 @@ import torch
 
 from bench.proofs.setting import GROUP_SIZE, Setting
 from grailnode.engine.torch_engine import TorchEngine
-from protocol.judging.evidence import NO_EVIDENCE, advance, count_group, repeated_positions
+from protocol.judging.evidence import NO_EVIDENCE, advance, count_values, repeated_positions, trial_values
 from protocol.rollout import challenge, sampling, sketch
 from protocol.rollout.batch import Group
 from roles.miner.produce import HonestProducer
@@ -160,7 +160,7 @@ async def _print_parts(harness: TrialHarness, engine: TorchEngine, honest_groups
             part = slice(start, start + GROUP_SIZE)
             zeros = np.zeros(sum(lengths[part]), np.int64)
             repeats = repeated_positions(completions[part])
-            advance(NO_EVIDENCE, count_group(zeros, zeros, zeros > 0, lengths[part], row, repeats), row)
+            advance(NO_EVIDENCE, count_values(trial_values(zeros, zeros, zeros > 0, lengths[part], repeats), row), row)
 
     async def rewards() -> None:
         for item, group in zip(assignments, honest_groups, strict=True):

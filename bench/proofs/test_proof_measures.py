@@ -99,7 +99,7 @@ def test_runs_of_evidence_are_those_of_a_validator() -> None:
     evidence = NO_EVIDENCE
     for group, together in zip(groups, cusum(added), strict=True):
         evidence = advance(evidence, group.counts(row), row)
-        assert [value for name in MEASURED for value in evidence[name]] == together.tolist()
+        assert [v for name, v in zip(row.alternatives, evidence, strict=True) if name in MEASURED] == together.tolist()
 
 
 @pytest.mark.parametrize(("rate", "score"), [(0.001, 1.0), (0.1, 0.1)])

@@ -19,9 +19,9 @@ from grailnode import UserError
 from grailnode.engine.policy import Policy, Tokenizer
 from protocol import bounded_json
 from protocol.errors import MalformedError
-from protocol.judging.evidence import Counts, count_group, repeated_positions, whole_margins
+from protocol.judging.evidence import Counts, count_values, repeated_positions, trial_values, whole_margins
 from protocol.lora import LoraSpec
-from protocol.proof import Thresholds
+from protocol.proof import StatisticName, Thresholds
 from protocol.rollout import challenge, sketch
 from protocol.rollout.batch import Turn, join_turns
 from protocol.rollout.checking import Check, CheckRules
@@ -135,15 +135,14 @@ class GroupMeasurement:
         return self.turns or self.lengths
 
     @property
-    def fresh(self) -> np.ndarray:
-        """The distances that count: those of states that no earlier rollout had."""
-        distances: np.ndarray = self.distances[~self.repeats]
-        return distances
+    def values(self) -> dict[StatisticName, np.ndarray]:
+        """The value of each trial, by measured statistic (protocol/judging/evidence.py)."""
+        margins = whole_margins(self.margins, NOISE_UNIT)
+        return trial_values(self.distances, margins, self.stops, self.ends, self.repeats)
 
     def counts(self, thresholds: Thresholds) -> Counts:
         """Return what a validator counts of this group, all but its luck."""
-        margins = whole_margins(self.margins, NOISE_UNIT)
-        return count_group(self.distances, margins, self.stops, self.ends, thresholds, self.repeats)
+        return count_values(self.values, thresholds)
 
 
 @dataclass(frozen=True)

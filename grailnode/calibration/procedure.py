@@ -22,7 +22,7 @@ from grailnode.calibration.proof_file import (
     RowMeasurement,
     Subject,
 )
-from grailnode.calibration.thresholds import ThresholdDemands, stop_margins
+from grailnode.calibration.thresholds import ThresholdDemands
 from grailnode.calibration.variants import AnyVariant, Pair, VllmServers
 from grailnode.engine import policy as policies
 from grailnode.engine.lora_model import initial_adapters, merged_weights
@@ -257,7 +257,7 @@ async def _copies(measurer: _Measurer, honest: thresholds.Honest, merged: Weight
 def power(bits: int, pair: str, groups: Sequence[GroupMeasurement], spec: Thresholds, window: int) -> CopyRow:
     """Return the shares of a copy's groups that the thresholds refuse; windows are random selections of groups."""
     counts = [group.counts(spec) for group in groups]
-    added = np.array([sum(weigh(item, spec).values(), ()) for item in counts])
+    added = np.array([weigh(item, spec) for item in counts])
 
     def refused(selections: np.ndarray) -> float:
         """Return the share of selections [S, groups] that `is_improbable` refuses, all of which are weighed at once."""
@@ -293,7 +293,7 @@ def _width(groups: Sequence[GroupMeasurement]) -> float:
 
 
 def _row(pair: Pair, groups: Sequence[GroupMeasurement]) -> PairRow:
-    distances = np.concatenate([group.fresh for group in groups])
+    distances, stops = (np.concatenate([group.values[name] for group in groups]) for name in ("sketch", "stop"))
     margins = np.nan_to_num(np.concatenate([group.margins for group in groups]), nan=1e6, posinf=1e6)
     shifts = np.nan_to_num(np.concatenate([group.shifts for group in groups]), nan=1e6, posinf=1e6)
     middle, high, highest, top = np.quantile(distances, (0.5, 0.99, 0.999, 1.0), method="higher").tolist()
@@ -307,7 +307,7 @@ def _row(pair: Pair, groups: Sequence[GroupMeasurement]) -> PairRow:
         distances=(middle, high, highest, top),
         margins=(wide, wider, widest),
         margin_misses=float((margins > 0).mean()),
-        stop_misses=float(np.mean(np.concatenate([stop_margins(group) for group in groups]) > 0)),
+        stop_misses=float((stops > 0).mean()),
         largest_shift=float(shifts.max()),
     )
 

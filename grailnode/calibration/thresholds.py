@@ -11,27 +11,20 @@ their growth follows from the rates.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from grailnode import UserError
 from grailnode.calibration.pairs import GroupMeasurement
 from grailnode.calibration.tail import rate_bounds, tail_rates
-from protocol.judging.evidence import (
-    NO_EVIDENCE,
-    Evidence,
-    highest_evidence,
-    largest_stops,
-    tally_values,
-    weigh_tally,
-    whole_margins,
-)
+from protocol.judging.evidence import NO_EVIDENCE, highest_evidence, tally_values, weigh_tally
 from protocol.limits import MAX_STEPS
-from protocol.proof import DECADE, LUCK, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
+from protocol.proof import DECADE, LUCK, MEASURED, RATE_UNIT, Alternative, Arithmetic, StatisticName, Table, Thresholds
 from protocol.rollout.sampling import LARGEST_NOISE, NOISE_UNIT
 
 Honest = Mapping[str, Sequence[GroupMeasurement]]
@@ -72,11 +65,11 @@ def choose_thresholds(
     validators.
     """
     check_groups(min(map(len, honest.values())))
-    margins = _Measured.of(honest, copies, demands, _margins)
+    measured = {name: _Statistic(name, honest, list(itertools.chain(*copies)), demands) for name in MEASURED}
     tables: dict[StatisticName, Table] = {
-        "sketch": _sketch_table(_Measured.of(honest, copies, demands, lambda group: group.fresh), honest, demands),
-        "margin": _margin_table(margins, honest, demands),
-        "stop": _stop_table(_Measured.of(honest, copies, demands, stop_margins)),
+        "sketch": _sketch_table(measured["sketch"]),
+        "margin": _margin_table(measured["margin"]),
+        "stop": _stop_table(measured["stop"]),
         **_replay_table(honest, demands),
     }
     tolerance, bias = _logprob_bounds(honest, demands)
@@ -89,7 +82,7 @@ def choose_thresholds(
         logprob_tolerance=tolerance,
         logprob_bias=bias,
         confidence_ppm=math.floor(1e6 * demands.confidence),
-        positions=sum(len(group.fresh) for groups in honest.values() for group in groups),
+        positions=sum(len(group.values["sketch"]) for groups in honest.values() for group in groups),
     )
 
 
@@ -99,35 +92,23 @@ def check_groups(groups: int) -> None:
         raise UserError(f"a pair needs at least {LEAST_GROUPS} groups; ask for more --rollouts")
 
 
-def _margins(group: GroupMeasurement) -> np.ndarray:
-    return whole_margins(group.margins, NOISE_UNIT)
-
-
-def stop_margins(group: GroupMeasurement) -> np.ndarray:
-    """Return the largest margin of each turn where a stop token is taken or drawn, in whole units: int64 [turns]."""
-    return largest_stops(_margins(group), group.stops, group.ends)
-
-
 @dataclass(frozen=True)
-class _Measured:
-    """The values of one statistic in all trials: of each honest pair by group and together, and of all copies."""
+class _Statistic:
+    """One statistic of all groups that were measured."""
 
-    groups: list[list[np.ndarray]]
-    pairs: list[np.ndarray]
-    copies: np.ndarray
+    name: StatisticName
+    honest: Honest
+    copies: Sequence[GroupMeasurement]
     demands: ThresholdDemands
 
-    @classmethod
-    def of(
-        cls,
-        honest: Honest,
-        copies: Sequence[Sequence[GroupMeasurement]],
-        demands: ThresholdDemands,
-        values: Callable[[GroupMeasurement], np.ndarray],
-    ) -> "_Measured":
-        pairs = [[values(group) for group in groups] for groups in honest.values()]
-        of_copies = np.concatenate([values(group) for groups in copies for group in groups])
-        return cls(pairs, [np.concatenate(groups) for groups in pairs], of_copies, demands)
+    def values(self, groups: Iterable[GroupMeasurement]) -> np.ndarray:
+        """Return the values of all trials of some groups."""
+        return np.concatenate([group.values[self.name] for group in groups])
+
+    @property
+    def pairs(self) -> list[np.ndarray]:
+        """The values of each honest pair."""
+        return list(map(self.values, self.honest.values()))
 
     def rates(self, candidates: Sequence[int], headroom: float, extrapolated: Sequence[np.ndarray] = ()) -> np.ndarray:
         """Return bounds on the honest rates beyond each candidate: those of the worst pair with headroom, float64 [C].
@@ -135,20 +116,15 @@ class _Measured:
         All bounds hold together at the confidence. The extrapolated rates of each pair, float64 [C], count where they
         are lower, unless a pair has more misses by three standard deviations.
         """
-        confidence = 1.0 - (1.0 - self.demands.confidence) / len(candidates)
-        misses = [(values[:, None] > np.array(candidates)).sum(axis=0) for values in self.pairs]
-        counted = zip(misses, map(len, self.pairs), strict=True)
-        rates: np.ndarray = np.max([rate_bounds(np.ceil(headroom * m), n, confidence) for m, n in counted], axis=0)
+        pairs = self.pairs
+        rates = _counted_rates(pairs, candidates, headroom, self.demands.confidence)
         if extrapolated:
             far = np.max(extrapolated, axis=0)
-            expected = far * np.array([list(map(len, self.pairs))]).T
-            is_plausible = (np.array(misses) <= expected + 3.0 * np.sqrt(expected)).all(axis=0)
+            expected = np.array([far * len(values) for values in pairs])
+            misses = np.array([_misses(values, candidates) for values in pairs])
+            is_plausible = (misses <= expected + 3.0 * np.sqrt(expected)).all(axis=0)
             rates = np.where(is_plausible, np.minimum(rates, headroom * far), rates)
         return rates
-
-    def honest_tail(self, beyond: Sequence[int]) -> np.ndarray:
-        """Return the share of all honest trials beyond each value."""
-        return _shares(np.concatenate(self.pairs), np.array(beyond))
 
     def table(self, candidates: Sequence[int], rates: np.ndarray, tails: Sequence[np.ndarray]) -> Table:
         """Return the table against cheats, of steps among some candidates: rates and each tail are float64 [C]. The
@@ -158,22 +134,23 @@ class _Measured:
         log10(10 n J) for one of J alternatives once in ten calibrations, and the rates are raised while it does.
         """
         falling = np.minimum.accumulate(rates.clip(min=_LAST_RATE))
-        places = _telling(falling, np.minimum.accumulate(np.array(tails), axis=1))
+        places = _choose_steps(falling, np.minimum.accumulate(np.array(tails), axis=1))
         beyond, least = [candidates[place] for place in places], falling[places].clip(max=_MOST_RATE)
         scores = [likelihood_scores(least.tolist(), tail[places]) for tail in tails]
-        tallies = [[tally_values(values, beyond) for values in groups] for groups in self.groups]
-        most = DECADE * math.log10(10 * len(tails) * max(1, sum(map(len, self.groups))))
+        pairs = self.honest.values()
+        tallies = [[tally_values(group.values[self.name], beyond) for group in groups] for groups in pairs]
+        most = DECADE * math.log10(10 * len(tails) * sum(map(len, pairs)))
         factor = 1.0
         while least[-1] * factor < _RAISED * _MOST_RATE:
             chosen = table(beyond, (factor * least).clip(max=_MOST_RATE).tolist(), scores)
-            added: list[list[Evidence]] = [[{"margin": weigh_tally(item, chosen)} for item in own] for own in tallies]
+            added = ((weigh_tally(tally, chosen) for tally in own) for own in tallies)
             if all(highest_evidence(NO_EVIDENCE, groups) <= most for groups in added):
                 return chosen
             factor *= _RAISED
         raise UserError("an honest pair misses in most of its trials; leave it out (--pairs)")
 
 
-def _telling(falling: np.ndarray, tails: np.ndarray) -> list[int]:
+def _choose_steps(falling: np.ndarray, tails: np.ndarray) -> list[int]:
     """Return the places of at most MAX_STEPS candidates for steps that keep most evidence, by rates that fall, float64
     [C], and the tails of cheats: float64 [J, C].
 
@@ -189,21 +166,39 @@ def _telling(falling: np.ndarray, tails: np.ndarray) -> list[int]:
     while len(places) > MAX_STEPS:
         rates = -np.diff(falling[places], prepend=1.0, append=0.0)
         shares = -np.diff(tails[:, places], prepend=1.0, append=0.0)
-        parts = _evidence(shares, rates)
+        parts = _relative_entropies(shares, rates)
         whole = parts.sum(axis=1, keepdims=True).clip(min=1e-12)
-        both = _evidence(shares[:, 1:] + shares[:, :-1], rates[1:] + rates[:-1])
+        both = _relative_entropies(shares[:, 1:] + shares[:, :-1], rates[1:] + rates[:-1])
         del places[int(((parts[:, 1:] + parts[:, :-1] - both) / whole).sum(axis=0).argmin())]
     return places
 
 
-def _evidence(shares: np.ndarray, rates: np.ndarray) -> np.ndarray:
+def _relative_entropies(shares: np.ndarray, rates: np.ndarray) -> np.ndarray:
+    """Return what the trials at each step add to a cheat's mean evidence, by their shares of all, in nats: [J, K]."""
     result: np.ndarray = shares * np.log(np.maximum(shares, 1e-300) / rates)
     return result
 
 
-def _shares(values: np.ndarray, beyond: np.ndarray) -> np.ndarray:
-    shares: np.ndarray = 1.0 - np.searchsorted(np.sort(values), beyond, side="right") / len(values)
-    return shares
+def _misses(values: np.ndarray, beyond: ArrayLike) -> np.ndarray:
+    """Return how many values exceed each of some: int64 [C]."""
+    misses: np.ndarray = len(values) - np.searchsorted(np.sort(values), beyond, side="right")
+    return misses
+
+
+def _shares(values: np.ndarray, beyond: ArrayLike) -> np.ndarray:
+    return _misses(values, beyond) / len(values)
+
+
+def _counted_rates(
+    pairs: Iterable[np.ndarray], candidates: Sequence[int], headroom: float, confidence: float
+) -> np.ndarray:
+    """Return bounds on the rates beyond each candidate that hold together: those of the worst pair with headroom, by
+    counting: float64 [C].
+    """
+    each = 1.0 - (1.0 - confidence) / len(candidates)
+    bounds = [rate_bounds(np.ceil(headroom * _misses(values, candidates)), len(values), each) for values in pairs]
+    rates: np.ndarray = np.max(bounds, axis=0)
+    return rates
 
 
 def table(beyond: Sequence[int], rates: Sequence[float], scores: Sequence[Sequence[float]]) -> Table:
@@ -225,23 +220,18 @@ def likelihood_scores(rates: Sequence[float], tail: np.ndarray) -> list[float]:
     """Return the scores of a cheat in decades: log10 of its probability, float64 [C], over the honest bound of each
     step, less that of no step, and never falling. The honest rates fall.
 
-    Where the ratio falls, neighbours are pooled (the pool-adjacent-violators algorithm, Ayer et al. 1955).
+    Where the ratio falls, neighbours are pooled: the ratios are the isotonic regression, by its formula of minima and
+    maxima (Barlow et al. 1972).
     """
-    honest = -np.diff(rates, prepend=1.0, append=0.0).clip(max=-1e-300)
-    cheat = -np.diff(np.minimum.accumulate(tail), prepend=1.0, append=0.0)
-    pools: list[tuple[float, float, int]] = []  # share and rate of neighbours, and how many they are
-    for share, rate in zip(cheat.tolist(), honest.tolist(), strict=True):
-        pool = share, rate, 1
-        while pools and pools[-1][0] * pool[1] >= pool[0] * pools[-1][1]:
-            last = pools.pop()
-            pool = last[0] + pool[0], last[1] + pool[1], last[2] + pool[2]
-        pools.append(pool)
-    lowest = max(pools[0][0] / pools[0][1], 1e-9)
-    ratios = [max(1.0, share / rate / lowest) for share, rate, count in pools for _ in range(count)]
-    return [math.log10(ratio) for ratio in ratios[1:]]
+    cheat, honest = (np.array([1.0, *own, 0.0]) for own in (np.minimum.accumulate(tail), rates))
+    first, *others = (
+        ((cheat[:step, None] - cheat[step:]) / (honest[:step, None] - honest[step:])).min(axis=1).max()
+        for step in range(1, len(cheat))
+    )
+    return [math.log10(max(1.0, ratio / max(first, 1e-9))) for ratio in others]
 
 
-def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands) -> Table:
+def _sketch_table(measured: _Statistic) -> Table:
     """Return the table of distances.
 
     The cheats are copies, whose errors are added to honest noise, noise that is larger than honest noise, and forged
@@ -250,13 +240,14 @@ def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
     grid = np.arange(_CIRCLE // 2)
     # Rounding adds less than one unit. What a tail gives for x is above the rate of values beyond x + 1.
     far = [
-        _far_rates(_joined(groups, "sketch_errors")[~_joined(groups, "repeats")], grid - 2.0, demands)
-        for groups in honest.values()
+        _far_rates(_joined(groups, "sketch_errors")[~_joined(groups, "repeats")], grid - 2.0, measured.demands)
+        for groups in measured.honest.values()
     ]
-    rates = measured.rates(grid.tolist(), demands.headroom, far)
+    rates = measured.rates(grid.tolist(), measured.demands.headroom, far)
     forged = 1.0 - ((2 * grid + 1) / _CIRCLE).clip(max=1.0) ** 4  # each of four values is somewhere on the circle
-    shares, noise = measured.honest_tail(grid.tolist()), np.concatenate(measured.pairs).astype(np.float64)
-    errors = np.random.default_rng(0).permutation(np.resize(measured.copies, len(noise)))
+    noise = np.concatenate(measured.pairs).astype(np.float64)
+    shares = _shares(noise, grid)
+    errors = np.random.default_rng(0).permutation(np.resize(measured.values(measured.copies), len(noise)))
     tails = [_shares(np.hypot(noise, scale * errors), grid) for scale in (1.0, 0.5, 0.25, 0.125)]
     tails += [_shares(factor * noise, grid) for factor in (1.5, 2.0)]
     tails += [(1 - share) * shares + share * tails[0] for share in (0.1, 0.01)]
@@ -264,7 +255,7 @@ def _sketch_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
     return measured.table(grid.tolist(), rates, tails)
 
 
-def _margin_table(measured: _Measured, honest: Honest, demands: ThresholdDemands) -> Table:
+def _margin_table(measured: _Statistic) -> Table:
     """Return the table of margins. The cheats are copies, near ties that are decided, tokens of a filter, and edited
     ones.
 
@@ -274,10 +265,12 @@ def _margin_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
     """
     grid = sorted({0, *(math.ceil(10.0 ** (power / 16) / NOISE_UNIT) for power in range(-88, 33))})
     margins = np.array(grid) * NOISE_UNIT
-    far, noise = zip(*(_shift_rates(groups, margins, demands) for groups in honest.values()), strict=True)
+    demands = measured.demands
+    far, noise = zip(*(_shift_rates(groups, margins, demands) for groups in measured.honest.values()), strict=True)
     rates = measured.rates(grid, math.sqrt(demands.headroom), far) + np.max(noise, axis=0)
-    shares = measured.honest_tail(grid)
-    tails = [scale * _shares(measured.copies, np.array(grid) / scale) for scale in (1.0, 0.5, 0.25, 0.125)]
+    shares = _shares(np.concatenate(measured.pairs), grid)
+    of_copies = measured.values(measured.copies)
+    tails = [scale * _shares(of_copies, np.array(grid) / scale) for scale in (1.0, 0.5, 0.25, 0.125)]
     tails += [(1 - share) * shares + share * tails[0] for share in (0.2, 0.04)]
     for near in (0.3, 0.1):  # ties of at most so much are decided, in one token of a hundred
         tails.append(shares + 0.01 * (1 - margins / near).clip(min=0.0))
@@ -286,10 +279,10 @@ def _margin_table(measured: _Measured, honest: Honest, demands: ThresholdDemands
     return measured.table(grid, rates, tails)
 
 
-def _stop_table(measured: _Measured) -> Table:
+def _stop_table(measured: _Statistic) -> Table:
     """Return the table of stops: the cheats end a share of their rollouts where the end is short by up to a bound."""
     grid = sorted({0, *(math.ceil(10.0 ** (power / 4) / NOISE_UNIT) for power in range(-16, 5))})
-    margins, honest = np.array(grid) * NOISE_UNIT, measured.honest_tail(grid)
+    margins, honest = np.array(grid) * NOISE_UNIT, _shares(np.concatenate(measured.pairs), grid)
     tails = [
         honest + share * (1 - margins / near).clip(min=0.0)
         for share, near in ((0.4, 0.5), (0.1, 0.1), (0.03, 0.03), (0.03, 0.3), (0.01, 0.01))
@@ -303,15 +296,12 @@ def _replay_table(honest: Honest, demands: ThresholdDemands) -> dict[StatisticNa
     A group is one if one of its rollouts is, however these depend on each other: its rate is at most the sum of theirs.
     The cheats spoil nine, five or two groups of ten.
     """
-    rates = []
-    for groups in honest.values():
-        if values := [value for group in groups for value in group.reproduced]:
-            events = np.ceil(demands.headroom * np.array([values.count(False)]))
-            rates.append(float(rate_bounds(events, len(values), demands.confidence)[0]))
-    if not rates:
+    pairs = [np.array([not same for group in groups for same in group.reproduced]) for groups in honest.values()]
+    if not (replayed := [values for values in pairs if len(values)]):
         return {}
     size = max(len(group.lengths) for groups in honest.values() for group in groups)
-    rate = min(1.0 - 1e-9, size * max(rates))  # a smaller one than the bound would refuse honest miners
+    (bound,) = _counted_rates(replayed, (0,), demands.headroom, demands.confidence).tolist()
+    rate = min(1.0 - 1e-9, size * bound)  # a smaller one than the bound would refuse honest miners
     tails = [np.array([rate + share * (1.0 - rate)]) for share in (0.9, 0.5, 0.2)]
     return {"replay": table((0,), (rate,), [likelihood_scores((rate,), tail) for tail in tails])}
 

@@ -24,7 +24,7 @@ from protocol.encoding import content_digest
 from protocol.environments.base import SandboxLimitError
 from protocol.errors import ProtocolError
 from protocol.identity.signing import SigningKey
-from protocol.judging.evidence import weigh, whole_margins
+from protocol.judging.evidence import weigh_tally, whole_margins
 from protocol.judging.ledger import SharesOf
 from protocol.judging.report import is_false_group
 from protocol.proof import StatisticName
@@ -211,7 +211,7 @@ class CanaryProducer(HonestProducer):
         item = group, content_digest(group.to_frame())
         for row in self._rows:
             (judgement,) = await judge.judge([item], row)
-            if max(weigh(judgement.counts, row)[statistic]) <= self._plain_evidence:
+            if max(weigh_tally(judgement.counts.tally(statistic), row.table(statistic))) <= self._plain_evidence:
                 return False
         return True
 

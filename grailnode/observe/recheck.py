@@ -9,7 +9,7 @@ from protocol import paths
 from protocol.encoding import REWARD_UNIT
 from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.signing import KEY_BYTES, Signed
-from protocol.judging.evidence import LUCK_UNIT, Tally, weigh
+from protocol.judging.evidence import LUCK_UNIT, Tally, weigh_tally
 from protocol.judging.verdict import Judgement, Reason, Verdict
 from protocol.proof import DECADE, StatisticName, Thresholds
 from protocol.rollout.batch import Commitment, Group, open_group
@@ -156,10 +156,9 @@ def _statistics(judgement: Judgement, group: Group, row: Thresholds) -> tuple[St
     """Return a line for each statistic, if the check came as far, between the reason and the rewards."""
     lines = [Statistic("reason", judgement.reason or "accepted", "accepted", judgement.accepted)]
     if judgement.counts.computed:
-        evidence = weigh(judgement.counts, row)
         for name in row.statistics:
-            largest = max(evidence[name])
             tally = judgement.counts.tally(name)
+            largest = max(weigh_tally(tally, row.table(name)))
             value = _luck_text(tally) if name == "luck" else _counts_text(name, tally, row.table(name).beyond)
             limit = f"evidence {round(largest / DECADE, 1) + 0.0:g}, at most {row.threshold / DECADE:.1f} decades"
             lines.append(Statistic(name, value, limit, largest <= row.threshold))

@@ -7,7 +7,7 @@ The rows of the windows that count are kept as columns of numbers, some 200 byte
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, compress, pairwise
+from itertools import compress
 from typing import Any, Final, Self, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from protocol.run import ScoringSpec
 _LARGEST: Final = 1 << 62
 """The largest number that is kept in 64 bits: the sum of two fits."""
 
-_GROUPS: Final = ("pledged", "submitted", "dealt", "audited", "accepted", "rejected")
+_GROUPS: Final = ("counting", "pledged", "submitted", "dealt", "audited", "accepted", "rejected")
 
 _Name = TypeVar("_Name", bound=Hashable)
 
@@ -34,7 +34,7 @@ class _Window:
     window: int
     scale: tuple[int, int]
     miners: NDArray[np.intp]  # [N], numbers of the miners
-    groups: NDArray[np.int32]  # int32 [6, N], by _GROUPS
+    groups: NDArray[np.int32]  # int32 [7, N], by _GROUPS
     amendments: NDArray[np.int32]  # int32 [3, N]: 1 if a row is amended; the groups that this accepts, and rejects
     clean: NDArray[np.bool_]  # bool [N], `LedgerRow.is_clean`
     counted: NDArray[np.intp]  # [C] numbers of (miner, arithmetic)
@@ -48,15 +48,14 @@ class _Window:
     @property
     def is_unaudited(self) -> NDArray[np.bool_]:
         """Of each row, whether groups count that were not audited."""
-        _, _, dealt, audited, _, rejected = self.groups
+        *_, dealt, audited, _, rejected = self.groups
         result: NDArray[np.bool_] = (rejected == 0) & (audited > 0) & (audited < dealt) & (self.amendments[0] == 0)
         return result
 
     def value(self, scoring: ScoringSpec) -> None:
         """Compute `values` (docs/spec/ledger.md)."""
-        pledged, submitted, dealt, audited, accepted, rejected = self.groups.astype(object)
+        counting, pledged, submitted, dealt, audited, accepted, rejected = self.groups.astype(object)
         amended, more_accepted, more_rejected = self.amendments.astype(object)
-        counting = dealt * (accepted + rejected) // np.maximum(1, audited) - rejected  # as `LedgerRow.counting`
         trusts_all = (amended == 0) & (rejected == 0)
         credit = np.where(trusts_all, counting, np.minimum(accepted + more_accepted, dealt))
         earned = credit * GROUP - scoring.penalty * (rejected + more_rejected)
@@ -80,9 +79,7 @@ class Accounts:
         self._miners: dict[bytes, int] = {}
         self._pairs: dict[tuple[bytes, str], int] = {}  # of a miner and its arithmetic
         self._evidence: NDArray[np.int64] | None = None  # by pair, until the next window comes
-        row = proof.table[0]
-        ends = accumulate((len(row.table(name).alternatives) for name in row.statistics), initial=0)
-        self._columns = dict(zip(row.statistics, pairwise(ends), strict=False))  # of each statistic's evidence
+        self._alternatives = len(proof.table[0].alternatives)
 
     @classmethod
     def of(cls, ledger: Iterable[Summary], scoring: ScoringSpec, proof: ProofSpec) -> Self:
@@ -113,8 +110,8 @@ class Accounts:
         thresholds = [self._proof.row(row.arithmetic, summary.arithmetic) for row in counted]
         pairs = list(zip(counted, thresholds, strict=True))
         excesses = [[excess_misses(*pair, name) * scale[0] // scale[1] for name in MEASURED] for pair in pairs]
-        evidence = [sum(weigh(row.counts, own).values(), ()) for row, own in pairs]
-        width = max(end for _, end in self._columns.values())
+        evidence = np.array([weigh(row.counts, own) for row, own in pairs], object)
+        evidence = evidence.reshape(len(counted), self._alternatives).clip(-_LARGEST, _LARGEST)
         self._windows[summary.window] = table = _Window(
             window=summary.window,
             scale=scale,
@@ -124,7 +121,7 @@ class Accounts:
             clean=np.array([row.is_clean for row in rows], np.bool_),
             counted=_numbers(self._pairs, ((row.miner, row.arithmetic) for row in counted)),
             excesses=_whole(excesses).reshape(len(counted), len(MEASURED)),
-            evidence=np.array(evidence, object).reshape(len(counted), width).clip(-_LARGEST, _LARGEST).astype(np.int64),
+            evidence=evidence.astype(np.int64),
             thresholds=np.array([own.threshold for own in thresholds], np.int64)[:, None],
             tokens=np.array([row.tokens for row in rows], object),
             values=np.empty(0),
@@ -208,15 +205,12 @@ class Accounts:
         that clean windows under wide thresholds take nothing off the evidence under narrow ones.
         """
         if self._evidence is None:
-            self._evidence = np.zeros((len(self._pairs), max(end for _, end in self._columns.values())), np.int64)
+            self._evidence = np.zeros((len(self._pairs), self._alternatives), np.int64)
             for table in self._windows.values():  # the CUSUM of protocol/judging/evidence.py, of all miners at once
                 sums = np.maximum(self._evidence[table.counted], 0) + table.evidence
                 self._evidence[table.counted] = np.minimum(sums, table.thresholds)
         number = self._pairs.get((miner, arithmetic))
-        if number is None:
-            return NO_EVIDENCE
-        values = self._evidence[number].tolist()
-        return {name: tuple(values[begin:end]) for name, (begin, end) in self._columns.items()}
+        return NO_EVIDENCE if number is None else tuple(self._evidence[number].tolist())
 
 
 def _numbers(table: dict[_Name, int], names: Iterable[_Name]) -> NDArray[np.intp]:

@@ -6,7 +6,7 @@ and no later one, adds
 
     e = sum over j of k_j s_j - n g,                 with E[10^e] <= 1 under honest work,
 
-and the evidence is a CUSUM, w(n) = max(0, w(n-1)) + e(n). The specification shows why it rarely exceeds a row's
+and the evidence is a CUSUM, w(n) = max(0, w(n-1)) + e(n). docs/understand/proofs.md shows why it rarely exceeds a row's
 threshold. Everything is in micro-decades: a node only adds, multiplies and compares integers.
 
 `luck` needs no measured rates, and has one table in every row. Where a token of the miner is not the one that the
@@ -83,9 +83,8 @@ class Counts(Record):
         return self
 
     def __add__(self, other: "Counts") -> "Counts":
-        replays = [item.replay for item in (self, other) if item.replay is not None]
-        sums = {name: self.tally(name) + other.tally(name) for name in STATISTICS}
-        return Counts(**sums, replay=sum(replays[1:], replays[0]) if replays else None)
+        names = STATISTICS if self.replay is other.replay is None else (*STATISTICS, "replay")
+        return Counts(**{name: self.tally(name) + other.tally(name) for name in names})
 
     def tally(self, statistic: StatisticName) -> Tally:
         """Return the tally of a statistic, which is empty if it was not counted."""
@@ -103,30 +102,25 @@ REPRODUCED, UNREPRODUCED = (Counts(replay=Tally(trials=1, steps=(missed,))) for 
 NO_COUNTS: Final = Counts()
 """What is counted of a group whose check ended before the statistics."""
 
-Evidence = Mapping[StatisticName, tuple[int, ...]]
-"""The evidence of each alternative of each statistic, in micro-decades."""
+Evidence = tuple[int, ...]
+"""The evidence of each alternative, in micro-decades, in the order of `Thresholds.alternatives`."""
 
-NO_EVIDENCE: Final[Evidence] = {}
+NO_EVIDENCE: Final[Evidence] = ()
 
 
-def weigh_tally(tally: Tally, table: Table) -> tuple[int, ...]:
-    """Return the evidence that a group adds, of each alternative of one statistic."""
+def weigh_tally(tally: Tally, table: Table) -> Evidence:
+    """Return the evidence that a group adds, of the alternatives of one statistic."""
     return tuple(sum(map(mul, tally.steps, item.scores)) - tally.trials * item.growth for item in table.alternatives)
 
 
 def weigh(counts: Counts, thresholds: Thresholds) -> Evidence:
-    """Return the evidence that a group adds, of each alternative of each statistic."""
-    return {name: weigh_tally(counts.tally(name), thresholds.table(name)) for name in thresholds.statistics}
+    """Return the evidence that a group adds, of all alternatives."""
+    return sum((weigh_tally(counts.tally(name), thresholds.table(name)) for name in thresholds.statistics), ())
 
 
 def accumulate(evidence: Evidence, added: Evidence) -> Evidence:
     """Return the evidence after a group that adds some. The evidence of each alternative restarts at zero by itself."""
-    return {
-        name: tuple(
-            max(0, before) + value for before, value in zip(evidence.get(name, (0,) * len(values)), values, strict=True)
-        )
-        for name, values in added.items()
-    }
+    return tuple(max(0, before) + value for before, value in zip_longest(evidence, added, fillvalue=0))
 
 
 def advance(evidence: Evidence, counts: Counts, thresholds: Thresholds) -> Evidence:
@@ -136,8 +130,8 @@ def advance(evidence: Evidence, counts: Counts, thresholds: Thresholds) -> Evide
 
 def exceeded(evidence: Evidence, thresholds: Thresholds) -> StatisticName | None:
     """Return the first statistic whose evidence rules honest work out; None if none does."""
-    names = thresholds.statistics
-    return next((name for name in names if max(evidence.get(name, (0,))) > thresholds.threshold), None)
+    named = zip(thresholds.alternatives, evidence, strict=False)  # there may be no evidence
+    return next((name for name, value in named if value > thresholds.threshold), None)
 
 
 def highest_evidence(evidence: Evidence, groups: Iterable[Evidence]) -> int:
@@ -145,7 +139,7 @@ def highest_evidence(evidence: Evidence, groups: Iterable[Evidence]) -> int:
     highest = 0
     for added in groups:
         evidence = accumulate(evidence, added)
-        highest = max(highest, *map(max, evidence.values()))
+        highest = max(highest, *evidence)
     return highest
 
 
@@ -172,40 +166,30 @@ def repeated_positions(completions: Sequence[Sequence[int]]) -> np.ndarray:
 def _common_prefix(first: np.ndarray, second: np.ndarray) -> int:
     """Return how many tokens two completions have in common from their beginning."""
     shorter = min(len(first), len(second))
-    differences = first[:shorter] != second[:shorter]
-    return int(differences.argmax()) if differences.any() else shorter
+    return int(np.logical_and.accumulate(first[:shorter] == second[:shorter]).sum())
 
 
-def count_group(
-    distances: np.ndarray,
-    margins: np.ndarray,
-    stops: np.ndarray,
-    lengths: Sequence[int],
-    thresholds: Thresholds,
-    repeats: np.ndarray,
-) -> Counts:
-    """Count the statistics of a group that need no rewards; its luck is 0.
+def trial_values(
+    distances: np.ndarray, margins: np.ndarray, stops: np.ndarray, lengths: Sequence[int], repeats: np.ndarray
+) -> dict[StatisticName, np.ndarray]:
+    """Return the value of each trial of a group, by measured statistic: of positions, tokens and rollouts, integer.
 
     Args:
         distances: integer [N], of the sketches at each position, rollout behind rollout, in sketch units.
         margins: integer [N], `whole_margins` of each token.
         stops: bool [N], where the end token is taken or drawn.
-        lengths: tokens of each rollout, at least one; their sum is N.
+        lengths: tokens of each rollout, or of each turn of an episode, at least one; their sum is N.
         repeats: bool [N], `repeated_positions`. Their sketch is not counted. Their margins are, because the noise of
             each rollout is independent.
     """
-    return Counts(
-        sketch=tally_values(distances[~repeats], thresholds.sketch.beyond),
-        margin=tally_values(margins, thresholds.margin.beyond),
-        stop=tally_values(largest_stops(margins, stops, lengths), thresholds.stop.beyond),
-        luck=count_luck(()),
-    )
+    largest_stops = np.maximum.reduceat(np.where(stops, margins, 0), np.cumsum([0, *lengths[:-1]]))
+    return {"sketch": distances[~repeats], "margin": margins, "stop": largest_stops}
 
 
-def largest_stops(margins: np.ndarray, stops: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-    """Return the largest margin of each rollout where the end token is taken or drawn (`count_group`): int64 [R]."""
-    largest: np.ndarray = np.maximum.reduceat(np.where(stops, margins, 0), np.cumsum([0, *lengths[:-1]]))
-    return largest
+def count_values(values: Mapping[StatisticName, np.ndarray], thresholds: Thresholds) -> Counts:
+    """Count the measured statistics of a group by the values of their trials; its luck is 0."""
+    tallies = {name: tally_values(own, thresholds.table(name).beyond) for name, own in values.items()}
+    return Counts(**tallies, luck=count_luck(()))
 
 
 def count_luck(rewards: Iterable[tuple[int, int]]) -> Tally:

@@ -1,7 +1,6 @@
 """Verdicts: a validator's signed judgements on the groups of a miner's window (docs/spec/verdict.md)."""
 
 import enum
-import itertools
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Final
 
@@ -166,6 +165,4 @@ def unpack_logprobs(data: bytes, lengths: Iterable[int]) -> list[np.ndarray]:
     lengths = list(lengths)
     if len(data) != 4 * sum(lengths):
         raise ValueError(f"{len(data)} bytes of log-probabilities for {sum(lengths)} tokens")
-    flat = np.frombuffer(data, dtype="<f4")
-    ends = list(itertools.accumulate(lengths))
-    return [flat[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    return np.split(np.frombuffer(data, dtype="<f4"), np.cumsum(lengths))[:-1]

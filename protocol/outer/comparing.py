@@ -175,7 +175,8 @@ class SiteSums:
         pairs = self.lengths * self.lengths - self.square_lengths
         if pairs <= 0:
             return 0.0, 0.0
-        scale = (self.lengths / len(self.workers)) ** 2 / pairs
+        length = self.lengths / len(self.workers)
+        scale = length * length / pairs
         variance = max(0.0, dot(self.squares, self.squares) - self.squares_of_squares)
         return scale * (dot(self.total, self.total) - self.square_lengths), 2 * scale * scale * variance
 
@@ -206,7 +207,7 @@ def check_payload(
         raise RefusedContributionError("values of another kind than the round's rules say")
     if sum(head.file_sizes) != contribution.payload.total:
         raise RefusedContributionError("another size than the contribution states")
-    if head.squared_norm**0.5 != contribution.norm:
+    if math.sqrt(head.squared_norm) != contribution.norm:
         raise RefusedContributionError("another norm than the contribution states")
     return project(state, rules, secret, payload)
 

@@ -154,7 +154,8 @@ def _drift_of(worker: bytes, sums: Sequence[SiteSums], local_steps: int) -> _Dri
     if pairs <= 0:
         return _Drift()
     drift, deviation = products / pairs, math.sqrt(variance) / pairs
-    bound = largest_drift(len(rounds[-1].sent.workers)) ** 2 * agreement / dot(weights, weights)
+    longest = largest_drift(len(rounds[-1].sent.workers))
+    bound = longest * longest * agreement / dot(weights, weights)
     return _Drift(drift, drift - CERTAINTY * deviation, max(bound, TOLERANCE * deviation))
 
 

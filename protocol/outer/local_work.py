@@ -5,6 +5,7 @@ round to round. Where weights are sent in streams, so does what local steps have
 sent.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -103,7 +104,7 @@ def encode_work(
     )
     return LocalWork(
         payload=contribution.payload,
-        norm=contribution.head.squared_norm**0.5,
+        norm=math.sqrt(contribution.head.squared_norm),
         feedback={**(feedback or {}), **contribution.residual} if uses_feedback else {},
         inner=own_state(state, shared.weights, stream),
     )

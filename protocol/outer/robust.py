@@ -121,7 +121,7 @@ def _cosines(comparison: Comparison, scales: Matrix, projections: Matrix, active
     the other active ones; 0 for a zero vector. That is the sum of all less the others, which are multiplied by
     projections, scaled likewise.
     """
-    squares = (scales * comparison.lengths) ** 2
+    squares = np.square(scales * comparison.lengths)
     absent = np.zeros(projections.shape[1])
     for place in sorted(set(range(len(scales))).difference(active)):
         absent += projections[place]

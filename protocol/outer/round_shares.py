@@ -9,6 +9,7 @@ agree, is found if it is large. All results are the same bit for bit, whoever co
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import sha256
 from itertools import accumulate
 from typing import Final
@@ -93,7 +94,7 @@ def largest_products(parts: int, contributions: int) -> int:
 def fits_projections(comparison: Comparison) -> bool:
     """Return whether the products with the sum of all are what the projections show, but for chance."""
     rows = np.array(length_factors(comparison.lengths.tolist()))[:, None] * comparison.projections
-    total = rows.sum(axis=0)
+    total = reduce(np.add, rows)
     # Each number of a projection would have had the opposite sign with the same probability.
     deviations = np.sqrt(row_products(rows * rows, total * total))
     differences = np.abs(comparison.with_all - row_products(rows, total))

@@ -102,6 +102,11 @@ class Rollout(Record):
         return unpack_tokens(self.completion)
 
     @property
+    def decoded_turns(self) -> tuple[Turn, ...]:
+        """The turns, with the token ids of their replies: a completion is one turn without a reply."""
+        return ((len(self.tokens), ()),)
+
+    @property
     def sequence(self) -> tuple[int, ...]:
         """All tokens behind the prompt."""
         return self.tokens
@@ -134,7 +139,6 @@ class EpisodeRollout(Rollout):
 
     @property
     def decoded_turns(self) -> tuple[Turn, ...]:
-        """The turns, with the token ids of their replies."""
         return tuple((count, unpack_tokens(reply)) for count, reply in self.turns)
 
     @property

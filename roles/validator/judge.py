@@ -22,9 +22,10 @@ from protocol.judging.evidence import (
     REPRODUCED,
     UNREPRODUCED,
     Counts,
-    count_group,
     count_luck,
+    count_values,
     repeated_positions,
+    trial_values,
     whole_margins,
 )
 from protocol.judging.ledger import SharesOf
@@ -203,10 +204,10 @@ class Judge:
             distances = sketch.distances(b"".join(item.sketch for item in rollouts), sketch.rounded(result.sketch))
             check.margins = whole_margins(result.margins.numpy(), NOISE_UNIT)
             repeats = repeated_positions([rollout.sequence for rollout in rollouts])
-            if self.task.run.episode is not None:
-                repeats = repeats[np.concatenate([np.array(rollout.drawn, bool) for rollout in rollouts])]
-            lengths = [count for rollout in rollouts for count in _turn_lengths(rollout)]
-            check.counts = count_group(distances, check.margins, result.stops.numpy(), lengths, thresholds, repeats)
+            repeats = repeats[np.concatenate([np.array(rollout.drawn, bool) for rollout in rollouts])]
+            lengths = [count for rollout in rollouts for count, _ in rollout.decoded_turns]
+            values = trial_values(distances, check.margins, result.stops.numpy(), lengths, repeats)
+            check.counts = count_values(values, thresholds)
             check.logprobs = result.logprobs.numpy().astype(np.dtype("<f4")).tobytes()
             check.reason = own_rejection(check.counts, thresholds)
 
@@ -234,7 +235,6 @@ class Judge:
         return [
             replayed_reward(OpenEpisode(self.task, assignment.problem, seed), rollout.tokens, rollout.decoded_turns)
             for rollout, seed in zip(group.rollouts, assignment.episode_seeds, strict=True)
-            if isinstance(rollout, EpisodeRollout)
         ]
 
     def _select_misses(self, check: GroupCheck) -> int:
@@ -282,7 +282,7 @@ class Judge:
         at_once = max(1, AT_ONCE // self.task.run.group_size)
         for some in (checks[start : start + at_once] for start in range(0, len(checks), at_once)):
             async with slots.rewards(load):
-                await _attempt(self._begin, some)
+                await _attempt(partial(self.task.run_sync, self._replay_begun), some)
             sound = [check for check in some if check.reason is None]
             played = [item for check in sound for item in check.played.values()]
             at_engine, at_rewards = partial(slots.engine, load), partial(slots.rewards, load)
@@ -293,16 +293,13 @@ class Judge:
                     check.reason, check.counts = Reason.UNREPRODUCED, NO_COUNTS
                 check.played.clear()
 
-    async def _begin(self, check: GroupCheck) -> None:
-        """Play the selected episodes of a group again up to their first misses, or raise SandboxLimitError."""
-        await self.task.run_sync(self._replay_begun, check)
-
     def _replay_begun(self, check: GroupCheck) -> None:
-        """Set `played` of a group, without episodes whose replies differ when they are played again."""
+        """Set `played` of a group: play its selected episodes again up to their first misses, but for those whose
+        replies differ now; raise SandboxLimitError if the environment reaches a limit.
+        """
         own = check.assignment
         for index, first in check.first_misses.items():
             rollout, begin = check.group.rollouts[index], 0
-            assert isinstance(rollout, EpisodeRollout)
             episode = OpenEpisode(self.task, own.problem, own.episode_seeds[index])
             is_same = True
             for count, reply in rollout.decoded_turns:
@@ -361,13 +358,6 @@ def check_requests(group: Group, assignment: Assignment, key: SketchKey) -> list
         )
         for rollout, seed in zip(group.rollouts, assignment.seeds, strict=True)
     ]
-
-
-def _turn_lengths(rollout: Rollout) -> list[int]:
-    """Return the policy tokens of each turn: where the policy ends is tested once a turn."""
-    if isinstance(rollout, EpisodeRollout):
-        return [count for count, _ in rollout.turns]
-    return [len(rollout.tokens)]
 
 
 def filter_bounds(thresholds: Thresholds) -> tuple[float, float, float]:

@@ -14,7 +14,7 @@ import trio
 
 from grailnode.store.memory import MemoryStore
 from protocol.encoding import content_digest
-from protocol.judging.evidence import NO_EVIDENCE, advance, count_group, exceeded, whole_margins
+from protocol.judging.evidence import NO_EVIDENCE, advance, count_values, exceeded, trial_values, whole_margins
 from protocol.judging.verdict import Reason
 from protocol.proof import Arithmetic
 from protocol.rollout import sampling
@@ -168,7 +168,7 @@ def _misses(count: int) -> tuple[int, bool]:
         sampling.batch_margins(logits, choice, *sampling.token_places(seeds(2), _LENGTHS), 1.0).numpy(), NOISE_UNIT
     )
     nowhere, exact = np.zeros(tokens, dtype=bool), np.zeros(tokens, np.uint8)
-    counts = count_group(exact, margins, nowhere, _LENGTHS, row, nowhere)
+    counts = count_values(trial_values(exact, margins, nowhere, _LENGTHS, nowhere), row)
     return int((margins > 0).sum()), exceeded(advance(NO_EVIDENCE, counts, row), row) == "margin"
 
 

@@ -109,7 +109,7 @@ def test_a_validator_without_the_policy_cannot_tell_a_canary_by_its_noise() -> N
             assert any(any(rollout.sketch) for rollout in false_group.rollouts)
             judgement = await canary.judge(window, false_group)
             evidence = weigh(judgement.counts, THRESHOLDS)
-            assert max(map(max, evidence.values())) > 2 * THRESHOLDS.threshold  # no honest validator accepts it
+            assert max(evidence) > 2 * THRESHOLDS.threshold  # no honest validator accepts it
             reasons.add(judgement.reason)
             noise.append(mean_noise(false_group, assignment.seeds))
         return reasons, noise

@@ -17,7 +17,7 @@ from grailnode.calibration.variants import Variant
 from grailnode.engine.policy import PACKAGED_POLICY, Policy, load_weights
 from protocol import environments
 from protocol.digest import Weights
-from protocol.judging.evidence import NO_EVIDENCE, advance, count_group, exceeded, is_improbable
+from protocol.judging.evidence import NO_EVIDENCE, advance, count_values, exceeded, is_improbable, trial_values
 from protocol.judging.verdict import Reason
 from protocol.proof import DECADE, EXACT_PROOF, Thresholds
 from protocol.rollout.batch import Group, assemble
@@ -202,7 +202,7 @@ def test_a_window_has_a_budget_for_near_ties_that_are_decided(row: Thresholds, s
 
     def refused(decided: int) -> bool:
         margins = np.where(np.arange(400) < decided, round(shortfall / NOISE_UNIT), 0)
-        window = count_group(zeros, margins, zeros.astype(bool), [50] * 8, row, zeros.astype(bool))
+        window = count_values(trial_values(zeros, margins, zeros.astype(bool), [50] * 8, zeros.astype(bool)), row)
         return is_improbable(NO_EVIDENCE, [window], row)
 
     assert next(number for number in range(400) if refused(number)) <= 10

@@ -114,7 +114,7 @@ async def test_honest_pairs_agree(work: CalibrationTask, weights: Weights) -> No
             assert len(group.distances) == len(group.repeats) == len(group.margins) == len(group.shifts) == tokens
             assert not group.repeats[: group.lengths[0]].any()
             # The first state is the prompt's in every rollout.
-            assert len(group.fresh) == tokens - group.repeats.sum() < tokens
+            assert len(group.values["sketch"]) == tokens - group.repeats.sum() < tokens
             assert group.distances.max() <= 1, pair.name
             assert group.margins.max() < 1e-3, pair.name
             assert group.shifts.max() < 1e-3, pair.name

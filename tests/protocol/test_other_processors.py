@@ -25,6 +25,7 @@ from protocol.outer.robust import weigh_round
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import DILOCO, Payload, encode
 from tests.support.builders import samples
+from tests.support.builders.proofs import by_statistic
 from tests.support.builders.samples import counts, round_rules, row, summary
 from tests.support.processes.dispatches import DISPATCHES, environment, failures, observe_in
 from tests.support.processes.programs import ROOT
@@ -56,7 +57,7 @@ def _judged(seed: int) -> list[Any]:
     ledger = _ledger(seed)
     shares = [[miner.hex(), score] for miner, score in Accounts.of(ledger, SCORING, PROOF).scores()]
     evidence = Accounts.of(ledger, SCORING, PROOF).evidence_of(KEYS[0].public, "torch-float32")
-    return [shares, {name: list(values) for name, values in evidence.items()}]
+    return [shares, {name: list(values) for name, values in by_statistic(evidence, PROOF.table[0]).items()}]
 
 
 def _weighed_rounds() -> list[Any]:

@@ -190,7 +190,7 @@ def test_a_window_that_no_validator_refuses_is_refused_for_the_evidence_of_all(j
     misses, evidence = [6] * 8, NO_EVIDENCE
     for _ in range(2 * judges):
         evidence = advance(evidence, group_counts(6), thresholds())
-    assert max(evidence["margin"]) < thresholds().threshold
+    assert max(evidence) < thresholds().threshold
     assert reasons(window(misses, judges)) == {Reason.WINDOW.value}
     assert reasons(window([1] * 8, judges)) == {""}
 

@@ -9,7 +9,7 @@ import pytest
 from grailnode.store.memory import MemoryStore
 from protocol.digest import digest_weights
 from protocol.errors import MalformedError
-from protocol.judging.evidence import Counts, Tally, weigh
+from protocol.judging.evidence import Tally, weigh_tally
 from protocol.judging.report import ValidatorReport, canary_key, is_false_group
 from protocol.judging.verdict import Judgement
 from protocol.limits import MAX_GROUPS, MAX_KEYS
@@ -362,7 +362,7 @@ def added_by_ends(row: Thresholds, generator: np.random.Generator) -> list[EndEv
     rates = np.array(row.margin.rates) / RATE_UNIT
     steps = generator.multinomial(END_TOKENS, [*(rates - np.append(rates[1:], 0.0)), 1.0 - rates[0]], END_GROUPS)
     tallies = (Tally(trials=END_TOKENS, steps=tuple(counts)) for counts in steps[:, :-1].tolist())
-    return [(ONE, OTHER, weigh(Counts(margin=tally), row)["margin"]) for tally in tallies]
+    return [(ONE, OTHER, weigh_tally(tally, row.margin)) for tally in tallies]
 
 
 @pytest.mark.parametrize("pair", ROWS, ids="-".join)

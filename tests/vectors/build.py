@@ -23,14 +23,16 @@ from protocol.judging.evidence import (
     REPRODUCED,
     UNREPRODUCED,
     advance,
-    count_group,
     count_luck,
+    count_values,
     exceeded,
     repeated_positions,
+    trial_values,
 )
 from protocol.judging.ledger import GROUP, SHARE, Amendment, Seal, Witness
 from protocol.rollout import challenge
 from tests.support.builders import samples
+from tests.support.builders.proofs import by_statistic
 from tests.support.builders.samples import MINER, ROOT, RUN_ID, TRAINER, VALIDATOR
 from tests.vectors import difficulty, outer_rounds, quantized, revisions, rollouts
 from tests.vectors.cases import LIMIT, MALFORMED, SIGNATURE, Case, bad, good
@@ -284,7 +286,7 @@ def _counts() -> Case:
     stops = (False, False, True, False, False, True, True, False, True, False)
     row = samples.thresholds()
     arrays = np.array(distances), np.array(margins), np.array(stops)
-    counts = count_group(*arrays, lengths, row, repeated_positions(completions))
+    counts = count_values(trial_values(*arrays, lengths, repeated_positions(completions)), row)
     return {
         "name": "counts",
         "row": row.model_dump(),
@@ -312,7 +314,8 @@ def _evidence() -> Case:
     evidence = NO_EVIDENCE
     for group in groups:
         evidence = advance(evidence, group, row)
-        steps.append({"counts": group.model_dump(), "evidence": evidence, "exceeded": exceeded(evidence, row)})
+        values = by_statistic(evidence, row)
+        steps.append({"counts": group.model_dump(), "evidence": values, "exceeded": exceeded(evidence, row)})
     return {"name": "evidence", "row": row.model_dump(), "groups": steps}
 
 
@@ -368,7 +371,11 @@ def ledger() -> list[Case]:
             "balances": [[miner.hex(), value] for miner, value in sorted(accounts.totals()[0].items())],
             "scores": [[miner.hex(), share] for miner, share in accounts.scores()],
             "evidence": [
-                [pair.public.hex(), arithmetic, accounts.evidence_of(pair.public, arithmetic)]
+                [
+                    pair.public.hex(),
+                    arithmetic,
+                    by_statistic(accounts.evidence_of(pair.public, arithmetic), proof.table[0]),
+                ]
                 for pair in miners
                 for arithmetic in proof.miners
             ],

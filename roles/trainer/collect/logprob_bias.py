@@ -36,7 +36,7 @@ from protocol import limits
 from protocol.encoding import Record, Window
 from protocol.errors import error_context
 from protocol.identity.signing import Key
-from protocol.judging.evidence import Counts, tally_values, weigh
+from protocol.judging.evidence import tally_values, weigh_tally
 from protocol.proof import DECADE, ProofSpec, Thresholds
 from roles.ports import NotFoundError, ObjectStore
 from roles.trainer.spool import OTHER_VERSION
@@ -172,7 +172,7 @@ def weigh_ends(ends: Sequence[int], leads: Sequence[bytes], row: Thresholds, *, 
     beyond = row.margin.beyond
     cap = beyond[min(1, len(beyond) - 1)] if has_filters else _LARGEST_LEAD
     margins = np.concatenate(claimed).clip(max=cap)
-    return weigh(Counts(margin=tally_values(margins, beyond)), row)["margin"]
+    return weigh_tally(tally_values(margins, beyond), row.margin)
 
 
 def _weigh(values: NDArray[np.int64], sums: Sequence[Computed], proof: ProofSpec) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from protocol.judging.evidence import NO_EVIDENCE, Evidence, highest_evidence, weigh
 from protocol.judging.verdict import Judgement, Reason, Verdict
-from protocol.proof import STATISTICS, ProofSpec
+from protocol.proof import ProofSpec
 from roles.trainer.verified_batch import GroupOutcome, whole_logprobs
 
 LOGPROBS_DISAGREE = "logprobs-disagree"
@@ -206,5 +206,4 @@ def _smallest_evidence(decision: Decision, proof: ProofSpec) -> Evidence:
     """Return the smallest evidence of each alternative by the opinions that accept a group, each by its own row."""
     rows = [proof.row(item.verdict.miner_arithmetic, item.verdict.validator_arithmetic) for item in decision.accepting]
     weights = [weigh(item.judgement.counts, row) for item, row in zip(decision.accepting, rows, strict=True)]
-    # The smaller of two e-values is one.
-    return {name: tuple(map(min, zip(*(weight[name] for weight in weights), strict=True))) for name in STATISTICS}
+    return tuple(map(min, zip(*weights, strict=True)))  # the smaller of two e-values is one

@@ -1,11 +1,13 @@
 """Thresholds and rules of the check for tests and benches."""
 
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 from grailnode.calibration import proof_file
 from grailnode.engine.policy import PACKAGED_POLICY
 from protocol.judging.evidence import Counts, Evidence, advance
-from protocol.proof import MEASURED, Alternative, Arithmetic, ProofSpec, Table, Thresholds
+from protocol.proof import MEASURED, Alternative, Arithmetic, ProofSpec, StatisticName, Table, Thresholds
 
 FLOAT32: Final[tuple[Arithmetic, Arithmetic]] = ("torch-float32", "torch-float32")
 """The arithmetics of a miner and a validator, as nodes have them by default."""
@@ -45,7 +47,12 @@ def with_thresholds(proof: ProofSpec, **changes: Any) -> ProofSpec:
     return proof.model_copy(update={"table": tuple(row.model_copy(update=changes) for row in proof.table)})
 
 
+def by_statistic(evidence: Evidence, row: Thresholds) -> dict[StatisticName, Evidence]:
+    """Return the evidence of the alternatives of each statistic; nothing if there is none."""
+    named = zip(row.alternatives, evidence, strict=False)
+    return {name: tuple(value for _, value in own) for name, own in groupby(named, key=itemgetter(0))}
+
+
 def advance_window(evidence: Evidence, counts: Counts, thresholds: Thresholds) -> Evidence:
     """Return the evidence with which the window begins that follows one of these counts (docs/spec/verdict.md)."""
-    added = advance(evidence, counts, thresholds)
-    return {name: tuple(min(value, thresholds.threshold) for value in values) for name, values in added.items()}
+    return tuple(min(value, thresholds.threshold) for value in advance(evidence, counts, thresholds))
