@@ -27,7 +27,7 @@ STREAMED_AND_DELAYED = DELAYED.model_copy(update={"streams": 3})
 
 @cache
 def operations_of(victim: str, rules: RoundRules = RULES, seed: int = 0) -> list[tuple[str, str]]:
-    """Return the operations of a process in some rounds without a crash; a simulation has them in the same order."""
+    """Return the operations of a process in some rounds without a crash, as one simulation had them."""
     return kill(victim, 1 << 30, after=False, rules=rules, seed=seed)
 
 
