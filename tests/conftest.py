@@ -2,6 +2,7 @@
 time), the long tests first, and `--allowed-skips FILE`.
 """
 
+import gc
 import os
 import sys
 
@@ -38,6 +39,7 @@ test would keep all but one worker waiting."""
 ROOMS_IN_VIRTUAL_TIME: Final = ("attacks", "network", "outer", "roles")
 """Every `async def test_...` of these rooms is `@simulated`: none of them waits for real time."""
 
+gc.disable()  # until all tests are collected: what their modules consist of is no garbage
 sys.dont_write_bytecode = False
 settings.register_profile("grailnode", deadline=None, derandomize="CI" in os.environ, max_examples=20)
 settings.load_profile("grailnode")
@@ -54,6 +56,15 @@ def user_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_CACHE_HOME", str(directory))
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("user-data")))
         yield directory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def disk_without_flushes() -> Iterator[None]:
+    """Let states that tests keep on a disk not wait for it: no test here ends in a loss of power."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, os.fstat)  # which refuses a closed file, too
+        yield
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -88,3 +99,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         shares += [*share, *others[:space]]
         del others[:space]
     items[:] = [*shares, *others]
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, and leave the modules and the list of tests out of it, which are large."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()

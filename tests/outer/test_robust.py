@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from protocol.outer import comparing, robust
 from protocol.outer.comparing import (
     PROJECTED,
-    REMEMBERED_ROUNDS,
     Comparison,
     SentRound,
     SentRounds,
@@ -378,17 +377,19 @@ def test_threads_and_memory_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> No
     assert states[0].digests == states[1].digests != shared.digests
 
 
-def test_rounds_with_two_sites_and_rounds_long_ago_do_not_count() -> None:
+def test_rounds_with_two_sites_and_rounds_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered = 2 * SETTLED
+    monkeypatch.setattr(comparing, "REMEMBERED_ROUNDS", remembered)
     sent, vectors, first = SentRounds(), honest(1), bytes([0])
     for _ in range(SETTLED):
         _, sent = weigh(vectors[:2], sent)
     assert first not in drift_factors(sent.rounds, STEPS)
-    for number in range(REMEMBERED_ROUNDS):
+    for number in range(remembered):
         assert bool(drift_factors(sent.rounds, STEPS)) == (number >= SETTLED)
         _, sent = weigh(vectors[:3], sent)
-    for _ in range(REMEMBERED_ROUNDS - SETTLED + 1):
+    for _ in range(remembered - SETTLED + 1):
         _, sent = weigh(vectors[:3], sent, (1, 2, 3))
-    assert len(sent.rounds) == REMEMBERED_ROUNDS
+    assert len(sent.rounds) == remembered
     assert first not in drift_factors(sent.rounds, STEPS)
 
 

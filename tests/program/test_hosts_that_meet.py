@@ -1,7 +1,6 @@
 """Hosts that meet, what they compare before they compute together, and `grailnode repair` on one that has no key."""
 
 import errno
-import multiprocessing
 import os
 import re
 import signal
@@ -31,14 +30,12 @@ from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, is_transient
 from grailnode.store.state.state_store import StateStore
 from tests.support.processes.programs import logged_events
+from tests.support.processes.ranks import context
 
 TERMS = {"the run": "0a", "the version of torch": "2"}
 PATIENCE = timedelta(seconds=60)
 SILENCE = 10.0
 HOSTS = 3
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__])
 
 
 @pytest.fixture
@@ -139,10 +136,10 @@ class Hosts:
         self._starts: list[Barrier] = []  # the processes open them by name
 
     def start(self, *ranks: int, end: End | None = None) -> None:
-        self._starts.append(_context.Barrier(len(ranks)))
+        self._starts.append(context.Barrier(len(ranks)))
         for rank in ranks:
             arguments = rank, self._port, end, self._starts[-1], self._log(rank)
-            self._processes[rank] = _context.Process(target=compute, args=arguments, daemon=True)
+            self._processes[rank] = context.Process(target=compute, args=arguments, daemon=True)
             self._processes[rank].start()
 
     def kill(self, rank: int) -> None:

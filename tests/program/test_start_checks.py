@@ -133,7 +133,7 @@ def test_the_room_that_a_node_needs_follows_from_the_model(run_toml: Path):
     parameters = sum(tensor.numel() for tensor in load_weights(PACKAGED_POLICY).values())
     small = trainer_bytes(policy) - 34 * parameters
     assert small == 64 << 20
-    run = simulated_draft(demo_rules(), ["validator-0"], PACKAGED_POLICY)
+    run = simulated_draft(demo_rules(), ("validator-0",), PACKAGED_POLICY)
     files = sum(file.size for file in run.model.files)
     config = load(run_toml)
     assert follower_bytes(run, config, policy) == small + files

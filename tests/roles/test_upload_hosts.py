@@ -256,8 +256,8 @@ async def test_while_another_host_is_away_the_head_is_renewed_and_the_version_wa
 @simulated
 async def test_a_host_that_hangs_is_named_once_and_one_that_works_for_long_is_waited_for() -> None:
     hosts = Hosts()
-    hosts.stores[1].put_seconds = 400
-    await hosts.publish(0, 1, seconds=3000)
+    hosts.stores[1].put_seconds = 200
+    await hosts.publish(0, 1, seconds=1500)
     assert not hosts.logs[0].named("host-missing")
     await hosts.testbed.assert_followed(1)
     node, (here, _) = hosts.testbed.node(), memory_stream_pair()

@@ -151,7 +151,7 @@ class PunctualBeacon:
 
 def small_run(genesis: bytes) -> tuple[bytes, RunManifest]:
     """Return the id and the manifest of a run with this genesis, whose only trainer is TRAINER."""
-    run = draft(demo_rules(), ["validator"])
+    run = draft(demo_rules(), ("validator",))
     authority = run.authority.model_copy(update={"trainers": (TRAINER.public,)})
     run = run.model_copy(update={"authority": authority, "model": run.model.model_copy(update={"genesis": genesis})})
     return content_digest(run.to_bytes()), run

@@ -109,8 +109,8 @@ def assert_same_run(one: tuple[list[Tensors], Tensors], other: tuple[list[Tensor
 Scenario = Callable[..., Any]
 """What rank 0 does with its learner and some arguments; a module-level function."""
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__])
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload([__name__, "grailnode.node.processes", "torch._dynamo"])  # or each process imports them
 
 
 class Ranks:
@@ -134,7 +134,7 @@ class Ranks:
         **options: Any,
     ) -> None:
         self._directory = tempfile.TemporaryDirectory()
-        self._answers, answers = _context.Pipe(duplex=False)
+        self._answers, answers = context.Pipe(duplex=False)
         self.processes = []
         for rank in range(count):
             seat = Seat(rank, count, f"file://{self._directory.name}/meeting", count)
@@ -143,7 +143,7 @@ class Ranks:
             sweeps = host > (rank - 1) * len(states) // count  # the first rank of its host
             local_ranks = count // len(states) if states else None
             arguments = (seat, policy, settings, state, sweeps, local_ranks, answers, scenario, pickle.dumps(rest))
-            self.processes.append(_context.Process(target=_take_seat, args=arguments, kwargs=options, daemon=True))
+            self.processes.append(context.Process(target=_take_seat, args=arguments, kwargs=options, daemon=True))
             self.processes[-1].start()
         answers.close()
 

@@ -5,9 +5,9 @@ Nothing here runs in a thread, so the same seed gives the same trace.
 
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ async def inline(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
+@cache
 def key(name: str) -> SigningKey:
     return SigningKey(random.Random(name).randbytes(32))
 
@@ -81,7 +82,8 @@ def randomness(round_number: int) -> bytes:
     return hashlib.sha256(BEACON_KEY.sign(round_number)).digest()
 
 
-def draft(rules: Rules, validators: Sequence[str], policy: Path = PACKAGED_POLICY) -> RunManifest:
+@cache
+def draft(rules: Rules, validators: tuple[str, ...], policy: Path = PACKAGED_POLICY) -> RunManifest:
     """Return the manifest of a simulated run."""
     rules = creation.completed(rules, "demo")
     chat = ChatTemplate.read(policy).chat(rules.system_prompt, ()) if rules.chat else None
@@ -140,7 +142,7 @@ class Network:
         self.validators = [f"validator-{number}" for number in range(validators)]
         problems = min(16, rules.evaluation_problems)  # enough for a simulation
         rules = rules.changed(quorum=quorum, evaluation_problems=problems)
-        manifest = draft(rules, self.validators, policy)
+        manifest = draft(rules, tuple(self.validators), policy)
         self.signed: Signed[RunManifest] = creation.sign_manifest(manifest, key("root"))
 
     @property

@@ -1,6 +1,6 @@
 """A site or the coordinator is killed at one of its operations, starts again, and no update is lost or doubled."""
 
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import torch
@@ -25,8 +25,9 @@ STREAMED = RULES.model_copy(update={"streams": 3})
 STREAMED_AND_DELAYED = DELAYED.model_copy(update={"streams": 3})
 
 
+@cache
 def operations_of(victim: str, rules: RoundRules = RULES, seed: int = 0) -> list[tuple[str, str]]:
-    """Return the operations of a process in some rounds without a crash."""
+    """Return the operations of a process in some rounds without a crash, as one simulation had them."""
     return kill(victim, 1 << 30, after=False, rules=rules, seed=seed)
 
 
