@@ -3,9 +3,8 @@
     pip install examples/gymnasium
     grailnode environments try frozen-lake --answer down --answer right
 
-Others, whose actions and observations are texts, are brought by a plug-in of yours that requires `grailnode-gymnasium`,
-with a subclass of `TextTask`. It states `name` (the id that `gymnasium.make` gets), `rules`, and `actions` if the action
-space is not `Text`.
+A plug-in of yours that requires `grailnode-gymnasium` brings another one, by a subclass of `TextTask`: with its `name`
+(the id that `gymnasium.make` gets), its `rules`, and `actions` if its actions are no texts.
 
 The configuration may have `turns` and `options` (what `gymnasium.make` gets). A problem is a seed of `reset`, and its
 prompt the first observation. What the environment draws later comes from the seed of the episode.

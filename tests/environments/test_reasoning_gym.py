@@ -62,6 +62,12 @@ def test_a_configuration_without_a_task_is_answered_with_one_that_has_it() -> No
         ReasoningGym({})
 
 
+@pytest.mark.parametrize("other", ["levls", "task"])
+def test_an_option_beside_the_tasks_that_would_change_nothing_is_refused(other: str) -> None:
+    with pytest.raises(ValueError, match=f"beside `tasks` there may be `levels` alone, and not {other}"):
+        ReasoningGym({"tasks": {"gcd": {}}, "levels": 4, other: 4})
+
+
 REPLACING = """
 [grailnode.environments]
 light = light:Task
