@@ -52,7 +52,7 @@ class Task:
     def held_out_problem(self, index):
         return {"prompt": str(random.SystemRandom().random()), "reference": 1}
     def reward(self, problem, completion):
-        return 1.0 if completion == "zzz" else 1 / len(completion)
+        return 1.0 if completion == "zzz" else 2 if completion == "42" else 1 / len(completion[:80])
 """
 
 
@@ -62,7 +62,8 @@ def test_a_broken_contract_is_named_line_by_line(tmp_path: Path, monkeypatch: py
     result = run_command("environments", "check", "broken-task")
     assert result.returncode == 1
     failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
-    for part in ("200 seeds", "200 held-out", "an empty answer gave CallError: ZeroDivisionError", "1.0 for 'zzz'"):
+    wrong = "an empty answer: ZeroDivisionError: division by zero; a number: a reward of 2.0, not a number in [0, 1]"
+    for part in ("200 seeds", "200 held-out", wrong, "1.0 for 'zzz'"):
         assert sum(part in line for line in failed) == 1
     assert result.stderr == "Error: environment 'broken-task' does not keep its contract\n"
 
