@@ -1,5 +1,7 @@
 """`grailnode environments`: tasks are listed, tried, and checked against their contract."""
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.environments import registry
-from tests.support.builders.plugins import files_of_page, install, install_metadata, install_module
+from tests.support.builders.plugins import PAGES, files_of_page, install, install_metadata, install_module
 from tests.support.builders.tasks import OWN, open_sandbox
 from tests.support.processes.command_line import fail, run_command, succeed
 from tests.support.processes.programs import ENVIRONMENT, ROOT
@@ -30,7 +32,7 @@ def test_the_guides_task_keeps_its_contract(tmp_path: Path, monkeypatch: pytest.
     for name in ("doubled-digits", "higher-lower"):
         output = succeed("environments", "check", name)
         assert [line[:2] for line in output.splitlines()] == ["ok"] * 9
-    assert succeed("environments", "try", "doubled-digits", "--answer", "1").endswith("\nreward: 0\n")
+    assert succeed("environments", "try", "doubled-digits", "--answer", "592").endswith("\nreward: 1\n")
     game = [f"--answer={number}" for number in (10, 99)]
     assert succeed("environments", "try", "higher-lower", *game) == "10-99=\nreply: +=\nreply: -=\nreward: 0\n"
     assert "9 answers, and an episode of 'higher-lower' has 8 turns" in fail(
@@ -39,6 +41,9 @@ def test_the_guides_task_keeps_its_contract(tmp_path: Path, monkeypatch: pytest.
     assert "configuration that is no JSON object" in fail(
         "environments", "try", "doubled-digits", "--environment-config", "[]"
     )
+    for page in PAGES:
+        options = re.findall(r"^grailnode init my-run (.*)$", page.read_text(), re.MULTILINE)[0]
+        succeed("init", str(tmp_path / page.stem), *shlex.split(options))
 
 
 BROKEN = """
