@@ -27,7 +27,9 @@ def test_the_guides_task_keeps_its_contract(tmp_path: Path, monkeypatch: pytest.
     files = files_of_page()
     assert max(len(files[name].strip().splitlines()) for name in ("doubled_digits.py", "higher_lower.py")) <= 30
     monkeypatch.syspath_prepend(install(files, tmp_path))
-    assert "doubled-digits   doubled-digits 1.0" in succeed("environments")
+    listed = succeed("environments")
+    assert "doubled-digits   doubled-digits 1.0" in listed
+    assert re.search("^verifiers .* no example: .* the configuration names no taskset", listed, re.MULTILINE)
     assert "gsm8k            problems in this form are read by" in succeed("environments", "list")
     for name in ("doubled-digits", "higher-lower"):
         output = succeed("environments", "check", name)
