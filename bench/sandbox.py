@@ -4,8 +4,8 @@ A trial runs the reference solution of a programming problem against its tests i
 the command prints the milliseconds of a trial, which are the time of 100 trials over 100, and how many trials passed.
 
 A step is one reward of the guide's plug-in (docs/guide/own-task.md), each in a fresh fork: the command prints the mean
-of 1,000 steps, and for one thread the median and the least time of the parts of a step. On two idle cores it takes half
-a minute. It needs Linux with bubblewrap and the `test` extra.
+of 1,000 steps, and for one thread the processor time, and the median and the least time of the parts of a step. On two
+idle cores it takes half a minute. It needs Linux with bubblewrap and the `test` extra.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def _measure_steps(plugin: PluginSandbox) -> None:
     start = _processor_seconds(plugin)
     for _ in range(STEPS):
         environment.reward(problem, "34")
-    print(f"{1000 * (_processor_seconds(plugin) - start) / STEPS:.2f} ms of processor time a step in the sandbox")
+    middle = _processor_seconds(plugin)
     moments = []
     for _ in range(STEPS):
         one = [time.monotonic()]
@@ -72,6 +72,9 @@ def _measure_steps(plugin: PluginSandbox) -> None:
         one.append(time.monotonic())
         session.close()
         moments.append([*one, time.monotonic()])
+    spent = middle - start, _processor_seconds(plugin) - middle
+    first, both = (f"{1000 * seconds / STEPS:.2f} ms" for seconds in spent)
+    print(f"processor time in the sandbox: {first} a step, {both} with another call in the same fork")
     for place, part in enumerate(("a fork and its first call", "another call", "the end of the fork")):
         times = [1000 * (one[place + 1] - one[place]) for one in moments]
         print(f"{part}: median {statistics.median(times):.2f} ms, least {min(times):.2f} ms")

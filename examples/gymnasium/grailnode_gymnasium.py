@@ -1,11 +1,13 @@
-"""Gymnasium's text environments as episodes: FrozenLake, Taxi, CliffWalking, Blackjack, and those with spaces of texts.
+"""Gymnasium's text environments as episodes: FrozenLake, Taxi, CliffWalking and Blackjack.
 
     pip install examples/gymnasium
     grailnode environments try frozen-lake --answer down --answer right
 
-The configuration may have `turns`, `options` (what `gymnasium.make` gets) and, for `gymnasium-text`, `id` and `rules`.
-A problem is a seed of `reset`, and its prompt the first observation. What the environment draws later comes from the
-seed of the episode.
+A plug-in of yours that requires `grailnode-gymnasium` brings another one, by a subclass of `TextTask`: with its `name`
+(the id that `gymnasium.make` gets), its `rules`, and `actions` if its actions are no texts.
+
+The configuration may have `turns` and `options` (what `gymnasium.make` gets). A problem is a seed of `reset`, and its
+prompt the first observation. What the environment draws later comes from the seed of the episode.
 """
 
 import hashlib
@@ -23,17 +25,14 @@ class TextTask:
 
     exact = True
     held_out_size = 500
-    name, rules = "", ""
+    name: str
+    rules: str
     actions: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.turns = config.get("turns", 32)
-        self.name = config.get("id", self.name)
-        if not self.name:
-            raise ValueError('the configuration names no environment, as in {"id": "my_package:MyText-v0"}')
         self.options = {**self.options, **config.get("options", {})}
-        self.rules = config.get("rules", self.rules)
         self.env = self.make(0)
         space = self.env.action_space
         if not isinstance(space, Text) and not (isinstance(space, Discrete) and len(self.actions) == space.n):

@@ -213,7 +213,7 @@ class ProofFile(_Part):
                 max_tokens,
                 f"with --max-tokens {max_tokens}",
             ),
-            (subject.turns < turns, f"episodes of {subject.turns} turns at most", turns, "with --turns"),
+            (subject.turns < turns, f"episodes of {subject.turns} turns at most", turns, f"with --turns {turns}"),
             (
                 subject.replies != replies or has_rates != {replies is not None},
                 "other replies",
@@ -229,8 +229,8 @@ class ProofFile(_Part):
         ):
             if is_wrong:
                 raise ProofFileError(
-                    f"the proof was measured on {measured}, the run has {own}: run `grailnode calibrate` {how}, and "
-                    "give `grailnode init` the file that it writes by --proof"
+                    f"the proof was measured on {measured}, the run has {own}: run `grailnode calibrate` {how}, "
+                    "other options as here, and give `grailnode init` the file that it writes by --proof"
                 )
 
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import grailnode
 from grailnode.environments import registry
 from grailnode.environments.wheels import PluginError
 from grailnode.sandbox import BubblewrapSandbox
+from grailnode.sandbox.plugin_sandbox import CallError
 from protocol import environments, limits
 from protocol.environments import Environment, Problem
 from protocol.environments.base import Episode, EpisodeEnvironment, SandboxError
@@ -125,6 +127,8 @@ def _play(environment: Environment, problem: Problem, answer: str) -> tuple[list
                 break
             replies.append(reply)
         return replies, episode.reward()
+    except CallError as error:
+        return replies, str(error)
     except Exception as error:  # noqa: BLE001, this is what is looked for
         return replies, f"{type(error).__name__}: {error}"
 
@@ -174,8 +178,12 @@ def failures(first: Observations, second: Observations) -> Iterator[tuple[str, s
     common = sorted(problems[0] & problems[1])
     yield "held-out problems are apart from training", f"in both: {common[0][:60]}" if common else ""
     yield "problems differ", "" if min(map(len, problems)) > 1 or count == 1 else "all of them are equal"
-    wrong = [f"{answer} gave {reward}" for answer, _, reward in first.plays if not _is_reward(reward)]
-    yield "every answer has a reward in [0, 1], without an exception", "; ".join(dict.fromkeys(wrong))[:300]
+    wrong = defaultdict[float | str, dict[str, None]](dict)  # answers by what each of them gave
+    for answer, _, reward in first.plays:
+        if not _is_reward(reward):
+            wrong[reward][answer] = None
+    texts = [f"{', '.join(answers)}: {given}" for given, answers in wrong.items()]
+    yield "every answer has a reward in [0, 1], without an exception", "; ".join(texts)[:300]
     pairs = zip(first.plays, second.plays, strict=True)
     unequal = [one[0] for one, other in pairs if tuple(one) != tuple(other)]
     yield "replies and rewards are equal in two processes", f"of {unequal[0]}" if unequal else ""

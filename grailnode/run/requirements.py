@@ -127,8 +127,12 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
             notice = _CHANGED_PAST if changes else ""
     if rules.rubric and turns is not None:
         raise UserError(f"environment {environment!r} has episodes, which no rubric covers: drop --rubric")
-    longest = completion_tokens(rules) if turns is None else turns.tokens
-    _check_prompts(data or environment, prompts, policy, longest, chat)
+    if turns is None:
+        longest, options = completion_tokens(rules), "--max-tokens"
+    else:
+        longest, options = turns.tokens, "--turns, --max-tokens or --reply-tokens"
+    advice = f"lower {options}" if data is None else f"leave it out, or lower {options}"
+    _check_prompts(data or environment, prompts, policy, longest, chat, advice)
     wheels = {wheel.ref.digest: wheel for plugin in plugins.values() for wheel in plugin.wheels}
     return CheckedTask(members, problems, generated, tuple(wheels.values()), chat, notice)
 
@@ -204,9 +208,11 @@ def _prompts(problems: Dataset | None, generated: Iterable[Environment]) -> list
 
 
 def _check_prompts(
-    source: Path | str, prompts: Sequence[str], policy: Policy, max_tokens: int, chat: ChatSpec | None
+    source: Path | str, prompts: Sequence[str], policy: Policy, max_tokens: int, chat: ChatSpec | None, advice: str
 ) -> None:
-    """Refuse prompts that the policy cannot read or has no positions for: else a miner would fail in mid-run."""
+    """Refuse prompts that the policy cannot read or, with advice, has no positions for: else a miner would fail in
+    mid-run.
+    """
     positions = policy.config.get("max_position_embeddings")
     longest = limits.MAX_PROMPT_TOKENS
     if isinstance(positions, int):
@@ -222,8 +228,8 @@ def _check_prompts(
             )
         if len(tokens) > longest:
             raise UserError(
-                f"{which} is {len(tokens)} tokens long, and with completions of up to {max_tokens} the policy has room "
-                f"for {max(0, longest)}; leave it out, or lower --max-tokens"
+                f"{which} is {len(tokens)} tokens long, and with up to {max_tokens} tokens behind it the policy has "
+                f"room for {max(0, longest)}; {advice}"
             )
 
 

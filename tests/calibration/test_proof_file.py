@@ -143,7 +143,8 @@ def test_a_proof_of_fewer_turns_than_a_run_has_is_refused() -> None:
     of_episodes = proof.model_copy(update={"subject": proof.subject.model_copy(update={"turns": 6})})
     policy = digest_weights(load_weights(PACKAGED_POLICY))
     for measured, turns in ((proof, 2), (of_episodes, 7)):
-        with pytest.raises(ProofFileError, match=f"{turns - 1} turns at most, the run has {turns}"):
+        advice = f"{turns - 1} turns at most, the run has {turns}: .* with --turns {turns}, other options as here"
+        with pytest.raises(ProofFileError, match=advice):
             measured.check(policy, 1.0, 8, chat=False, turns=turns)
     of_episodes.check(policy, 1.0, 8, chat=False, turns=6)
 

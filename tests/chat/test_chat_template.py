@@ -190,7 +190,7 @@ def test_a_conversation_that_the_policy_cannot_read_is_refused(tmp_path: Path) -
     policy = write_template(tmp_path / "policy", MARKED)
     for system_prompt, message in (
         ("Zähle.", "has characters that the policy's tokenizer does not know"),
-        ("Count. " * 400, "is 2832 tokens long, and with completions of up to 8 the policy has room for"),
+        ("Count. " * 400, "is 2832 tokens long, and with up to 8 tokens behind it the policy has room for"),
     ):
         recipe = demo_recipe(chat=True, system_prompt=system_prompt)
         with pytest.raises(UserError, match=message):

@@ -1,5 +1,7 @@
 """`grailnode environments`: tasks are listed, tried, and checked against their contract."""
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 
 from grailnode.engine.policy import PACKAGED_POLICY
 from grailnode.environments import registry
-from tests.support.builders.plugins import files_of_page, install, install_metadata, install_module
+from tests.support.builders.plugins import PAGES, files_of_page, install, install_metadata, install_module
 from tests.support.builders.tasks import OWN, open_sandbox
 from tests.support.processes.command_line import fail, run_command, succeed
 from tests.support.processes.programs import ENVIRONMENT, ROOT
@@ -25,12 +27,14 @@ def test_the_guides_task_keeps_its_contract(tmp_path: Path, monkeypatch: pytest.
     files = files_of_page()
     assert max(len(files[name].strip().splitlines()) for name in ("doubled_digits.py", "higher_lower.py")) <= 30
     monkeypatch.syspath_prepend(install(files, tmp_path))
-    assert "doubled-digits   doubled-digits 1.0" in succeed("environments")
+    listed = succeed("environments")
+    assert "doubled-digits   doubled-digits 1.0" in listed
+    assert re.search("^verifiers .* no example: .* the configuration names no taskset", listed, re.MULTILINE)
     assert "gsm8k            problems in this form are read by" in succeed("environments", "list")
     for name in ("doubled-digits", "higher-lower"):
         output = succeed("environments", "check", name)
         assert [line[:2] for line in output.splitlines()] == ["ok"] * 9
-    assert succeed("environments", "try", "doubled-digits", "--answer", "1").endswith("\nreward: 0\n")
+    assert succeed("environments", "try", "doubled-digits", "--answer", "592").endswith("\nreward: 1\n")
     game = [f"--answer={number}" for number in (10, 99)]
     assert succeed("environments", "try", "higher-lower", *game) == "10-99=\nreply: +=\nreply: -=\nreward: 0\n"
     assert "9 answers, and an episode of 'higher-lower' has 8 turns" in fail(
@@ -39,6 +43,9 @@ def test_the_guides_task_keeps_its_contract(tmp_path: Path, monkeypatch: pytest.
     assert "configuration that is no JSON object" in fail(
         "environments", "try", "doubled-digits", "--environment-config", "[]"
     )
+    for page in PAGES:
+        options = re.findall(r"^grailnode init my-run (.*)$", page.read_text(), re.MULTILINE)[0]
+        succeed("init", str(tmp_path / page.stem), *shlex.split(options))
 
 
 BROKEN = """
@@ -52,7 +59,7 @@ class Task:
     def held_out_problem(self, index):
         return {"prompt": str(random.SystemRandom().random()), "reference": 1}
     def reward(self, problem, completion):
-        return 1.0 if completion == "zzz" else 1 / len(completion)
+        return 1.0 if completion == "zzz" else 2 if completion == "42" else 1 / len(completion[:80])
 """
 
 
@@ -62,7 +69,8 @@ def test_a_broken_contract_is_named_line_by_line(tmp_path: Path, monkeypatch: py
     result = run_command("environments", "check", "broken-task")
     assert result.returncode == 1
     failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
-    for part in ("200 seeds", "200 held-out", "an empty answer gave CallError: ZeroDivisionError", "1.0 for 'zzz'"):
+    wrong = "an empty answer: ZeroDivisionError: division by zero; a number: a reward of 2.0, not a number in [0, 1]"
+    for part in ("200 seeds", "200 held-out", wrong, "1.0 for 'zzz'"):
         assert sum(part in line for line in failed) == 1
     assert result.stderr == "Error: environment 'broken-task' does not keep its contract\n"
 

@@ -13,7 +13,7 @@ import pytest
 from grailnode.environments import contract, registry
 from grailnode.environments.extras.reasoning_gym import ReasoningGym, answer_of, is_scored
 from grailnode.environments.wheels import PluginError, closure
-from tests.support.builders.plugins import install_example, install_metadata
+from tests.support.builders.plugins import install_example, install_metadata, install_module
 from tests.support.builders.tasks import NO_GYM, open_sandbox
 from tests.support.processes.programs import ENVIRONMENT, PATIENCE, ROOT
 
@@ -60,6 +60,12 @@ def test_a_refused_task_says_why(task: str) -> None:
 def test_a_configuration_without_a_task_is_answered_with_one_that_has_it() -> None:
     with pytest.raises(ValueError, match=r'names no task, as in \{"task": "countdown"\}'):
         ReasoningGym({})
+
+
+@pytest.mark.parametrize("other", ["levls", "task"])
+def test_an_option_beside_the_tasks_that_would_change_nothing_is_refused(other: str) -> None:
+    with pytest.raises(ValueError, match=f"beside `tasks` there may be `levels` alone, and not {other}"):
+        ReasoningGym({"tasks": {"gcd": {}}, "levels": 4, other: 4})
 
 
 REPLACING = """
@@ -172,6 +178,45 @@ def test_a_lake_is_crossed_by_the_actions_of_a_path(games: str) -> None:
     environment.close()
 
 
+ECHO = """
+import gymnasium
+from grailnode_gymnasium import TextTask
+
+class Echo(gymnasium.Env):
+    action_space = observation_space = gymnasium.spaces.Text(3, charset="0123456789")
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.word = str(self.np_random.integers(100, 999))
+        return self.word, {}
+
+    def step(self, action):
+        return f"not {action}", float(action == self.word), action == self.word, False, {}
+
+gymnasium.register("Echo-v0", Echo)
+
+class Task(TextTask):
+    name, rules = "Echo-v0", "Repeat this number."
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("games", ["gymnasium"], indirect=True)
+def test_an_environment_of_texts_is_brought_by_a_plugin_that_requires_this_one(
+    games: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(install_module("echo", ECHO, tmp_path, ("grailnode-gymnasium",)))
+    plugin = registry.open_plugin("echo", "{}")
+    assert {"echo", "grailnode-gymnasium", "gymnasium"} < {wheel.ref.distribution for wheel in plugin.wheels}
+    problem = plugin.environment.problem(bytes(32))
+    rules, number = problem.prompt.splitlines()
+    episode = plugin.environment.begin(problem, bytes(32))
+    assert (rules, episode.step("7"), episode.step(number)) == ("Repeat this number.", "not 7\n", None)
+    assert episode.reward() == 1.0
+    plugin.environment.close()
+    checked("echo", "{}")
+
+
 CONFIGS = {
     "gymnasium": {
         "frozen-lake": '{"options": {"is_slippery": true}}',
@@ -186,7 +231,13 @@ CONFIGS = {
 @pytest.mark.slow
 def test_games_keep_the_contract(games: str) -> None:
     for name, config in CONFIGS[games].items():
-        first, second = (contract.observe_by_hash_seed(name, config, None, hash_seed) for hash_seed in (1, 2))
-        assert [line for line in contract.failures(first, second) if line[1]] == []
+        first = checked(name, config)
         if name == "cliff-walking":  # its prompt names the actions, so that words of it are moves
             assert any(len(set(replies)) > 2 for _, replies, _ in first.plays)
+
+
+def checked(name: str, config: str) -> contract.Observations:
+    """Return what a process saw of an environment that keeps its contract."""
+    first, second = (contract.observe_by_hash_seed(name, config, None, hash_seed) for hash_seed in (1, 2))
+    assert [line for line in contract.failures(first, second) if line[1]] == []
+    return first

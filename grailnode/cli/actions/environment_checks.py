@@ -21,7 +21,7 @@ def list_() -> None:
         try:
             example = _line(_open(name, "{}", None).held_out_problem(0).prompt)
         except (PluginError, SandboxError) as error:
-            example = f"cannot be used here: {error}"
+            example = f"no example: {error}"
         click.echo(f"{name:<16} {distribution:<24} {example}")
     for name, advice in registry.ADVICE.items():
         click.echo(f"{name:<16} {advice}")

@@ -98,7 +98,9 @@ class ReasoningGym:
             raise ValueError('the configuration names no task, as in {"task": "countdown"}')
         options = dict(config)
         most = options.pop("levels", 1)
-        tasks = options["tasks"] if "tasks" in options else {options.pop("task"): options}
+        tasks = options.pop("tasks") if "tasks" in options else {options.pop("task"): options}
+        if "tasks" in config and options:
+            raise ValueError(f"beside `tasks` there may be `levels` alone, and not {', '.join(options)}")
         for task in tasks.keys() & REFUSED.keys():
             raise ValueError(f"task {task!r} is refused: {REFUSED[task]}")
         sys.modules |= {name: Placeholder(name) for name in _PLOTS}
