@@ -89,8 +89,9 @@ class Auditor:
             await judge_more(audit_groups if is_known else audit_groups[1:])
         refusal = joint_rejection(judgements, evidence, thresholds)
         if is_known and (refusal or any(judgement.rejected for judgement in judgements)):
+            more = self._node.run.audited_groups - len(audit_groups)
             with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
-                await judge_more([index for index in dealt if index not in audit_groups])
+                await judge_more([index for index in dealt if index not in audit_groups][:more])
             refusal = refusal or joint_rejection(judgements, evidence, thresholds)
         return self.make_verdict(case, len(dealt), reject_accepted(judgements, refusal)), suspected_copies
 
@@ -102,8 +103,9 @@ class Auditor:
         )
 
     def _picked_groups(self, case: Case, dealt: Sequence[int], share_ppm: int) -> tuple[int, ...]:
-        """Return the indices of the dealt groups of a case that the second round picks."""
+        """Return the indices of the dealt groups of a case that the second round picks, as many as a verdict holds."""
         run_id, window, groups = self._node.run_id, case.commitment.record.window, case.submitted_groups
+        share_ppm = min(share_ppm, 1_000_000 * self._node.run.audited_groups // groups)
         return challenge.audit_indices(
             run_id, window, self._draw, case.miner, groups=groups, share_ppm=share_ppm, dealt=dealt
         )
