@@ -273,6 +273,12 @@ class RunManifest(Record):
         """Upper bound on the size of a verdict on a miner of this run: bytes of the record."""
         return min(limits.MAX_VERDICT_BYTES, self.groups * self._judgement_bytes + _SLACK_BYTES)
 
+    def audit_share(self, clean: int, groups: int) -> int:
+        """Return which share of `groups` of a miner that has had `clean` clean windows is audited, in millionths: no
+        more than one verdict has room for.
+        """
+        return min(self.proof.audit_share(clean), 1_000_000 * self.audited_groups // max(1, groups))
+
     @property
     def audited_groups(self) -> int:
         """Most groups of a miner that a validator audits in a window: one verdict has room for them, however long."""

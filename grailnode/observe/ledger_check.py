@@ -1,7 +1,7 @@
 """`grailnode verify --ledger`: check everything that a validator wrote about its windows, from public objects alone."""
 
 import itertools
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 
 from protocol import paths
@@ -11,6 +11,7 @@ from protocol.judging.accounts import Accounts
 from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, accepted_groups
 from protocol.judging.verdict import OWN_REASONS, ReauditVerdict, Verdict, joint_rejection, own_rejection
 from protocol.proof import ProofSpec
+from protocol.rollout import challenge
 from protocol.rollout.batch import Commitment
 from roles.node.identity import Node
 from roles.policy.follower import Follower
@@ -40,7 +41,8 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     expired = 0  # summaries, the oldest ones, whose seals and verdicts are no longer in storage
     for place, summary in enumerate(ledger):
         try:
-            verdicts = await _check_summary(node, validator, summary, accounts)
+            complete = whole or ledger[0].window <= summary.window - node.run.scoring.windows
+            verdicts = await _check_summary(node, validator, summary, accounts, complete=complete)
             if place or whole:
                 await _check_strata(node, summary, ledger[place - 1] if place else None, verdicts, follower)
             for amendment in summary.amendments:
@@ -53,7 +55,6 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
             expired += 1
         amended_rows.update((amendment.window, amendment.miner) for amendment in summary.amendments)
         accounts.add(summary)
-        complete = whole or ledger[0].window <= summary.window - node.run.scoring.windows
         if complete and summary.scores != accounts.scores():
             raise ProtocolError("the scores do not follow from the rows", f"window {summary.window}")
     if ledger:
@@ -92,9 +93,14 @@ async def _check_strata(
         raise ProtocolError("what it counts by stratum does not follow from its verdicts", place)
 
 
-async def _check_summary(node: Node, validator: bytes, summary: Summary, accounts: Accounts) -> list[Verdict]:
-    """Return the verdicts of a summary; ProtocolError if it is not sealed, or does not follow from what it lists."""
+async def _check_summary(
+    node: Node, validator: bytes, summary: Summary, accounts: Accounts, *, complete: bool
+) -> list[Verdict]:
+    """Return the verdicts of a summary; ProtocolError if it is not sealed, or does not follow from what it lists, and
+    from the accounts before it, if these are complete.
+    """
     verdicts: list[Verdict] = []
+    clean_windows = accounts.clean_windows() if complete else None
     place = f"window {summary.window} of validator {validator.hex()[:16]}"
     await _check_sealed(node, validator, summary, place)
     for row in summary.rows:
@@ -105,7 +111,7 @@ async def _check_summary(node: Node, validator: bytes, summary: Summary, account
             if verdict.validator_arithmetic != summary.arithmetic:
                 raise ProtocolError(f"the verdict on miner {row.miner.hex()[:8]} is in another arithmetic", place)
             await _check_commitment(node, verdict, place)
-            await _check_dealt(node, summary, verdict, place)
+            await _check_groups(node, summary, verdict, clean_windows, place)
             _check_version(verdict, summary.version, node.run.schedule.max_lag, place)
             _check_reasons(verdict, accounts, node.run.proof, place)
             verdicts.append(verdict)
@@ -169,25 +175,33 @@ async def _check_commitment(node: Node, verdict: Verdict, place: str) -> None:
         raise ProtocolError(f"{judged}, which committed to version {committed.version}", place)
 
 
-async def _check_dealt(node: Node, summary: Summary, verdict: Verdict, place: str) -> None:
+async def _check_groups(
+    node: Node, summary: Summary, verdict: Verdict, clean_windows: Mapping[bytes, int] | None, place: str
+) -> None:
     """Raise ProtocolError if a validator judged a group that was not dealt to it, by the roster of its own summary, or
-    says that another number of groups was.
+    says that another number of groups was; or if it judged other ones than R1 picks, by what it knows of the miner:
+    those that it does not judge count as those that it does.
     """
     if verdict.lapsed:
         return
-    dealt: tuple[int, ...] = tuple(range(verdict.submitted))
-    if len(summary.roster) > summary.judges:
-        try:
-            draw = await node.randomness(node.run.schedule.audit(summary.window))
-        except BeaconError as error:
-            raise NotFoundError(f"round of window {summary.window}: {error}") from error
-        dealt = summary.dealing.dealt_groups(
-            node.run_id, summary.window, draw, verdict.miner, groups=verdict.submitted, validator=summary.validator
-        )
-    foreign = {judgement.index for judgement in verdict.judgements} - set(dealt)
-    if foreign or verdict.dealt != len(dealt):
-        miner = verdict.miner.hex()[:8]
+    try:
+        draw = await node.randomness(node.run.schedule.audit(summary.window))
+    except BeaconError as error:
+        raise NotFoundError(f"round of window {summary.window}: {error}") from error
+    case, groups = (node.run_id, summary.window, draw, verdict.miner), verdict.submitted
+    dealt = summary.dealing.dealt_groups(*case, groups=groups, validator=summary.validator)
+    judged, miner = {judgement.index: judgement for judgement in verdict.judgements}, verdict.miner.hex()[:8]
+    if not judged.keys() <= set(dealt) or verdict.dealt != len(dealt):
         raise ProtocolError(f"judges groups of miner {miner} that were not dealt to it, or counts them falsely", place)
+    if clean_windows is None:
+        return
+    clean = clean_windows.get(verdict.miner, 0)
+    picked = challenge.audit_indices(*case, groups=groups, share_ppm=node.run.audit_share(clean, groups), dealt=dealt)
+    if not clean and picked and not (picked[0] in judged and judged[picked[0]].accepted):
+        picked = picked[:1]  # of a stranger
+    has_others = not judged.keys() <= set(picked) and not any(item.rejected for item in verdict.judgements)
+    if has_others or not judged.keys() >= set(picked):
+        raise ProtocolError(f"judges other groups of miner {miner} than the window's second round picks", place)
 
 
 def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> None:

@@ -103,9 +103,8 @@ class Auditor:
         )
 
     def _picked_groups(self, case: Case, dealt: Sequence[int], share_ppm: int) -> tuple[int, ...]:
-        """Return the indices of the dealt groups of a case that the second round picks, as many as a verdict holds."""
+        """Return the indices of the dealt groups of a case that the second round picks."""
         run_id, window, groups = self._node.run_id, case.commitment.record.window, case.submitted_groups
-        share_ppm = min(share_ppm, 1_000_000 * self._node.run.audited_groups // groups)
         return challenge.audit_indices(
             run_id, window, self._draw, case.miner, groups=groups, share_ppm=share_ppm, dealt=dealt
         )
