@@ -257,8 +257,8 @@ def memory_file(data: bytes) -> Iterator[int]:
 
 
 def _read(stream: IO[bytes] | None, size: int, seconds: float, solver: int) -> bytes:
-    """Return `size` bytes, or those that have arrived when the stream ends, `seconds` are over, or the solver, a process
-    of bubblewrap, has made too many files: all of them lie in the kernel's memory, and only their content is limited.
+    """Return `size` bytes, or those that have arrived when the stream ends, `seconds` are over, or the solver, a
+    process of bubblewrap, has made too many files, which lie in the kernel's memory: only their content is limited.
     """
     assert stream is not None
     end, poll = time.monotonic() + seconds, select.poll()  # `select` takes no descriptor above 1023
