@@ -170,6 +170,13 @@ def test_no_module_of_a_wheel_comes_before_the_limits_and_no_name_space_is_made(
     environment.close()
 
 
+def test_a_plug_in_that_forges_how_its_processes_end_harms_no_node(base: BubblewrapSandbox, tmp_path: Path) -> None:
+    forger = HOSTILE.replace("self.config = config", "os.waitpid = lambda *_: (0, 9 << 99)")
+    environment = PluginEnvironment.open(base, [install_module("forger", forger, tmp_path)], "forger", b"{}")
+    assert environment.reward(PROBLEM, "os._exit(0)") == 0.0
+    environment.close()
+
+
 def test_the_process_is_started_again_when_it_has_ended(base: BubblewrapSandbox, site: Path) -> None:
     sandbox = PluginSandbox(base, [site], "hostile", b"{}")
     first = sandbox.call("held_out_problem", 0)
