@@ -155,6 +155,15 @@ async def test_a_miner_that_delivers_more_than_a_verdict_holds_costs_nobody_a_wi
     assert [(row.submitted, row.audited, row.accepted, row.counting) for row in rows] == [(4, 1, 1, 4)] * 3
 
 
+async def test_a_miner_pledges_no_more_than_a_batch_holds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "MAX_BATCH_BYTES", 900)  # less than four groups take
+    network = Network(RULES)
+    async with run_nodes(network, miners=1):
+        await network.until_window(6)
+    rows = [row for entry in await summaries(network, "validator-0", range(2, 5)) for row in entry.rows]
+    assert [(row.pledged, row.accepted) for row in rows] == [(1, 1)] * 3
+
+
 async def copy_verdicts(network: Network) -> None:
     """Publish everything that validator-0 reveals in validator-1's name."""
     own, other = key("validator-1"), key("validator-0").public
