@@ -15,7 +15,8 @@ from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import Amendment, Summary
 from protocol.judging.report import ValidatorReport
-from roles.ports import NotFoundError
+from roles.node.identity import Node
+from roles.ports import BeaconError, NotFoundError
 from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW, AttackedTrainer, make_honest_testbed
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
@@ -59,6 +60,15 @@ async def assert_holds(testbed: AttackedTrainer, windows: int) -> None:
 
 async def test_an_honest_ledger_holds():
     await assert_holds(await with_ledger(12), 12)
+
+
+async def test_a_ledger_older_than_the_rounds_of_its_beacon_holds(monkeypatch: pytest.MonkeyPatch):
+    async def gone(*_: Any) -> bytes:
+        raise BeaconError("no such round, or no longer")
+
+    testbed = await with_ledger(3, submitted=2)  # of which one is judged
+    monkeypatch.setattr(Node, "randomness", gone)
+    await assert_holds(testbed, 3)
 
 
 async def assert_found(testbed: AttackedTrainer, why: str) -> None:
