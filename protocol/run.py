@@ -271,8 +271,22 @@ class RunManifest(Record):
     @property
     def verdict_bytes(self) -> int:
         """Upper bound on the size of a verdict on a miner of this run: bytes of the record."""
-        group = self.group_size * (4 * self.sampling.max_tokens + _SLACK_BYTES) + _SLACK_BYTES
-        return min(limits.MAX_VERDICT_BYTES, self.groups * group + _SLACK_BYTES)
+        return min(limits.MAX_VERDICT_BYTES, self.groups * self._judgement_bytes + _SLACK_BYTES)
+
+    def audit_share(self, clean: int, groups: int) -> int:
+        """Return which share of `groups` of a miner that has had `clean` clean windows is audited, in millionths: no
+        more than one verdict has room for.
+        """
+        return min(self.proof.audit_share(clean), 1_000_000 * self.audited_groups // max(1, groups))
+
+    @property
+    def audited_groups(self) -> int:
+        """Most groups of a miner that a validator audits in a window: one verdict has room for them, however long."""
+        return max(1, (limits.MAX_VERDICT_BYTES - _SLACK_BYTES) // self._judgement_bytes)
+
+    @property
+    def _judgement_bytes(self) -> int:
+        return self.group_size * (4 * self.sampling.max_tokens + _SLACK_BYTES) + _SLACK_BYTES
 
     def opening_time(self, window: int) -> float:
         """Return the time at which a window opens: seconds since the Unix epoch."""

@@ -39,7 +39,7 @@ _DATE: Final = (1980, 1, 1, 0, 0, 0)  # of every file of a packed wheel, so that
 _REPLACEMENTS: Final = "grailnode.replacements"  # names of distributions that a plug-in does without
 _NOT_PACKED: Final = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}  # they describe an installation
 _DAMAGES: Final = (  # what zipfile and the file system raise for an archive that is none, or contradicts itself
-    *(zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError, IndexError, RuntimeError),
     *(FileExistsError, NotADirectoryError),
 )
 _name: Final = re.compile(r"[^/\\\0:]+(/[^/\\\0:]+)*")
@@ -178,6 +178,8 @@ def _extract(data: bytes, folder: Path) -> None:
         members = archive.infolist()
         if len(members) > _MAX_FILES:
             raise LimitError(f"a wheel of {len(members)} files")
+        if not {member.compress_type for member in members} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            raise MalformedError("a wheel with files that are compressed by other means than zlib's")
         folder.mkdir()
         for member in members:
             if member.is_dir():

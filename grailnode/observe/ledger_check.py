@@ -1,8 +1,10 @@
 """`grailnode verify --ledger`: check everything that a validator wrote about its windows, from public objects alone."""
 
 import itertools
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Final
 
 from protocol import paths
 from protocol.encoding import content_digest
@@ -11,12 +13,16 @@ from protocol.judging.accounts import Accounts
 from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, accepted_groups
 from protocol.judging.verdict import OWN_REASONS, ReauditVerdict, Verdict, joint_rejection, own_rejection
 from protocol.proof import ProofSpec
+from protocol.rollout import challenge
 from protocol.rollout.batch import Commitment
+from roles.gather import answer_of
 from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.ports import BeaconError, LineReporter, NotFoundError, StoreError
 from roles.records import FOREIGN, fetch_record
 from roles.rosters import fetch_witnessed_seals
+
+_BEACON_SECONDS: Final = 10.0  # for a round: a run's own beacon keeps the newest ones alone
 
 
 async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
@@ -37,10 +43,13 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     if node.run.difficulty is not None:  # the chain's tables say how groups drew their strata
         await follower.refresh()
     accounts = Accounts(node.run.scoring, node.run.proof)
+    draws = await _read_draws(node, ledger)
     expired = 0  # summaries, the oldest ones, whose seals and verdicts are no longer in storage
     for place, summary in enumerate(ledger):
         try:
-            verdicts = await _check_summary(node, validator, summary, accounts)
+            complete = whole or ledger[0].window <= summary.window - node.run.scoring.windows
+            draw = draws.get(summary.window)
+            verdicts = await _check_summary(node, validator, summary, draw, accounts, complete=complete)
             if place or whole:
                 await _check_strata(node, summary, ledger[place - 1] if place else None, verdicts, follower)
             for amendment in summary.amendments:
@@ -53,7 +62,6 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
             expired += 1
         amended_rows.update((amendment.window, amendment.miner) for amendment in summary.amendments)
         accounts.add(summary)
-        complete = whole or ledger[0].window <= summary.window - node.run.scoring.windows
         if complete and summary.scores != accounts.scores():
             raise ProtocolError("the scores do not follow from the rows", f"window {summary.window}")
     if ledger:
@@ -92,9 +100,14 @@ async def _check_strata(
         raise ProtocolError("what it counts by stratum does not follow from its verdicts", place)
 
 
-async def _check_summary(node: Node, validator: bytes, summary: Summary, accounts: Accounts) -> list[Verdict]:
-    """Return the verdicts of a summary; ProtocolError if it is not sealed, or does not follow from what it lists."""
+async def _check_summary(
+    node: Node, validator: bytes, summary: Summary, draw: bytes | None, accounts: Accounts, *, complete: bool
+) -> list[Verdict]:
+    """Return the verdicts of a summary; ProtocolError if it is not sealed, or does not follow from what it lists, from
+    the second round's randomness, if that is known, and from the accounts before it, if these are complete.
+    """
     verdicts: list[Verdict] = []
+    clean_windows = accounts.clean_windows() if complete else None
     place = f"window {summary.window} of validator {validator.hex()[:16]}"
     await _check_sealed(node, validator, summary, place)
     for row in summary.rows:
@@ -105,7 +118,7 @@ async def _check_summary(node: Node, validator: bytes, summary: Summary, account
             if verdict.validator_arithmetic != summary.arithmetic:
                 raise ProtocolError(f"the verdict on miner {row.miner.hex()[:8]} is in another arithmetic", place)
             await _check_commitment(node, verdict, place)
-            await _check_dealt(node, summary, verdict, place)
+            _check_groups(node, summary, verdict, draw, clean_windows, place)
             _check_version(verdict, summary.version, node.run.schedule.max_lag, place)
             _check_reasons(verdict, accounts, node.run.proof, place)
             verdicts.append(verdict)
@@ -169,25 +182,46 @@ async def _check_commitment(node: Node, verdict: Verdict, place: str) -> None:
         raise ProtocolError(f"{judged}, which committed to version {committed.version}", place)
 
 
-async def _check_dealt(node: Node, summary: Summary, verdict: Verdict, place: str) -> None:
+async def _read_draws(node: Node, ledger: Sequence[Summary]) -> dict[int, bytes]:
+    """Return the randomness of the second rounds of a ledger's windows, as far back as the beacon still has it."""
+    draws: dict[int, bytes] = {}
+    with suppress(BeaconError, StoreError):
+        for summary in reversed(ledger):
+            number = node.run.schedule.audit(summary.window)
+            draws[summary.window] = await answer_of(partial(node.randomness, number), _BEACON_SECONDS)
+    return draws
+
+
+def _check_groups(
+    node: Node,
+    summary: Summary,
+    verdict: Verdict,
+    draw: bytes | None,
+    clean_windows: Mapping[bytes, int] | None,
+    place: str,
+) -> None:
     """Raise ProtocolError if a validator judged a group that was not dealt to it, by the roster of its own summary, or
-    says that another number of groups was.
+    says that another number of groups was; or if it judged other ones than R1 picks, by what it knows of the miner:
+    those that it does not judge count as those that it does.
     """
     if verdict.lapsed:
         return
-    dealt: tuple[int, ...] = tuple(range(verdict.submitted))
-    if len(summary.roster) > summary.judges:
-        try:
-            draw = await node.randomness(node.run.schedule.audit(summary.window))
-        except BeaconError as error:
-            raise NotFoundError(f"round of window {summary.window}: {error}") from error
-        dealt = summary.dealing.dealt_groups(
-            node.run_id, summary.window, draw, verdict.miner, groups=verdict.submitted, validator=summary.validator
-        )
-    foreign = {judgement.index for judgement in verdict.judgements} - set(dealt)
-    if foreign or verdict.dealt != len(dealt):
-        miner = verdict.miner.hex()[:8]
+    if draw is None and len(summary.roster) > summary.judges:
+        raise NotFoundError(f"{place}: its second round is no longer known")
+    case, groups = (node.run_id, summary.window, draw or b"", verdict.miner), verdict.submitted
+    dealt = summary.dealing.dealt_groups(*case, groups=groups, validator=summary.validator)
+    judged, miner = {judgement.index: judgement for judgement in verdict.judgements}, verdict.miner.hex()[:8]
+    if not judged.keys() <= set(dealt) or verdict.dealt != len(dealt):
         raise ProtocolError(f"judges groups of miner {miner} that were not dealt to it, or counts them falsely", place)
+    if draw is None or clean_windows is None:
+        return
+    clean = clean_windows.get(verdict.miner, 0)
+    picked = challenge.audit_indices(*case, groups=groups, share_ppm=node.run.audit_share(clean, groups), dealt=dealt)
+    if not clean and picked and not (picked[0] in judged and judged[picked[0]].accepted):
+        picked = picked[:1]  # of a stranger
+    has_others = not judged.keys() <= set(picked) and not any(item.rejected for item in verdict.judgements)
+    if has_others or not judged.keys() >= set(picked):
+        raise ProtocolError(f"judges other groups of miner {miner} than the window's second round picks", place)
 
 
 def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> None:

@@ -28,6 +28,8 @@ _INSIDE_MOUNT: Final = "/app/grailnode/sandbox/inside"
 _LIBRARIES: Final = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 _PROBE_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = (0.1, 1.0)  # pauses before trials are repeated whose sandboxes did not start
+_MAX_FILES: Final = 4096  # that a solver makes
+_LOOK_SECONDS: Final = 0.1  # between two looks at how many they are
 _READY: Final = b"r"
 _TESTER_CPU_FACTOR: Final = 2
 _HOME: Final = "/python"
@@ -111,9 +113,9 @@ class BubblewrapSandbox:
         with contextlib.ExitStack() as ends:
             answers, calls = (_pipe(ends) for _ in range(2))
             tester = self._start("tester", task, (answers[0], calls[1]), stdout=subprocess.PIPE, cpu=_TESTER_CPU_FACTOR)
-            with tester as process, self._start("solver", source, (calls[0], answers[1])):
+            with tester as process, self._start("solver", source, (calls[0], answers[1])) as solver:
                 ends.close()  # so that each of the two notices the end of the other
-                return _read(process.stdout, 2 + len(tests.tests), self._limits.wall_seconds)
+                return _read(process.stdout, 2 + len(tests.tests), self._limits.wall_seconds, solver.pid)
 
     @contextlib.contextmanager
     def _start(
@@ -254,14 +256,30 @@ def memory_file(data: bytes) -> Iterator[int]:
         os.close(file)
 
 
-def _read(stream: IO[bytes] | None, size: int, seconds: float) -> bytes:
-    """Return `size` bytes, or those that have arrived when the stream ends or `seconds` are over."""
+def _read(stream: IO[bytes] | None, size: int, seconds: float, solver: int) -> bytes:
+    """Return `size` bytes, or those that have arrived when the stream ends, `seconds` are over, or the solver, a
+    process of bubblewrap, has made too many files, which lie in the kernel's memory: only their content is limited.
+    """
     assert stream is not None
-    end = time.monotonic() + seconds
+    end, poll = time.monotonic() + seconds, select.poll()  # `select` takes no descriptor above 1023
+    poll.register(stream, select.POLLIN)
     data = b""
-    while len(data) < size and select.select([stream], [], [], max(0.0, end - time.monotonic()))[0]:
-        piece = os.read(stream.fileno(), size - len(data))
-        if not piece:
+    while len(data) < size and (remaining := end - time.monotonic()) > 0:
+        if poll.poll(1000 * min(remaining, _LOOK_SECONDS)):
+            piece = os.read(stream.fileno(), size - len(data))
+            if not piece:
+                break
+            data += piece
+        if len(data) > 1 and _count_files(solver) > _MAX_FILES:  # before, it may see this machine's own /tmp
             break
-        data += piece
     return data
+
+
+def _count_files(process: int) -> int:
+    """Return how many files a sandbox's /tmp has; 0 when it has ended, or on a machine that does not show it."""
+    try:
+        child = Path(f"/proc/{process}/task/{process}/children").read_text().split()[0]
+        usage = os.statvfs(f"/proc/{child}/root/tmp")
+    except (OSError, IndexError):
+        return 0
+    return usage.f_files - usage.f_ffree

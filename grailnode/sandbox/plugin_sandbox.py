@@ -179,7 +179,7 @@ class _Host:
         with self._lock:
             self._send(b"e%d" % fork)
             try:
-                return int(self._receive(self._limits.call_seconds))
+                return int(self._receive(self._limits.call_seconds)) & 0xFFFF  # whatever foreign code sends
             except ValueError as error:
                 raise _GoneError("the process that forks sent no number") from error
 

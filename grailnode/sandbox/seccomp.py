@@ -105,7 +105,11 @@ _SIGNALS: Final[dict[str, tuple[int, int | None]]] = {
     "pidfd_send_signal": (424, 424),
     "prlimit64": (302, 261),  # it sets the limits of other processes
     "setpriority": (140, 140),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
     "sched_setaffinity": (203, 122),
+    "ioprio_set": (251, 30),
+    "sched_setattr": (314, 274),
 }
 
 _FCNTL: Final = tuple(  # of fcntl, three commands by which the kernel sends a signal of one's choice to another process
@@ -128,7 +132,7 @@ machines: Final = tuple(_ARCHITECTURES)
 def build_filter(machine: str, kind: Kind = "program") -> bytes:
     """Return the filter of a machine: struct sock_filter[], little-endian as the machine. A "host" may start processes,
     in no name spaces of their own. A "fork" of it, which shares its name space of processes with others, sends no
-    signals either.
+    signals either, and slows none of them down.
     """
     column = machines.index(machine)
     calls = {name: call[column] for name, call in (_CALLS | (_SIGNALS if kind == "fork" else {})).items()}

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import trio
 
-from protocol import paths
+from protocol import limits, paths
 from protocol.environments.base import SandboxLimitError
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
@@ -150,7 +150,8 @@ class Miner:
         """
         run, settings = self._node.run, self._settings
         seconds = _CAUTION * settings.share * (run.deadline_time(0) - run.opening_time(0))
-        await self._pledge(self._times.affordable(seconds, settings.chunk, min(settings.groups, run.groups)))
+        most = min(settings.groups, run.groups, max(1, limits.MAX_BATCH_BYTES // run.group_bytes))
+        await self._pledge(self._times.affordable(seconds, settings.chunk, most))
         while (current := self._node.window()) > window:
             error = f"window {window} and the pledge after it took until window {current} had opened"
             self._node.telemetry.event("window-skipped", window=current, error=error)

@@ -230,7 +230,7 @@ class JudgingScheduler:
         weights = await self.follower.rebuild(commitment.version)
         return await self.auditor.audit(
             case,
-            node.run.proof.audit_share(self.queue.clean_windows.get(case.miner, 0)),
+            node.run.audit_share(self.queue.clean_windows.get(case.miner, 0), case.submitted_groups),
             is_known=reputation.is_known,
             evidence=self.queue.ledger.accounts.evidence_of(commitment.miner, commitment.arithmetic),
             slots=Slots(*(partial(self._reserve, slot, reputation, weights, place) for slot in self._slots)),

@@ -15,7 +15,8 @@ from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import Amendment, Summary
 from protocol.judging.report import ValidatorReport
-from roles.ports import NotFoundError
+from roles.node.identity import Node
+from roles.ports import BeaconError, NotFoundError
 from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW, AttackedTrainer, make_honest_testbed
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
@@ -23,19 +24,25 @@ from tests.support.builders.samples import VALIDATOR, counts
 
 
 async def with_ledger(
-    windows: int, amendments: Mapping[int, tuple[Amendment, ...]] | None = None, more_score: int = 0, **changes: Any
+    windows: int,
+    amendments: Mapping[int, tuple[Amendment, ...]] | None = None,
+    more_score: int = 0,
+    submitted: int = 1,
+    **changes: Any,
 ) -> AttackedTrainer:
     """Return a testbed with a ledger of some windows, each with one accepted group.
 
     Args:
         amendments: by window.
         more_score: what the validator adds to each score.
+        submitted: groups of each window.
         changes: other fields of each judgement.
     """
     testbed, amendments = AttackedTrainer(), amendments or {}
     ledger: list[Summary] = []
     for window in range(windows):
-        verdict = testbed.verdict(FIRST, testbed.judgement(0, **changes), window=window)
+        judgement, counted = testbed.judgement(0, **changes), {"pledged": submitted, "submitted": submitted}
+        verdict = testbed.verdict(FIRST, judgement, window=window, **counted)
         previous = content_digest(ledger[-1].to_bytes()) if ledger else b""
         fields = {"window": window, "previous": previous, "amendments": amendments.get(window, ())}
         entry = testbed.summary(FIRST, verdict, **fields)
@@ -55,6 +62,15 @@ async def test_an_honest_ledger_holds():
     await assert_holds(await with_ledger(12), 12)
 
 
+async def test_a_ledger_older_than_the_rounds_of_its_beacon_holds(monkeypatch: pytest.MonkeyPatch):
+    async def gone(*_: Any) -> bytes:
+        raise BeaconError("no such round, or no longer")
+
+    testbed = await with_ledger(3, submitted=2)  # of which one is judged
+    monkeypatch.setattr(Node, "randomness", gone)
+    await assert_holds(testbed, 3)
+
+
 async def assert_found(testbed: AttackedTrainer, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
         await verify_ledger(testbed.node, FIRST.public, lambda line: None)
@@ -64,6 +80,7 @@ async def assert_found(testbed: AttackedTrainer, why: str) -> None:
     ("windows", "changes", "why"),
     [
         (3, {"more_score": -1}, "the scores do not follow from the rows"),  # a billionth too low
+        (1, {"submitted": 2}, "judges other groups of miner .* than the window's second round picks"),
         (
             1,
             {"reason": "wrong-stop", "rewards": (), "logprobs": b""},
@@ -95,7 +112,7 @@ async def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declare
         ((bytes(32), 1),), run=testbed.run_id, miner=MINER.public, window=0, version=version, arithmetic=declared
     )
     await testbed.store.put(paths.commitment(MINER.public, 0), sign(committed, MINER))
-    changes = {"window": 0, "commitment": content_digest(committed.to_bytes())}
+    changes = {"window": 0, "commitment": content_digest(committed.to_bytes()), "submitted": 1}
     verdict = testbed.verdict(FIRST, testbed.judgement(0), **changes)
     entry = testbed.summary(FIRST, verdict, window=0, previous=b"", amendments=())
     entry = entry.model_copy(update={"scores": Accounts.of([entry], testbed.run.scoring, testbed.run.proof).scores()})

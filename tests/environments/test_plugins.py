@@ -1,5 +1,6 @@
 """Environments of plug-ins: their problems, rewards and episodes, and what hostile code in them gains."""
 
+import platform
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +101,9 @@ GAINS = {
     "all processes": "os.kill(-1, 9) or 1",
     "a signal by a pipe": "__import__('fcntl').fcntl(os.pipe()[0], 8, os.getppid()) == 0",
     "a limit of another process": "bool(__import__('resource').prlimit(os.getppid(), 0))",
+    "the schedule of another process": "os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0)) or 1",
+    "the disk time of another process": "__import__('ctypes').CDLL(None).syscall({}, 1, os.getppid(), 3 << 13) == 0"
+    "".format(251 if platform.machine() == "x86_64" else 30),  # ioprio_set
     "a network": "bool(__import__('socket').socket())",
     "a file": "open('/tmp/x', 'w') and 1",
     "a file of this machine": "len(os.listdir('/etc')) > 0",
@@ -163,6 +167,13 @@ def test_no_module_of_a_wheel_comes_before_the_limits_and_no_name_space_is_made(
         (folder / f"{name}.py").write_text("raise SystemExit")
     environment = PluginEnvironment.open(base, [folder], "bounded", b"{}")
     assert environment.problem(bytes(16)).prompt == f"[{PluginLimits().memory_bytes}, 256] -1"
+    environment.close()
+
+
+def test_a_plug_in_that_forges_how_its_processes_end_harms_no_node(base: BubblewrapSandbox, tmp_path: Path) -> None:
+    forger = HOSTILE.replace("self.config = config", "os.waitpid = lambda *_: (0, 9 << 99)")
+    environment = PluginEnvironment.open(base, [install_module("forger", forger, tmp_path)], "forger", b"{}")
+    assert environment.reward(PROBLEM, "os._exit(0)") == 0.0
     environment.close()
 
 

@@ -21,9 +21,11 @@ from tests.support.builders.samples import environment
 from tests.support.builders.tasks import OWN
 
 
-def archive(*files: tuple[str, bytes], wheel: bytes = b"Tag: py3-none-any\n") -> Wheel:
+def archive(
+    *files: tuple[str, bytes], wheel: bytes = b"Tag: py3-none-any\n", compression: int = zipfile.ZIP_DEFLATED
+) -> Wheel:
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
+    with zipfile.ZipFile(stream, "w", compression) as file:
         for name, data in (*files, ("a-1.dist-info/WHEEL", wheel)):
             file.writestr(name, data)
     return wheel_of(stream.getvalue())
@@ -52,9 +54,11 @@ def test_wheels_that_contradict_themselves_or_are_none_are_refused(
 ) -> None:
     damaged = bytearray(archive(("a.py", os.urandom(1000))).data)
     damaged[100] ^= 1
+    unnamed = archive(("a.py", b"")).data.replace(b"a.py", b"\0.py")
     for wheel in (
         *(archive(("a", b"1"), ("a", b"2")), archive(("a", b"1"), ("a/b", b"2")), wheel_of(b""), wheel_of(b"PK")),
         *(wheel_of(bytes(damaged)), archive(("b-1.dist-info/WHEEL", b"Tag: py3-none-any"))),
+        *(wheel_of(unnamed), archive(compression=zipfile.ZIP_BZIP2), archive(compression=zipfile.ZIP_LZMA)),
     ):
         with pytest.raises(MalformedError):
             unpack(wheel, tmp_path)

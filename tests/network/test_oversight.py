@@ -16,7 +16,7 @@ from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
 from grailnode.observe.recheck import GroupReference, ValidatorResult, recheck
 from grailnode.store.memory import MemoryStore
-from protocol import paths
+from protocol import limits, paths
 from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
@@ -142,6 +142,26 @@ async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earl
         share_ppm=250_000 * len(verdict.judgements),
     )
     assert key("turncoat").public not in dict(ledger[-1].scores)
+
+
+async def test_a_miner_that_delivers_more_than_a_verdict_holds_costs_nobody_a_window(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "MAX_VERDICT_BYTES", 1400)
+    monkeypatch.setattr(Verdict, "max_bytes", 1400)  # less than that of four groups takes
+    network = Network(RULES)
+    async with run_nodes(network, miners=1):
+        await network.until_window(6)
+    ledger = await summaries(network, "validator-0", range(2, 5))
+    rows = [row for entry in ledger for row in entry.rows]
+    assert [(row.submitted, row.audited, row.accepted, row.counting) for row in rows] == [(4, 1, 1, 4)] * 3
+
+
+async def test_a_miner_pledges_no_more_than_a_batch_holds(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "MAX_BATCH_BYTES", 900)  # less than four groups take
+    network = Network(RULES)
+    async with run_nodes(network, miners=1):
+        await network.until_window(6)
+    rows = [row for entry in await summaries(network, "validator-0", range(2, 5)) for row in entry.rows]
+    assert [(row.pledged, row.accepted) for row in rows] == [(1, 1)] * 3
 
 
 async def copy_verdicts(network: Network) -> None:

@@ -288,6 +288,11 @@ def test_an_endless_program_is_stopped_and_leaves_no_process(strict: BubblewrapS
     raise AssertionError(_processes_of(strict))
 
 
+def test_a_program_that_fills_the_kernels_memory_with_names_is_stopped(sandbox: BubblewrapSandbox) -> None:
+    names = "import os\nfor n in range(200_000): os.symlink('x' * 120, f'/tmp/{n}' + 'n' * 200)\ndef f(): return 5"
+    assert sandbox.attempt(ProgramTests("def f(): return 5", "", ("assert f() == 5",)), names).passes == (False,)
+
+
 def _processes_of(sandbox: BubblewrapSandbox) -> list[str]:
     """Return the command lines of living processes of a sandbox with a limit of FILES files."""
     command_lines = []
