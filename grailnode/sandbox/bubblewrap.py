@@ -257,9 +257,10 @@ def memory_file(data: bytes) -> Iterator[int]:
 def _read(stream: IO[bytes] | None, size: int, seconds: float) -> bytes:
     """Return `size` bytes, or those that have arrived when the stream ends or `seconds` are over."""
     assert stream is not None
-    end = time.monotonic() + seconds
+    end, poll = time.monotonic() + seconds, select.poll()  # `select` takes no descriptor above 1023
+    poll.register(stream, select.POLLIN)
     data = b""
-    while len(data) < size and select.select([stream], [], [], max(0.0, end - time.monotonic()))[0]:
+    while len(data) < size and poll.poll(1000 * max(0.0, end - time.monotonic())):
         piece = os.read(stream.fileno(), size - len(data))
         if not piece:
             break
