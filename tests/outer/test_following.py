@@ -154,6 +154,22 @@ async def test_a_coordinator_goes_on_under_a_new_key() -> None:
     assert testbed.applied("site-2")[8] == testbed.applied("site-0")[8]
 
 
+async def test_a_site_goes_on_under_a_new_key_after_it_has_contributed() -> None:
+    testbed = OuterTestbed(2)
+    async with testbed.running():
+        await testbed.until(lambda: any(e["number"] == 3 for e in testbed.handles["site-1"].log.named("contributed")))
+    rotated = replace(testbed.handles.pop("site-1"), name="rotated")
+    testbed.handles["rotated"], testbed.names = rotated, ["site-0", "rotated"]
+    workers = tuple(sorted(key(name).public for name in testbed.names))
+    authority = testbed.run.authority.model_copy(update={"workers": workers})
+    testbed.run = testbed.run.model_copy(update={"authority": authority})
+    async with testbed.running():
+        manifest = await testbed.until_round(6)
+        await trio.sleep(1)
+    assert rotated.key.public in {item.worker for item in manifest.counted}
+    assert testbed.applied("rotated")[6] == testbed.applied("site-0")[6]
+
+
 # A coordinator or a site that has lost its own state
 
 
