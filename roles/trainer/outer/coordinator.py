@@ -279,7 +279,7 @@ class Coordinator:
             await node.time.wait_for_round(opening.record.closes)
             nursery.cancel_scope.cancel()
         await attendance.look(node, opening.record.workers, self._settings.payload_seconds)
-        attendance.check(frozenset().union(*self._used.values()))
+        attendance.check(frozenset().union(*self._used.values()), node.authority.revoked)
         await self._check_payloads(attendance, checked)
         counted, sent, aggregated = await self._counted(attendance, checked)
         await self._look_for_late_ones(attendance)
