@@ -13,6 +13,7 @@ from grailnode import UserError
 from grailnode.cli.actions import node_start
 from grailnode.config import Config, load
 from grailnode.node.node_makers import make_auditor, make_node, make_spectator
+from grailnode.node.state_care import repair_node
 from grailnode.node.stores import STRANGER, Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace
@@ -144,6 +145,12 @@ async def test_a_server_of_this_machine_that_the_operator_named_opens_no_other_p
     for host in ("169.254.169.254", "127.0.0.1:9", "10.0.0.1"):
         with pytest.raises(PermanentError, match="not a public address"):
             await storage.space(f"https://{host}").get("x", 10)
+
+
+def test_a_repair_of_a_name_that_is_no_nodes_makes_no_key_and_says_so(run_toml: Path):
+    with pytest.raises(UserError, match=r"trainr\.key: no such key; is --name the name of the node\?"):
+        repair_node(load(run_toml), "trainr", print)
+    assert not [*run_toml.parent.rglob("*trainr*")]
 
 
 async def test_spaces_that_hang_keep_no_other_waiting(run_toml: Path, nursery: trio.Nursery):
