@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -289,7 +290,7 @@ class Resolver(trio.abc.HostnameResolver):
         self.answers = list(answers)
         self.query_count = 0
 
-    def look_up(self, host, port, type=0):  # noqa: A002
+    def look_up(self, host: str, port: int, type: int = 0) -> list[Any]:  # noqa: A002
         self.query_count += 1
         address = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return [(trio.socket.AF_INET, trio.socket.SOCK_STREAM, 6, "", (address, port or 0))]
@@ -322,7 +323,7 @@ async def test_a_host_with_a_private_address_is_refused_before_it_is_contacted(n
 class EmptyResolver(Resolver):
     """A resolver that knows no host."""
 
-    def look_up(self, host, port, type=0):  # noqa: A002
+    def look_up(self, host: str, port: int, type: int = 0) -> list[Any]:  # noqa: A002
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
@@ -349,7 +350,7 @@ async def test_names_whose_servers_are_silent_keep_no_other_work_waiting(monkeyp
     answered = threading.Event()
 
     class SilentResolver(Resolver):
-        def look_up(self, host, port, type=0):  # noqa: A002
+        def look_up(self, host: str, port: int, type: int = 0) -> list[Any]:  # noqa: A002
             if host.startswith("silent"):
                 answered.wait(PATIENCE)
             return super().look_up(host, port)
