@@ -33,6 +33,7 @@ from grailnode.node.role_checks import check_start
 from grailnode.node.run_model import genesis_reader, policy_directory
 from grailnode.node.state_locks import is_locked, lock_state
 from grailnode.node.telemetry import NodeTelemetry
+from grailnode.node.user_errors import explain
 from grailnode.run.joining import open_config
 from protocol.quantization import quantize
 from protocol.run import RunManifest
@@ -280,6 +281,10 @@ class Trainer:
                 answers[0] = function()
             except UserError as error:
                 answers[0] = error
+            except Exception as error:  # the other ranks would wait for the answer for as long as groups may take
+                answers[0] = UserError(f"the first rank has failed: {explain(error) or repr(error)}")
+                dist.broadcast_object_list(answers, group=self._ranks, group_src=0)
+                raise
         dist.broadcast_object_list(answers, group=self._ranks, group_src=0)
         if isinstance(answers[0], UserError):
             raise answers[0]

@@ -6,6 +6,7 @@ The fork server imports this module, so that a new process has every other modul
 
 import ctypes
 import gc
+import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -91,6 +92,8 @@ def main(launch: Launch, body: ProcessBody | None = None, seat: Seat | None = No
         process = f"{launch.name}/{kind}-{seat.rank}" if seat.rank else process
     if kind in _TRAINERS and config.trainer.optimizer != "adamw":
         import_module("torch._dynamo")  # the optimizer imports it, and what is imported now is frozen below
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # hundreds of spaces may hang at once
     torch.set_num_threads(config.engine.threads)
     return_large_blocks(FOLLOWER_BLOCK if kind in _FOLLOWERS else TRAINER_BLOCK)
     log = log_of(launch, process)

@@ -30,6 +30,7 @@ from grailnode.node.node_makers import (
 from grailnode.node.state_locks import lock_whole_state
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import with_repair_command
+from grailnode.run import key_files
 from grailnode.store.disk import sync_folder
 from grailnode.store.state.draft import StateDraft
 from grailnode.store.state.state_store import REMAKEABLE, StateStore
@@ -123,7 +124,10 @@ _NAMED: Final = 4  # paths in the last line
 
 
 def repair_node(config: Config, name: str, say: LineReporter) -> None:
-    """Rebuild the state of a stopped node, and that of its canary."""
+    """Rebuild the state of a stopped node, and that of its canary; UserError if no node has this name."""
+    key = config.at(config.node.keys) / f"{name}{key_files.SUFFIX}"
+    if not config.trainer.host and not key.is_file():  # else a key and a state would be made, and the state be whole
+        raise UserError(f"{key}: no such key; is --name the name of the node?")
     with lock_whole_state(state_directory(config, name)):
         if config.trainer.host:
             trio.run(repair_other_host, make_other_host(config, name), say)

@@ -42,7 +42,6 @@ _LIMIT_NAMES: Final = {
     *("concurrency", "requests_per_second", "attempts", "connect_seconds"),
     *("silence_seconds", "deadline_seconds", "min_bytes_per_second"),
 }
-_CONNECTIONS: Final = 64
 _LOOPBACK_HOSTS: Final = {"127.0.0.1", "localhost"}
 
 
@@ -185,7 +184,7 @@ class Storage:
     def _client(self, *, public_only: bool) -> httpx.AsyncClient:
         """Return the HTTP client that all HTTPS stores of the process share; it is never closed."""
         if public_only not in self._clients:
-            self._clients[public_only] = open_client(connections=_CONNECTIONS, public_only=public_only)
+            self._clients[public_only] = open_client(public_only=public_only)
         return self._clients[public_only]
 
     def _decorated(self, store: ObjectStore, section: PlaceSection) -> ObjectStore:

@@ -29,7 +29,7 @@ class RefusalReason(StrEnum):
     LOST = "lost"  # no contribution, not even when the others had been checked
     LATE = "late"  # the contribution came only after the round was closed
     WITHHELD = "withheld"  # there is a contribution, but not its payload
-    MALFORMED = "malformed"  # no contribution of this worker to this round, or no payload
+    MALFORMED = "malformed"  # no contribution of this worker to this round, no payload, or a revoked key
     OTHER_STATE = "other-state"  # it starts from another state than the round's
     UNDEALT = "undealt"  # it used a group of another worker, or one that is used up
     CONTRADICTORY = "contradictory"  # the worker signed two contributions to the round

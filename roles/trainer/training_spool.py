@@ -98,11 +98,12 @@ class TrainingSpool:
 
     async def publish(self, source: VersionSource, step: int) -> int:
         """Make the next version durable after so many optimizer steps, and return its number; ValueError if the step is
-        no step. If this is cancelled, the version may be durable and not counted.
+        no step. If this is cancelled, the version may be durable, and `version` says so from the next call on.
         """
         if not 0 <= step < _MAX_STEP:
             raise ValueError(f"step {step}: not from 0 to {_MAX_STEP - 1}")
-        name = SnapshotName(self.version + 1, step)
+        durable = await next_version(self._node.state) - 1  # newer where an interruption kept it from being counted
+        name = SnapshotName(max(self.version, durable) + 1, step)
         await put_snapshot(self._node.state, name, source, self._node.run_sync, self._shard_bytes)
         self.version = name.version
         self._given, self._acknowledged = self._recent(self._given), self._recent(self._acknowledged)

@@ -13,12 +13,13 @@ import pytest
 import trio
 from torch import Tensor
 
+from grailnode.store.checks import PermanentError
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.identity.signing import sign
 from protocol.outer.comparing import SentRound
 from protocol.outer.robust import Weighting, weigh_round
-from roles.ports import RepairError, StateError, StoreError
+from roles.ports import ObjectStore, RepairError, StateError, StoreError
 from roles.trainer.outer import coordinator, round_files
 from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, get_sent
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
@@ -123,6 +124,50 @@ async def test_a_site_follows_a_coordinator_of_a_higher_epoch_and_reports_two_hi
         async with running(testbed.run_site, handle):
             await trio.sleep(60)
     assert any("round manifests" in event["error"] for event in handle.log.named("alarm"))
+
+
+class OwnSpace(DecoratedStore):
+    """Storage in which a key writes its own objects alone."""
+
+    def __init__(self, inner: ObjectStore, key: bytes) -> None:
+        super().__init__(inner)
+        self.key = key
+
+    async def put(self, path: str, data: bytes) -> None:
+        if paths.writer(path) != self.key:
+            raise PermanentError(f"{path}: belongs to another participant")
+        await self.inner.put(path, data)
+
+
+async def test_a_coordinator_goes_on_under_a_new_key() -> None:
+    testbed = OuterTestbed(3)
+    async with testbed.running(testbed.names[:2]):
+        await testbed.until_round(4)
+    testbed.trainer, testbed.epoch = key("rotated"), 2
+    authority = testbed.run.authority.model_copy(update={"trainers": (testbed.trainer.public,)})
+    testbed.run = testbed.run.model_copy(update={"authority": authority})
+    with trio.fail_after(20 * ROUND_SECONDS):
+        async with testbed.running(store=OwnSpace(testbed.store, testbed.trainer.public)):
+            manifest = await testbed.until_round(8)
+            await trio.sleep(1)
+    assert len(manifest.counted) == 3  # with a site that is new
+    assert testbed.applied("site-2")[8] == testbed.applied("site-0")[8]
+
+
+async def test_a_site_goes_on_under_a_new_key_after_it_has_contributed() -> None:
+    testbed = OuterTestbed(2)
+    async with testbed.running():
+        await testbed.until(lambda: any(e["number"] == 3 for e in testbed.handles["site-1"].log.named("contributed")))
+    rotated = replace(testbed.handles.pop("site-1"), name="rotated")
+    testbed.handles["rotated"], testbed.names = rotated, ["site-0", "rotated"]
+    workers = tuple(sorted(key(name).public for name in testbed.names))
+    authority = testbed.run.authority.model_copy(update={"workers": workers})
+    testbed.run = testbed.run.model_copy(update={"authority": authority})
+    async with testbed.running():
+        manifest = await testbed.until_round(6)
+        await trio.sleep(1)
+    assert rotated.key.public in {item.worker for item in manifest.counted}
+    assert testbed.applied("rotated")[6] == testbed.applied("site-0")[6]
 
 
 # A coordinator or a site that has lost its own state

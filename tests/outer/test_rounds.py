@@ -218,6 +218,21 @@ async def test_a_site_that_signs_two_contributions_is_refused_and_reported() -> 
     equal_states(testbed, 4)
 
 
+async def test_a_key_that_was_revoked_in_a_round_does_not_count_in_it() -> None:
+    testbed = OuterTestbed(3)
+    handles = testbed.handles.values()
+    async with testbed.running():
+        await testbed.until(lambda: all(any(e["number"] == 3 for e in h.log.named("contributed")) for h in handles))
+    stolen = key("site-2").public
+    workers = tuple(worker for worker in testbed.run.authority.workers if worker != stolen)
+    authority = testbed.run.authority.model_copy(update={"workers": workers, "revoked": (stolen,)})
+    testbed.run = testbed.run.model_copy(update={"authority": authority})
+    async with testbed.running(testbed.names[:2]):
+        manifest = await testbed.until_round(3)
+    assert testbed.reasons(manifest) == {"site-2": "malformed"}
+    assert len(manifest.counted) == 2
+
+
 async def test_a_copied_payload_is_refused_and_its_maker_counts_whoever_is_seen_first() -> None:
     testbed, copier, victim = OuterTestbed(3), key("site-2"), key("site-1").public
 

@@ -1,8 +1,11 @@
 """What a program hands to its node as a version, and what it hears while it waits."""
 
+import multiprocessing
 import re
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,15 +13,17 @@ from typing import Any
 import pytest
 import torch
 import trio
+from torch import distributed as dist
 
 from grailnode import UserError
 from grailnode.config import Config, TrainerSection
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
-from grailnode.library import AsyncTrainer
+from grailnode.library import AsyncTrainer, Trainer
 from grailnode.library import progress as progress_of_calls
 from grailnode.store.memory import MemoryStore
 from protocol.digest import Weights
 from roles.node.identity import Node
+from roles.ports import StateError
 from roles.trainer.spool import SnapshotName
 from roles.trainer.training_spool import TrainingSpool
 from tests.support.builders.chains import equal
@@ -93,3 +98,23 @@ async def test_long_calls_say_what_they_wait_for(monkeypatch: pytest.MonkeyPatch
     await check("step 7: writing 0.0 of 0.0 GB", partial(trainer.publish, load_weights(PACKAGED_POLICY), step=7))
     assert trainer.version == 0
     await check("waiting for the upload of 1 versions", trainer.wait_for_uploads)
+
+
+def failure_of_rank(rank: int, meeting: Path) -> str:
+    """Return what a rank hears where the state of the first one is damaged."""
+
+    def fail() -> AsyncTrainer:
+        raise StateError("chain/epoch", "damaged")
+
+    address, seconds = f"file://{meeting}", timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2, timeout=seconds)
+    with pytest.raises(UserError if rank else StateError) as error_info:
+        Trainer(fail, dist.group.WORLD)
+    return str(error_info.value)
+
+
+def test_no_rank_waits_for_a_first_one_that_has_failed(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as processes:
+        first, other = processes.map(failure_of_rank, range(2), [tmp_path / "meeting"] * 2)
+    assert first.startswith("chain/epoch: damaged")
+    assert other == f"the first rank has failed: {first}"

@@ -13,7 +13,8 @@ from grailnode import UserError
 from grailnode.cli.actions import node_start
 from grailnode.config import Config, load
 from grailnode.node.node_makers import make_auditor, make_node, make_spectator
-from grailnode.node.stores import Storage
+from grailnode.node.state_care import repair_node
+from grailnode.node.stores import STRANGER, Storage
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.run import workspace
 from grailnode.run.joining import open_config, open_config_to_read
@@ -26,7 +27,7 @@ from roles.node.identity import Node
 from roles.ports import NotFoundError
 from tests.support.builders.chains import PunctualBeacon
 from tests.support.builders.recipes import demo_recipe
-from tests.support.servers.loopback import FileServer, Reply, serving
+from tests.support.servers.loopback import FileServer, HttpRequest, Reply, serve, serving
 
 FILE = "[default]\naws_access_key_id = AK\naws_secret_access_key = secret%word\n"
 VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -144,6 +145,33 @@ async def test_a_server_of_this_machine_that_the_operator_named_opens_no_other_p
     for host in ("169.254.169.254", "127.0.0.1:9", "10.0.0.1"):
         with pytest.raises(PermanentError, match="not a public address"):
             await storage.space(f"https://{host}").get("x", 10)
+
+
+def test_a_repair_of_a_name_that_is_no_nodes_makes_no_key_and_says_so(run_toml: Path):
+    with pytest.raises(UserError, match=r"trainr\.key: no such key; is --name the name of the node\?"):
+        repair_node(load(run_toml), "trainr", print)
+    assert not [*run_toml.parent.rglob("*trainr*")]
+
+
+async def test_spaces_that_hang_keep_no_other_waiting(run_toml: Path, nursery: trio.Nursery):
+    """As many as a validator reads commitments at a time (window_cases.py)."""
+    storage = Storage(load(run_toml, ["store.private_addresses=true"]), NodeTelemetry("x"))
+
+    async def hang(request: HttpRequest) -> Reply:
+        return await trio.sleep_forever()
+
+    async def read(url: str) -> bytes:
+        return await storage.space(url).get("o", 2)
+
+    hanging, honest = await nursery.start(serve, hang), FileServer()
+    honest.objects["/o"] = b"hi"
+    url = await nursery.start(serve, honest.answer)
+    for number in range(256):
+        nursery.start_soon(read, f"{hanging}/{number}")
+    await trio.testing.wait_all_tasks_blocked(0.1)
+    with trio.fail_after(STRANGER.silence_seconds / 2):  # after which the others would give up
+        assert await read(url) == b"hi"
+    nursery.cancel_scope.cancel()
 
 
 # A run that is named by a URL: the command line gives its id, or accepts the server's word for it on purpose

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grailnode.store.memory import MemoryStore
 from protocol.errors import ChainError
 from roles.node.identity import Node
-from roles.trainer.spool import INBOX, SnapshotName, list_snapshots, weights_folder
+from roles.trainer.spool import INBOX, OUTBOX, SnapshotName, list_snapshots, weights_folder
 from roles.trainer.tensor_shards import TensorSource
 from roles.trainer.training_spool import TrainingSpool
 from tests.support.builders.chains import equal
@@ -19,7 +19,7 @@ from tests.support.builders.policies import inline
 from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
 from tests.support.builders.verified_batches import put_batch, verified_batch
-from tests.support.faults.decorated_store import SlowStore
+from tests.support.faults.decorated_store import DecoratedStore, SlowStore
 from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import simulate
 
@@ -76,6 +76,34 @@ async def test_a_step_that_no_manifest_can_name_is_refused_before_it_is_durable(
         await spool.publish(site.weights(), step)
     assert [name.version for name in await list_snapshots(site.state)] == [0]
     assert await (await site.open()).publish(site.weights(), 1) == 1
+
+
+class InterruptedStore(DecoratedStore):
+    """A state whose user presses Ctrl-C when a snapshot has just become durable, once."""
+
+    is_interrupted = False
+
+    async def put(self, path: str, data: bytes) -> None:
+        await self.inner.put(path, data)
+        if path.startswith(OUTBOX) and not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+
+
+async def test_a_version_that_became_durable_at_an_interruption_is_not_published_again() -> None:
+    site = Site()
+    spool = await site.open()
+    spool = TrainingSpool(replace(site.node, state=InterruptedStore(site.state)), MAX_STALENESS)
+    await spool.begin(lambda: site.network.weights)
+    others = {name: tensor + 1 for name, tensor in site.network.weights.items()}
+    with pytest.raises(KeyboardInterrupt):
+        await spool.publish(site.weights(), 5)
+    assert await spool.publish(TensorSource.of(others), 6) == spool.version == 2
+    assert await list_snapshots(site.state) == [
+        SnapshotName(version, step) for version, step in ((0, 0), (1, 5), (2, 6))
+    ]
+    assert equal(await get_snapshot(site.state, SnapshotName(1, 5)), site.network.weights)
+    assert equal(await get_snapshot(site.state, SnapshotName(2, 6)), others)
 
 
 async def test_a_caller_can_wait_until_storage_has_taken_versions() -> None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -243,3 +244,13 @@ async def test_objects_are_fetched_when_the_disk_of_the_cache_fails(store: Cache
     monkeypatch.undo()
     monkeypatch.setattr(os, "open", full)
     assert await store.get(path_of(data), len(data)) == data
+
+
+async def test_a_disk_that_takes_a_part_of_a_piece_changes_no_byte_of_the_object(store: CachedStore, source: Link):
+    """Such bytes would look as if the storage had lied, and an honest site would be refused for them."""
+    data, before = await add(source, 3 * PIECE), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5 * PIECE // 2, before[1]))
+    try:
+        assert await store.get(path_of(data), 3 * PIECE) == data
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

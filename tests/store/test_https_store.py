@@ -1,8 +1,10 @@
 """HttpsStore: servers that break off, falsify, are slow or redirect, hostile listings, and private addresses."""
 
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +20,7 @@ from tests.support.measuring.store_listing import paths
 from tests.support.servers.loopback import UNSAID, FileServer, HttpRequest, Reply, serve
 
 OBJECT = bytes(range(256)) * 4000
+PATIENCE = 30.0  # of a machine with much other work
 
 
 class Server(FileServer):
@@ -287,22 +290,29 @@ class Resolver(trio.abc.HostnameResolver):
         self.answers = list(answers)
         self.query_count = 0
 
-    async def getaddrinfo(self, host, port, family=0, type=0, proto=0, flags=0):  # noqa: A002
+    def look_up(self, host: str, port: int, type: int = 0) -> list[Any]:  # noqa: A002
         self.query_count += 1
         address = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return [(trio.socket.AF_INET, trio.socket.SOCK_STREAM, 6, "", (address, port or 0))]
 
+    async def getaddrinfo(self, host, port, family=0, type=0, proto=0, flags=0):  # noqa: A002
+        return self.look_up(host, port)
+
     async def getnameinfo(self, sockaddr, flags):
         raise NotImplementedError
 
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("grailnode.store.https.https_store.getaddrinfo", self.look_up)
+        trio.socket.set_custom_hostname_resolver(self)
+
 
 @pytest.mark.parametrize("host", ["bucket.example.org", "127.0.0.1", "localhost", "2130706433", "0x7f.1"])
-async def test_a_host_with_a_private_address_is_refused_before_it_is_contacted(nursery: trio.Nursery, host: str):
+async def test_a_host_with_a_private_address_is_refused_before_it_is_contacted(nursery, monkeypatch, host: str):
     server = FileServer()
     server.objects["/o"] = b"secret"
     url = await nursery.start(serve, server.answer)
     port = url.rpartition(":")[2]
-    trio.socket.set_custom_hostname_resolver(Resolver("127.0.0.1"))
+    Resolver("127.0.0.1").install(monkeypatch)
     async with open_client(public_only=True) as client:
         store = HttpsStore(f"http://{host}:{port}", client, plain_http=True)
         with pytest.raises(PermanentError, match="not a public address"):
@@ -313,26 +323,52 @@ async def test_a_host_with_a_private_address_is_refused_before_it_is_contacted(n
 class EmptyResolver(Resolver):
     """A resolver that knows no host."""
 
-    async def getaddrinfo(self, host, port, family=0, type=0, proto=0, flags=0):  # noqa: A002
+    def look_up(self, host: str, port: int, type: int = 0) -> list[Any]:  # noqa: A002
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
 @pytest.mark.parametrize("public_only", [False, True])
-async def test_a_host_that_does_not_exist_is_named_in_a_line_that_says_what_to_check(public_only: bool) -> None:
-    trio.socket.set_custom_hostname_resolver(EmptyResolver())
+async def test_a_host_that_does_not_exist_is_named_in_a_line_that_says_what_to_check(monkeypatch, public_only: bool):
+    EmptyResolver().install(monkeypatch)
     async with open_client(public_only=public_only) as client:
         with pytest.raises(StoreError, match=r"^https://gone\.example/o: no host of this name is found; check the URL"):
             await HttpsStore("https://gone.example", client).get("o", 1)
 
 
-async def test_a_host_name_is_resolved_once():
+async def test_a_host_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch):
     """The first answer is a public address without a server; a second resolution would give loopback."""
     resolver = Resolver("192.88.99.1", "127.0.0.1")
-    trio.socket.set_custom_hostname_resolver(resolver)
+    resolver.install(monkeypatch)
     async with open_client(public_only=True, connect=0.2) as client:
         with pytest.raises(StoreError):
             await HttpsStore("http://rebind.example.org:9", client, plain_http=True).get("o", 1)
     assert resolver.query_count == 1
+
+
+async def test_names_whose_servers_are_silent_keep_no_other_work_waiting(monkeypatch: pytest.MonkeyPatch):
+    """As many names as commitments that a validator reads at a time, and the threads in which it computes."""
+    answered = threading.Event()
+
+    class SilentResolver(Resolver):
+        def look_up(self, host: str, port: int, type: int = 0) -> list[Any]:  # noqa: A002
+            if host.startswith("silent"):
+                answered.wait(PATIENCE)
+            return super().look_up(host, port)
+
+    SilentResolver("127.0.0.1").install(monkeypatch)
+    async with open_client(public_only=True) as client, trio.open_nursery() as tasks:
+
+        async def read(host: str) -> None:
+            with pytest.raises(PermanentError, match="not a public address"):
+                await HttpsStore(f"https://{host}", client).get("o", 1)
+
+        for number in range(256):
+            tasks.start_soon(read, f"silent-{number}.example.org")
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        with trio.fail_after(0.5 * PATIENCE):
+            await read("quick.example.org")
+            assert await trio.to_thread.run_sync(lambda: 1) == 1
+        answered.set()
 
 
 async def test_an_allowed_address_is_read_through_the_same_transport(nursery, monkeypatch: pytest.MonkeyPatch):

@@ -209,6 +209,21 @@ async def test_a_full_directory_keeps_the_first_announcements_and_those_of_autho
     assert not remembered_keys & {key.public for key in crowd}
 
 
+async def test_a_full_directory_does_not_hide_the_space_of_a_new_key(world: World):
+    """Announcements that never expire cost their makers nothing, and must not keep newcomers out for ever."""
+    for number in range(9):
+        crowd_key = SigningKey(bytes([65 + number]) * 32)
+        await world.announce(crowd_key, "https://crowd.example.org", 1e6 * HOUR)
+        await world.store.get(paths.participant(crowd_key.public), 4096)
+    await world.announce(MINER, "https://a.example.org")
+    await world.space("https://a.example.org", MINER, b"there")
+    for _ in range(2):  # the second time without a look at the meeting point
+        assert await world.store.get(paths.head(MINER.public), 100) == b"there"
+    world.clock.moment += HOUR
+    with pytest.raises(NotFoundError):
+        await world.store.get(paths.head(MINER.public), 100)
+
+
 async def test_a_damaged_announcement_in_the_state_is_replaced(world: World):
     await world.state.put(STATE_PREFIX + MINER.public.hex(), b"rubbish")
     await world.announce(MINER, "https://a.example.org")

@@ -15,6 +15,7 @@ The cache does not trust the disk: it checks an object's digest whenever it read
 limit it removes the least recently used objects; a file's modification time says when it was used.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -58,7 +59,8 @@ class PartialDownload:
             return set()
 
     def put(self, number: int, data: bytes) -> None:
-        os.pwrite(self.descriptor, data, number * self.piece_bytes)
+        if os.pwrite(self.descriptor, data, number * self.piece_bytes) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         marks = os.open(self._marks, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.pwrite(marks, b"\x01", number)

@@ -44,15 +44,18 @@ class SpaceDirectory:
     _loading: trio.Lock = field(default_factory=trio.Lock, init=False)
 
     async def announcement(self, key: bytes) -> Announcement | None:
-        """Look up the announcement of a key, and return the one that is valid now; None when there is none."""
+        """Look up the announcement of a key, and return the one that is valid now; None when there is none. There need
+        be no room to remember it: a crowd could fill that for ever.
+        """
+        data = b""
         try:
-            await self.read(paths.participant(key))
+            data = await self.read(paths.participant(key))
         except NotFoundError:
             pass
         except StoreError:
             if await self.recall(key) is None:
                 raise
-        return await self.recall(key)
+        return await self.recall(key) or self._valid(key, data)
 
     async def recall(self, key: bytes) -> Announcement | None:
         """Return the remembered announcement of a key; None when there is none that is valid now."""
@@ -121,17 +124,21 @@ class SpaceDirectory:
             raise MalformedError("not of this key or run", "announcement")
         return record
 
+    def _valid(self, key: bytes, data: bytes) -> Announcement | None:
+        try:
+            announcement = self._open(key, data)
+        except ProtocolError:
+            return None
+        return announcement if self._is_valid(announcement) else None
+
     async def _remember(self, key: bytes, data: bytes) -> None:
         """Remember an announcement if it is valid and expires after the one that is remembered."""
         by_key = await self._load()
         previous = by_key.get(key)
         if previous is not None and previous[1] == data:
             return
-        try:
-            announcement = self._open(key, data)
-        except ProtocolError:
-            return
-        if not self._is_valid(announcement) or (previous and announcement.expires_ms <= previous[0].expires_ms):
+        announcement = self._valid(key, data)
+        if announcement is None or (previous and announcement.expires_ms <= previous[0].expires_ms):
             return
         if previous is None and key not in self.authority_keys() and not await self._make_room(by_key):
             return
@@ -259,7 +266,8 @@ class RoutedStore:
         is_fresh = space is not None and space.lookup_time <= now < space.lookup_time + space.valid_seconds
         # a fresh space is not looked up, but another reader of the directory may have seen a newer announcement
         announcement = await (self.directory.recall(key) if is_fresh else self.directory.announcement(key))
-        url = announcement.space if announcement is not None else ""
+        known_url = space.url if space is not None and is_fresh else ""  # also of one that is not remembered
+        url = announcement.space if announcement is not None else known_url
         if space is not None and space.url == url:
             store = space.store
         else:

@@ -10,8 +10,10 @@ to one of them: a second resolution could give another answer (DNS rebinding). T
 
 import re
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from socket import SOCK_STREAM, getaddrinfo
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
@@ -23,6 +25,9 @@ import trio
 from grailnode.store.checks import PageCheck, PermanentError, begins_at, check_path, check_prefix, check_range, one_line
 from protocol.limits import MIB
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
+
+_IDLE_CONNECTIONS: Final = 64  # that a client keeps for later requests
+_MOST_LOOKUPS: Final = 1024  # threads: a name whose servers are silent takes one for half a minute
 
 _global_unicast: Final = IPv6Network("2000::/3")
 _nat64: Final = IPv6Network("64:ff9b::/96")
@@ -63,6 +68,9 @@ def _embedded_ipv4(ip: IPv6Address) -> tuple[IPv4Address, ...]:
 
 
 class _PublicBackend(httpcore.TrioBackend):
+    def __init__(self) -> None:
+        self._lookups = trio.CapacityLimiter(_MOST_LOOKUPS)
+
     async def connect_tcp(
         self,
         host: str,
@@ -84,10 +92,11 @@ class _PublicBackend(httpcore.TrioBackend):
             raise failure or httpcore.ConnectError("no address")
         raise httpcore.ConnectTimeout(f"no connection within {timeout:g} s") from failure
 
-    @staticmethod
-    async def _resolve(host: str, port: int) -> list[str]:
+    async def _resolve(self, host: str, port: int) -> list[str]:
+        # Not by trio's own function: its threads also run what computes for long, which would wait for slow names.
+        look_up = partial(getaddrinfo, host, port, type=SOCK_STREAM)
         try:
-            infos = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+            infos = await trio.to_thread.run_sync(look_up, limiter=self._lookups, abandon_on_cancel=True)
         except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(f"{host}: not resolved") from error
         addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
@@ -103,15 +112,15 @@ class _PublicBackend(httpcore.TrioBackend):
 class PublicTransport(httpx.AsyncHTTPTransport):
     """A transport for httpx that connects to public addresses only. HTTP/1.1, without proxies."""
 
-    def __init__(self, connections: int) -> None:
+    def __init__(self) -> None:
         super().__init__(trust_env=False)
         # httpx has no option for how its connections are opened, so its pool is replaced
         if not hasattr(self, "_pool"):  # a later httpx would connect to any address
             raise RuntimeError(f"httpx {httpx.__version__} keeps its connections elsewhere: install an older one")
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=httpx.create_ssl_context(trust_env=False),
-            max_connections=connections,
-            max_keepalive_connections=connections,
+            max_connections=None,
+            max_keepalive_connections=_IDLE_CONNECTIONS,
             network_backend=_PublicBackend(),
         )
 
@@ -194,21 +203,20 @@ async def _fetch(client: httpx.AsyncClient, url: str, where: str) -> bytes:
         raise StoreError(f"{where}: {one_line(error)}") from error
 
 
-def open_client(
-    *, connect: float = 10.0, silence: float = 20.0, connections: int = 32, public_only: bool = False
-) -> httpx.AsyncClient:
+def open_client(*, connect: float = 10.0, silence: float = 20.0, public_only: bool = False) -> httpx.AsyncClient:
     """Return an HTTP client for HttpsStore, without redirects, cookies and settings from the environment. Opening a
     connection may take `connect` seconds, and `silence` seconds may pass without a byte. For URLs that strangers name,
-    it connects to public addresses only.
+    it connects to public addresses only. It limits no connections, since some servers would keep all that there are:
+    whoever reads limits the requests at a time, in all and to each server.
     """
     return httpx.AsyncClient(
-        transport=PublicTransport(connections) if public_only else None,
+        transport=PublicTransport() if public_only else None,
         follow_redirects=False,
         trust_env=False,
         # cookies would let a server track its readers, and one that is not ASCII makes every later request fail
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         timeout=httpx.Timeout(silence, connect=connect, pool=None),
-        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS),
         headers={"User-Agent": "grailnode", "Accept-Encoding": "identity"},
     )
 

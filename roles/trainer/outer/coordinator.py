@@ -6,6 +6,7 @@ instruction publishes the same manifest again, and no round is decided twice.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +15,7 @@ import trio
 from protocol import limits, paths
 from protocol.digest import Weights
 from protocol.encoding import content_digest
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, SignatureError
 from protocol.identity.signing import Signed, sign
 from protocol.kernels.inner_products import Matrix
 from protocol.objects import ObjectRef
@@ -122,11 +123,9 @@ class Coordinator:
         self._shared = await round_files.get_state(node, self._newest.record, parts)
         sent = await round_files.get_sent(node.state, self._newest.record.number)
         self._sent = SentRounds(list(sent.values()))
-        try:
+        with suppress(NotFoundError, SignatureError):  # what an earlier key has signed names shards in its own space
             data = await node.state.get(round_files.POINTER, RoundPointer.max_signed_bytes())
-        except NotFoundError:
-            return
-        self._pointer = open_record(node, RoundPointer, paths.newest_round(node.key.public), data).record
+            self._pointer = open_record(node, RoundPointer, paths.newest_round(node.key.public), data).record
 
     async def _check_published(self, newest: int) -> None:
         """Compare this node's own state with the pointer in storage."""
@@ -200,13 +199,16 @@ class Coordinator:
         """Publish the newest manifest, the policy version of its state, and the pointer."""
         assert self._newest is not None
         node, manifest = self._node, self._newest.record
-        await node.publish(manifest.path, self._newest.data)
+        is_own = manifest.trainer == node.key.public  # and not of an earlier key, in whose space it is
+        if is_own:
+            await node.publish(manifest.path, self._newest.data)
         if manifest.version >= await next_version(node.state):
             view = await node.run_sync(self._shared.bf16_view)
             name = SnapshotName(manifest.version, manifest.state.step)
             await put_snapshot(node.state, name, TensorSource.of(view), node.run_sync)
-        await self._publish_pointer()
-        await self._clean_up()
+        if is_own:
+            await self._publish_pointer()
+            await self._clean_up()
         node.telemetry.event(
             "round-closed",
             number=manifest.number,
@@ -277,7 +279,7 @@ class Coordinator:
             await node.time.wait_for_round(opening.record.closes)
             nursery.cancel_scope.cancel()
         await attendance.look(node, opening.record.workers, self._settings.payload_seconds)
-        attendance.check(frozenset().union(*self._used.values()))
+        attendance.check(frozenset().union(*self._used.values()), node.authority.revoked)
         await self._check_payloads(attendance, checked)
         counted, sent, aggregated = await self._counted(attendance, checked)
         await self._look_for_late_ones(attendance)

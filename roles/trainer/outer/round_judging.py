@@ -110,10 +110,13 @@ class Attendance:
             self._lines.add(line)
             node.telemetry.event(event, worker=worker.hex()[:16], error=str(error))
 
-    def check(self, used_groups: Collection[bytes]) -> None:
-        """Refuse the contributions whose records break the rules."""
+    def check(self, used_groups: Collection[bytes], revoked: Collection[bytes]) -> None:
+        """Refuse the contributions whose records break the rules, or whose keys were revoked since the round began."""
         for worker, signed in self.contributions.items():
             if worker in self.refusals:
+                continue
+            if worker in revoked:
+                self.refusals[worker] = RefusalReason.MALFORMED
                 continue
             try:
                 check_contribution(self.opening, signed.record, used_groups)

@@ -12,7 +12,7 @@ import trio
 from protocol import limits, paths
 from protocol.digest import Weights, digest_weights
 from protocol.encoding import content_digest
-from protocol.errors import ForkError, ProtocolError
+from protocol.errors import ForkError, ProtocolError, SignatureError
 from protocol.identity.signing import Signed, sign
 from protocol.outer.local_work import LocalWork, State, encode_work, masters, without_masters
 from protocol.outer.round_checks import check_next_manifest, sender_digest, turn_of
@@ -205,9 +205,9 @@ class Site:
         try:
             path = numbered(round_files.PREPARED, number)
             data = await node.state.get(path, RoundContribution.max_signed_bytes())
-        except NotFoundError:
+            signed = open_record(node, RoundContribution, paths.contribution(node.key.public, number), data)
+        except (NotFoundError, SignatureError):  # an earlier key's is not this one's
             return None
-        signed = open_record(node, RoundContribution, paths.contribution(node.key.public, number), data)
         return signed if signed.record.opening == self._opening.digest else None
 
     async def _prepare(self) -> Signed[RoundContribution] | None:

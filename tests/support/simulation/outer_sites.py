@@ -160,7 +160,7 @@ class OuterTestbed:
             ),
             **settings,
         )
-        self.coordinator_log, self.coordinator_state = Log("trainer"), MemoryStore()
+        self.coordinator_log, self.coordinator_state, self.trainer = Log("trainer"), MemoryStore(), TRAINER
         self.epoch = 1
         self.site_settings = SITE_SETTINGS
         self.handles = {name: self.handle(name) for name in self.names}
@@ -183,7 +183,7 @@ class OuterTestbed:
             return 0, first_weights()
 
         link = PublisherLink(check_fence, lambda: self.epoch, genesis)
-        node = self.node(self.coordinator_log, state or self.coordinator_state, TRAINER, store)
+        node = self.node(self.coordinator_log, state or self.coordinator_state, self.trainer, store)
         await Coordinator(node, self.settings, link).run()
 
     async def run_killed(
@@ -246,7 +246,7 @@ class OuterTestbed:
 
     async def manifest(self, number: int) -> RoundManifest:
         node = self.node(Log("reader"), MemoryStore(), key("reader"))
-        return (await fetch_record(node, RoundManifest, paths.round_manifest(TRAINER.public, number))).record
+        return (await fetch_record(node, RoundManifest, paths.round_manifest(self.trainer.public, number))).record
 
     async def manifests(self) -> list[RoundManifest]:
         result: list[RoundManifest] = []
