@@ -216,18 +216,25 @@ def test_no_step_on_the_event_loop_grows_with_the_model(tmp_path_factory: pytest
 
 def test_what_a_window_needs_is_loaded_before_processes_are_forked():
     """A full pass of the garbage collector took 22 ms over what was loaded later, in the step of whatever task."""
-    script = (
-        "import gc, importlib, torch\n"
-        "from grailnode.node.supervisor import PRELOADED\n"
-        "[importlib.import_module(name) for name in PRELOADED]\n"
-        "gc.freeze()\n"
+    work = (
+        "import gc, torch\n"
         "from protocol.rollout import sampling, sketch\n"
         "sketch.commit('projection', torch.ones(4, 64), bytes(32))\n"
         "sampling.log_probabilities(torch.ones(4, 64), torch.arange(4), 1.0)\n"
         "print(len(gc.get_objects()))\n"
     )
-    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert int(result.stdout) < 10_000
+    load = (
+        "import gc, importlib\n"
+        "from grailnode.node.supervisor import PRELOADED\n"
+        "[importlib.import_module(name) for name in PRELOADED]\n"
+        "gc.freeze()\n"
+    )
+    # The first process may compile the kernels, which loads the compiler.
+    _, objects = (
+        int(subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+        for script in (work, load + work)
+    )
+    assert objects < 10_000
 
 
 def test_a_long_step_is_reported():
