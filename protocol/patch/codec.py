@@ -79,6 +79,7 @@ def units(new: Weights, pairs: Mapping[str, Pair]) -> list[tuple[str, ...]]:
             before, after = pairs[name]
             changes = int(np.count_nonzero(before != after))
         if changes:
+            # Tensors in which most elements change need a model of their own.
             small.setdefault((type_name(tensor.dtype), 2 * changes > tensor.numel()), []).append(name)
         else:
             result.append((name,))

@@ -118,12 +118,14 @@ def decode_chunks(frame: memoryview, shapes: Sequence[Sequence[int]], chosen: in
 
 def _decode_tensor(cursor: Cursor, blocks: Blocks, chosen: int, out: Floats) -> None:
     lookup = np.array(struct.unpack(f"<{LEVELS}f", cursor.take(4 * LEVELS)), np.float32)
+    # The levels are the sender's own choice, so nothing else of them can be wrong.
     if not np.isfinite(lookup).all():
         raise ContributionError("a level that is not finite", _WHERE)
     for bounds in _segments(blocks):
         model, counts = read_model(cursor, LAYOUT), np.zeros(GROUPS, np.int64)
         if model.classes:
             raise MalformedError("a chunk with classes", _WHERE)
+        # How many entries there are follows from the shape: a frame does not say it.
         counts[0] = count_entries(bounds, chosen)
         changes = decode_entries(cursor, model, counts, read_lengths(cursor, CHUNK_ELEMENTS), CHUNK_ELEMENTS)
         if status := place_chunks(bounds, chosen, changes, lookup, out):

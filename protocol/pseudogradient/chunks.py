@@ -157,6 +157,7 @@ def threshold_of(magnitudes: UInt32Array, size: int, chosen: int, guess: int) ->
 @inlined
 def drop_surplus(bitmap: UInt64Array, magnitudes: UInt32Array, threshold: int, surplus: int) -> Any:
     """Remove the last `surplus` elements whose magnitude is the threshold from those that a bitmap chooses."""
+    # Backwards, because of equal magnitudes the first ones stay.
     for reverse in range(CHUNK // 64):
         word = CHUNK // 64 - 1 - reverse
         rest = bitmap[word]
@@ -288,8 +289,10 @@ def place_chunks(bounds: Int64Array, chosen: int, changes: UInt64Array, lookup: 
             change = changes[number]
             number += U(1)
             place += I(1) + I(change >> U(33))
+            # A hostile gap could lead out of the chunk, into elements of others.
             if place >= size:
                 return I(PAST_THE_END)
+            # Sign and size are the two bits of the level; there are only sizes of 1 and 2.
             if change & U(0xFFFFFFFF) > U(2):
                 return I(LEAVES_DTYPE)
             row_end, offset = advance_to(place, row_end, offset, area)

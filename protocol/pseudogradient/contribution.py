@@ -58,6 +58,7 @@ class ContributionEncoder:
             entries, frame, residual = self._whole(part, inputs)
         self._entries.append(entries)
         self._sizes.append(len(frame))
+        # A frame lies in one file; where it would make the file too large, the next one begins with it.
         if self._file and len(self._file) + len(frame) > self._file_bytes:
             self._end_file()
         self._file += frame

@@ -100,6 +100,7 @@ class Head:
         """Of each frame the number of its file, its first byte there, and the one behind its last."""
         frames, begin, last = [], len(write_head(self)), 0
         for number, size in zip(file_numbers(self.sizes, self.file_bytes), self.sizes, strict=True):
+            # The head stands in front of the first file's frames alone.
             begin = begin if number == last else 0
             frames.append((number, begin, begin + size))
             begin, last = begin + size, number
@@ -144,6 +145,7 @@ def _read_fixed(cursor: Cursor, parts: int) -> tuple[Coding, bytes, bytes, int, 
         raise MalformedError(f"no kind of coding has the code {kind}", _WHERE)
     if count != parts:
         raise ContributionError(f"{count} parts for weights of {parts}", _WHERE)
+    # A negative zero would be a second form of the same norm.
     if not (math.isfinite(squared_norm) and squared_norm >= 0) or math.copysign(1.0, squared_norm) < 0:
         raise MalformedError("a norm that is no finite number from 0 on", _WHERE)
     if not limits.MIN_PAYLOAD_FILE_BYTES <= file_bytes <= limits.MAX_PAYLOAD_FILE_BYTES:

@@ -88,6 +88,7 @@ def install(directory: Path, device: Device) -> Installation:
         raise InstallationError(f"{directory}: not empty; choose another directory, or remove it")
     _run([sys.executable, "-m", "venv", str(directory)], "the virtual environment cannot be made")
     python = directory.absolute() / "bin" / "python"
+    # The packages for a CPU are all in the lock file, so pip has nothing to choose.
     packages = ["--no-deps", "-r", str(CPU_LOCK)] if device == "cpu" else list(GPU_PACKAGES)
     _run([str(python), "-m", "pip", "install", "--quiet", *packages], "pip cannot install vLLM")
     vllm, torch = _run([str(python), "-c", _CHECK], "vLLM cannot be imported").splitlines()[-1].split()
@@ -102,6 +103,7 @@ def installed_version(python: Path) -> str:
 def environment_of(python: Path) -> VllmEnvironment:
     """Return an interpreter with the device that its vLLM was built for, without importing it."""
     name, version = _installed_package(python)
+    # The package for CPUs has a name of its own; a build from the sources says it in its version.
     return VllmEnvironment(python, "cpu" if name.endswith("-cpu") or version.endswith("+cpu") else "cuda")
 
 
@@ -118,6 +120,7 @@ def _run(command: list[str], failure: str) -> str:
     except OSError as error:
         raise InstallationError(f"{failure}: {error.strerror}") from error
     if result.returncode:
+        # The cause of a failure stands last.
         lines = [line for line in (result.stderr or result.stdout).splitlines() if line.strip()]
         raise InstallationError(f"{failure}: {lines[-1] if lines else f'exit code {result.returncode}'}")
     return result.stdout

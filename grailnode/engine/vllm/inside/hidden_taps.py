@@ -98,6 +98,7 @@ def checked(arguments: CheckArguments, begin: int, states: Tensor, project: Proj
     WIDTHS for each that the policy drew. All ranks project alike, as all have the same batch.
     """
     tokens = arguments.tokens[begin : begin + len(states)]
+    # Replies of an environment lie among the tokens that the policy drew.
     rows = [row for row, token in enumerate(tokens) if token != GIVEN]
     before = sum(token != GIVEN for token in arguments.tokens[:begin])
     drawn = DrawnTokens([tokens[row] for row in rows], arguments.seed, arguments.sketch)

@@ -30,6 +30,7 @@ class DrawnRows:
     """The rows of a batch that are ours to draw, grouped anew only when a request comes or goes: steps stay cheap."""
 
     def __init__(self, rows: Sequence[tuple[int, RequestArguments]], device: torch.device) -> None:
+        # One call of the kernel draws all rows with the same settings.
         by_settings: dict[tuple[object, ...], list[int]] = {}
         for place, (_, item) in enumerate(rows):
             settings = item.seed is None, item.temperature, item.filters, item.states, item.sketch

@@ -139,6 +139,7 @@ class ServedWeights:
             except DifferentWeightsError:
                 self.version = self.digest = None
                 raise
+        # One tensor at a time in the same memory: a second copy of the weights would not fit beside the serving.
         buffer, digests = self.buffer(), dict[str, bytes]()
         for name in self.placements:
             digests[name] = b""  # that of no tensor
