@@ -39,7 +39,7 @@ from protocol.patch.values import bits_of
 TWO_SITES: Final = "sums, two sites"
 RUNS: Final = (
     ("sums", 3e-6, 0, 16), ("sums", 1e-6, 0, 6), ("sums", 1e-5, 0, 6), ("sums", 3e-6, 8, 16), ("mixture", 3e-6, 0, 16),
-    (TWO_SITES, 3e-6, 0, 3),
+    (TWO_SITES, 3e-6, 0, 8),
 )  # fmt: skip
 """The task, the learning rate, the age of the rollouts, and the versions of each run."""
 _LINKS: Final = (10, 100, 400, 1000, 10_000)  # Mbit/s
