@@ -277,12 +277,12 @@ class RunManifest(Record):
         """Return which share of `groups` of a miner that has had `clean` clean windows is audited, in millionths: no
         more than one verdict has room for.
         """
-        return min(self.proof.audit_share(clean), 1_000_000 * self.audited_groups // max(1, groups))
+        return min(self.proof.audit_share(clean), self.largest_share(groups))
 
-    @property
-    def audited_groups(self) -> int:
-        """Most groups of a miner that a validator audits in a window: one verdict has room for them, however long."""
-        return max(1, (limits.MAX_VERDICT_BYTES - _SLACK_BYTES) // self._judgement_bytes)
+    def largest_share(self, groups: int) -> int:
+        """Return for which share of `groups` one verdict has room, however long they are, in millionths."""
+        room = max(1, (limits.MAX_VERDICT_BYTES - _SLACK_BYTES) // self._judgement_bytes)
+        return min(1_000_000, 1_000_000 * room // max(1, groups))
 
     @property
     def _judgement_bytes(self) -> int:

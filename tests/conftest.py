@@ -101,6 +101,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [*shares, *others]
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Collect garbage in the process that only distributes the tests, and collects none."""
+    if session.config.pluginmanager.has_plugin("dsession"):
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Collect garbage from here on, and leave the modules and the list of tests out of it, which are large."""
     gc.collect()

@@ -15,7 +15,7 @@ from protocol.judging.verdict import OWN_REASONS, ReauditVerdict, Verdict, joint
 from protocol.proof import ProofSpec
 from protocol.rollout import challenge
 from protocol.rollout.batch import Commitment
-from roles.gather import answer_of
+from roles.gather import answer_of, gather
 from roles.node.identity import Node
 from roles.policy.follower import Follower
 from roles.ports import BeaconError, LineReporter, NotFoundError, StoreError
@@ -23,6 +23,7 @@ from roles.records import FOREIGN, fetch_record
 from roles.rosters import fetch_witnessed_seals
 
 _BEACON_SECONDS: Final = 10.0  # for a round: a run's own beacon keeps the newest ones alone
+_ROUNDS_AT_ONCE: Final = 16
 
 
 async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
@@ -45,9 +46,9 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     accounts = Accounts(node.run.scoring, node.run.proof)
     draws = await _read_draws(node, ledger)
     expired = 0  # summaries, the oldest ones, whose seals and verdicts are no longer in storage
+    complete = whole  # whether the accounts have all that counts in them
     for place, summary in enumerate(ledger):
         try:
-            complete = whole or ledger[0].window <= summary.window - node.run.scoring.windows
             draw = draws.get(summary.window)
             verdicts = await _check_summary(node, validator, summary, draw, accounts, complete=complete)
             if place or whole:
@@ -62,16 +63,19 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
             expired += 1
         amended_rows.update((amendment.window, amendment.miner) for amendment in summary.amendments)
         accounts.add(summary)
+        complete = whole or ledger[0].window <= summary.window - node.run.scoring.windows
         if complete and summary.scores != accounts.scores():
             raise ProtocolError("the scores do not follow from the rows", f"window {summary.window}")
     if ledger:
-        say(f"validator {validator.hex()[:16]}: {_result(ledger, expired)}")
+        say(f"validator {validator.hex()[:16]}: {_result(ledger, expired, len(ledger) - len(draws))}")
     return len(ledger)
 
 
-def _result(ledger: Sequence[Summary], expired: int) -> str:
+def _result(ledger: Sequence[Summary], expired: int, undrawn: int) -> str:
     verdicts = sum(1 for summary in ledger[expired:] for row in summary.rows if row.verdict)
     note = f"; of the first {expired} only links and scores, as their verdicts have expired" if expired else ""
+    if undrawn:
+        note += f"; of {undrawn} not which groups were picked, as the beacon did not give their second rounds"
     first, last = ledger[0].window, ledger[-1].window
     return f"windows {first} to {last}, {len(ledger)} summaries linked, {verdicts} verdicts{note}"
 
@@ -185,10 +189,18 @@ async def _check_commitment(node: Node, verdict: Verdict, place: str) -> None:
 async def _read_draws(node: Node, ledger: Sequence[Summary]) -> dict[int, bytes]:
     """Return the randomness of the second rounds of a ledger's windows, as far back as the beacon still has it."""
     draws: dict[int, bytes] = {}
-    with suppress(BeaconError, StoreError):
-        for summary in reversed(ledger):
-            number = node.run.schedule.audit(summary.window)
-            draws[summary.window] = await answer_of(partial(node.randomness, number), _BEACON_SECONDS)
+
+    async def read(window: int) -> None:
+        with suppress(BeaconError, StoreError):
+            number = node.run.schedule.audit(window)
+            draws[window] = await answer_of(partial(node.randomness, number), _BEACON_SECONDS)
+
+    windows = [summary.window for summary in reversed(ledger)]
+    for begin in range(0, len(windows), _ROUNDS_AT_ONCE):
+        part = windows[begin : begin + _ROUNDS_AT_ONCE]
+        await gather(read, part, at_once=len(part))
+        if draws.keys().isdisjoint(part):
+            break  # older ones have been deleted as well
     return draws
 
 
@@ -207,7 +219,7 @@ def _check_groups(
     if verdict.lapsed:
         return
     if draw is None and len(summary.roster) > summary.judges:
-        raise NotFoundError(f"{place}: its second round is no longer known")
+        return  # which groups were dealt to it is not known, either
     case, groups = (node.run_id, summary.window, draw or b"", verdict.miner), verdict.submitted
     dealt = summary.dealing.dealt_groups(*case, groups=groups, validator=summary.validator)
     judged, miner = {judgement.index: judgement for judgement in verdict.judgements}, verdict.miner.hex()[:8]
@@ -215,13 +227,15 @@ def _check_groups(
         raise ProtocolError(f"judges groups of miner {miner} that were not dealt to it, or counts them falsely", place)
     if draw is None or clean_windows is None:
         return
-    clean = clean_windows.get(verdict.miner, 0)
-    picked = challenge.audit_indices(*case, groups=groups, share_ppm=node.run.audit_share(clean, groups), dealt=dealt)
-    if not clean and picked and not (picked[0] in judged and judged[picked[0]].accepted):
-        picked = picked[:1]  # of a stranger
-    has_others = not judged.keys() <= set(picked) and not any(item.rejected for item in verdict.judgements)
-    if has_others or not judged.keys() >= set(picked):
-        raise ProtocolError(f"judges other groups of miner {miner} than the window's second round picks", place)
+    clean, has_rejected = clean_windows.get(verdict.miner, 0), any(item.rejected for item in verdict.judgements)
+    # An earlier release knew no bound, and may have judged more groups, all of which had room in its verdict.
+    for share in {node.run.audit_share(clean, groups), node.run.proof.audit_share(clean)}:
+        picked = challenge.audit_indices(*case, groups=groups, share_ppm=share, dealt=dealt)
+        if not clean and picked and not (picked[0] in judged and judged[picked[0]].accepted):
+            picked = picked[:1]  # of a stranger
+        if judged.keys() >= set(picked) and (has_rejected or judged.keys() <= set(picked)):
+            return
+    raise ProtocolError(f"judges other groups of miner {miner} than the window's second round picks", place)
 
 
 def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> None:

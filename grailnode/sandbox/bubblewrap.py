@@ -270,7 +270,7 @@ def _read(stream: IO[bytes] | None, size: int, seconds: float, solver: int) -> b
             if not piece:
                 break
             data += piece
-        if len(data) > 1 and _count_files(solver) > _MAX_FILES:  # before, it may see this machine's own /tmp
+        if _count_files(solver) > _MAX_FILES:
             break
     return data
 
@@ -279,7 +279,10 @@ def _count_files(process: int) -> int:
     """Return how many files a sandbox's /tmp has; 0 when it has ended, or on a machine that does not show it."""
     try:
         child = Path(f"/proc/{process}/task/{process}/children").read_text().split()[0]
-        usage = os.statvfs(f"/proc/{child}/root/tmp")
+        folder = Path(f"/proc/{child}/root/tmp")
+        usage = os.statvfs(folder)
+        # Until it has a root of its own, and where bubblewrap is a program that starts another one, this is our /tmp.
+        is_own = folder.stat().st_dev != Path("/tmp").stat().st_dev  # noqa: S108
     except (OSError, IndexError):
         return 0
-    return usage.f_files - usage.f_ffree
+    return usage.f_files - usage.f_ffree if is_own else 0

@@ -179,9 +179,10 @@ class _Host:
         with self._lock:
             self._send(b"e%d" % fork)
             try:
-                return int(self._receive(self._limits.call_seconds)) & 0xFFFF  # whatever foreign code sends
+                status = int(self._receive(self._limits.call_seconds))  # whatever foreign code sends
             except ValueError as error:
                 raise _GoneError("the process that forks sent no number") from error
+        return status if 0 <= status <= 0xFFFF else 0
 
     def _send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         try:
@@ -281,8 +282,8 @@ class Session:
         """Return why the fork has ended: by its own code, or by a signal, which may be this machine's."""
         self._close_channels()
         status = self._host.status(self._fork)
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
+        number = os.WTERMSIG(status)
+        if os.WIFSIGNALED(status) and number in signal.valid_signals():
             return SandboxLimitError(
                 f"a process of the environment was ended by signal {number} ({signal.strsignal(number)}), so that "
                 "nothing was judged"

@@ -59,7 +59,8 @@ class Auditor:
     ) -> tuple[Verdict, dict[int, bytes]]:
         """Judge the groups of a case that the second round deals to this validator and picks.
 
-        If one of them is rejected, all groups of a known miner that are dealt to it are judged. Of a stranger's groups,
+        If one of them is rejected, all groups of a known miner that are dealt to it are judged, or as many as a verdict
+        has room for, by R1 as well, so that the miner does not know those that never are. Of a stranger's groups,
         the first one is judged alone, and no other unless it is accepted: that costs the stranger everything and the
         validator little.
 
@@ -74,7 +75,7 @@ class Auditor:
         """
         commitment, dealt = case.commitment.record, self.dealt_groups(case)
         thresholds = self.thresholds(commitment)
-        audit_groups = self._picked_groups(case, dealt, share_ppm)
+        audit_groups = self.picked_groups(case, share_ppm)
         judgements: list[Judgement] = []
         suspected_copies: dict[int, bytes] = {}
 
@@ -89,9 +90,9 @@ class Auditor:
             await judge_more(audit_groups if is_known else audit_groups[1:])
         refusal = joint_rejection(judgements, evidence, thresholds)
         if is_known and (refusal or any(judgement.rejected for judgement in judgements)):
-            more = self._node.run.audited_groups - len(audit_groups)
+            every = self.picked_groups(case)
             with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
-                await judge_more([index for index in dealt if index not in audit_groups][:more])
+                await judge_more([index for index in every if index not in audit_groups])
             refusal = refusal or joint_rejection(judgements, evidence, thresholds)
         return self.make_verdict(case, len(dealt), reject_accepted(judgements, refusal)), suspected_copies
 
@@ -102,12 +103,14 @@ class Auditor:
             node.run_id, window, self._draw, case.miner, groups=case.submitted_groups, validator=node.key.public
         )
 
-    def _picked_groups(self, case: Case, dealt: Sequence[int], share_ppm: int) -> tuple[int, ...]:
-        """Return the indices of the dealt groups of a case that the second round picks."""
-        run_id, window, groups = self._node.run_id, case.commitment.record.window, case.submitted_groups
-        return challenge.audit_indices(
-            run_id, window, self._draw, case.miner, groups=groups, share_ppm=share_ppm, dealt=dealt
-        )
+    def picked_groups(self, case: Case, share_ppm: int | None = None) -> tuple[int, ...]:
+        """Return the indices of the groups dealt to this validator that the second round picks: by default, as many as
+        a verdict has room for.
+        """
+        run, window, groups = self._node.run, case.commitment.record.window, case.submitted_groups
+        share = run.largest_share(groups) if share_ppm is None else share_ppm
+        place, dealt = (self._node.run_id, window, self._draw, case.miner), self.dealt_groups(case)
+        return challenge.audit_indices(*place, groups=groups, share_ppm=share, dealt=dealt)
 
     def reject_all(self, case: Case, reason: Reason) -> Verdict:
         """Return the verdict that gives one reason, without reading any, to every group of a case that is dealt to this

@@ -93,8 +93,8 @@ class Reaudit:
         auditor = Auditor(node, judge, entry.dealing, draw, {})
         audited = {judgement.index for judgement in first_verdict.judgements}
         case = Case(commitment, row.pledged, first_verdict.seen_ms / 1000)
-        unaudited = [index for index in auditor.dealt_groups(case) if index not in audited]
-        judgements, _ = await auditor.judge_groups(commitment.record, unaudited[: node.run.audited_groups])
+        unaudited = [index for index in auditor.picked_groups(case) if index not in audited]
+        judgements, _ = await auditor.judge_groups(commitment.record, unaudited)
         # Of another arithmetic of this validator, the misses of that time were counted by other thresholds.
         comparable = first_verdict.judgements if first_verdict.validator_arithmetic == judge.arithmetic else ()
         refusal = joint_rejection([*comparable, *judgements], NO_EVIDENCE, auditor.thresholds(commitment.record))

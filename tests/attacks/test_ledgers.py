@@ -66,9 +66,23 @@ async def test_a_ledger_older_than_the_rounds_of_its_beacon_holds(monkeypatch: p
     async def gone(*_: Any) -> bytes:
         raise BeaconError("no such round, or no longer")
 
-    testbed = await with_ledger(3, submitted=2)  # of which one is judged
+    testbed, lines = await with_ledger(3, submitted=2), list[str]()  # of which one is judged
     monkeypatch.setattr(Node, "randomness", gone)
-    await assert_holds(testbed, 3)
+    assert await verify_ledger(testbed.node, FIRST.public, lines.append) == 3
+    assert "of 3 not which groups were picked" in lines[0]
+
+
+async def test_a_round_that_the_beacon_does_not_give_hides_no_other_window(monkeypatch: pytest.MonkeyPatch):
+    testbed, randomness = await with_ledger(3, submitted=2), Node.randomness
+    newest = testbed.run.schedule.audit(2)
+
+    async def without_newest(node: Node, number: int) -> bytes:
+        if number == newest:
+            raise BeaconError("no answer")
+        return await randomness(node, number)
+
+    monkeypatch.setattr(Node, "randomness", without_newest)
+    await assert_found(testbed, "judges other groups")
 
 
 async def assert_found(testbed: AttackedTrainer, why: str) -> None:

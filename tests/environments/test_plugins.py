@@ -170,8 +170,11 @@ def test_no_module_of_a_wheel_comes_before_the_limits_and_no_name_space_is_made(
     environment.close()
 
 
-def test_a_plug_in_that_forges_how_its_processes_end_harms_no_node(base: BubblewrapSandbox, tmp_path: Path) -> None:
-    forger = HOSTILE.replace("self.config = config", "os.waitpid = lambda *_: (0, 9 << 99)")
+@pytest.mark.parametrize("status", [9 << 99, -9, 70, 0xFFFF])
+def test_a_plug_in_that_forges_how_its_processes_end_harms_no_node(
+    status: int, base: BubblewrapSandbox, tmp_path: Path
+) -> None:
+    forger = HOSTILE.replace("self.config = config", f"os.waitpid = lambda *_: (0, {status})")
     environment = PluginEnvironment.open(base, [install_module("forger", forger, tmp_path)], "forger", b"{}")
     assert environment.reward(PROBLEM, "os._exit(0)") == 0.0
     environment.close()

@@ -31,6 +31,16 @@ def has_gain(sandbox: BubblewrapSandbox, body: str) -> bool:
     return sandbox.attempt(task, PRELUDE + body).passes != (True,)
 
 
+def test_the_files_of_this_machine_are_not_those_of_a_solver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, wrapper = BubblewrapSandbox.open(OWN).bwrap, tmp_path / "bwrap"
+    wrapper.write_text(f'#!/bin/sh\n{real} "$@"\nexit $?\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setattr("shutil.which", lambda _: str(wrapper))
+    sandbox = BubblewrapSandbox.open(OWN)
+    task = ProgramTests("def f(): pass", "", ("assert f() is None",))
+    assert sandbox.attempt(task, "import time\ndef f(): time.sleep(0.5)").passes == (True,)
+
+
 def test_the_gains_function_detects_a_gain(sandbox: BubblewrapSandbox) -> None:
     assert has_gain(sandbox, "def attack(): return tried(('works', lambda: 1))")
     assert not has_gain(sandbox, "def attack(): return tried(('fails', lambda: open('/nowhere')))")
