@@ -125,10 +125,11 @@ _NAMED: Final = 4  # paths in the last line
 
 def repair_node(config: Config, name: str, say: LineReporter) -> None:
     """Rebuild the state of a stopped node, and that of its canary; UserError if no node has this name."""
-    key = config.at(config.node.keys) / f"{name}{key_files.SUFFIX}"
-    if not config.trainer.host and not key.is_file():  # else a key and a state would be made, and the state be whole
-        raise UserError(f"{key}: no such key; is --name the name of the node?")
-    with lock_whole_state(state_directory(config, name)):
+    state, key = state_directory(config, name), config.at(config.node.keys) / f"{name}{key_files.SUFFIX}"
+    own = state if config.trainer.host else key  # another host of a trainer has no key
+    if not own.exists():  # else a key and a state would be made, and the state be whole
+        raise UserError(f"{own}: not there; is --name the name of the node?")
+    with lock_whole_state(state):
         if config.trainer.host:
             trio.run(repair_other_host, make_other_host(config, name), say)
             return

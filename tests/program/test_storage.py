@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import trio
@@ -148,13 +148,22 @@ async def test_a_server_of_this_machine_that_the_operator_named_opens_no_other_p
 
 
 def test_a_repair_of_a_name_that_is_no_nodes_makes_no_key_and_says_so(run_toml: Path):
-    with pytest.raises(UserError, match=r"trainr\.key: no such key; is --name the name of the node\?"):
+    with pytest.raises(UserError, match=r"trainr\.key: not there; is --name the name of the node\?"):
         repair_node(load(run_toml), "trainr", print)
     assert not [*run_toml.parent.rglob("*trainr*")]
 
 
-async def test_spaces_that_hang_keep_no_other_waiting(run_toml: Path, nursery: trio.Nursery):
-    """As many as a validator reads commitments at a time (window_cases.py)."""
+async def test_spaces_that_hang_keep_no_other_waiting(
+    run_toml: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as a validator reads commitments at a time (window_cases.py). Nor do they end connections of others."""
+    opened, open_stream = list[Any](), trio.open_tcp_stream
+
+    async def open_counted(*address: Any, **options: Any) -> trio.SocketStream:
+        opened.append(address)
+        return await open_stream(*address, **options)
+
+    monkeypatch.setattr(trio, "open_tcp_stream", open_counted)
     storage = Storage(load(run_toml, ["store.private_addresses=true"]), NodeTelemetry("x"))
 
     async def hang(request: HttpRequest) -> Reply:
@@ -170,7 +179,8 @@ async def test_spaces_that_hang_keep_no_other_waiting(run_toml: Path, nursery: t
         nursery.start_soon(read, f"{hanging}/{number}")
     await trio.testing.wait_all_tasks_blocked(0.1)
     with trio.fail_after(STRANGER.silence_seconds / 2):  # after which the others would give up
-        assert await read(url) == b"hi"
+        assert [await read(url) for _ in range(3)] == [b"hi"] * 3
+    assert len(opened) == 256 + 1
     nursery.cancel_scope.cancel()
 
 

@@ -26,8 +26,8 @@ from grailnode.store.checks import PageCheck, PermanentError, begins_at, check_p
 from protocol.limits import MIB
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 
-_IDLE_CONNECTIONS: Final = 64  # that a client keeps for later requests
-_MOST_LOOKUPS: Final = 1024  # threads: a name whose servers are silent takes one for half a minute
+_IDLE_SECONDS: Final = 5.0  # for which a connection is kept for the next request
+_MOST_LOOKUPS: Final = 512  # threads: a name whose servers are silent takes one for half a minute
 
 _global_unicast: Final = IPv6Network("2000::/3")
 _nat64: Final = IPv6Network("64:ff9b::/96")
@@ -97,7 +97,7 @@ class _PublicBackend(httpcore.TrioBackend):
         look_up = partial(getaddrinfo, host, port, type=SOCK_STREAM)
         try:
             infos = await trio.to_thread.run_sync(look_up, limiter=self._lookups, abandon_on_cancel=True)
-        except (OSError, UnicodeError) as error:
+        except (OSError, UnicodeError, RuntimeError) as error:  # a RuntimeError where no thread can be started
             raise httpcore.ConnectError(f"{host}: not resolved") from error
         addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
         private = next((address for address in addresses if not is_public(address)), None)
@@ -120,7 +120,8 @@ class PublicTransport(httpx.AsyncHTTPTransport):
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=httpx.create_ssl_context(trust_env=False),
             max_connections=None,
-            max_keepalive_connections=_IDLE_CONNECTIONS,
+            max_keepalive_connections=None,  # a number would count those in use, too, and close each idle one
+            keepalive_expiry=_IDLE_SECONDS,
             network_backend=_PublicBackend(),
         )
 
@@ -207,7 +208,7 @@ def open_client(*, connect: float = 10.0, silence: float = 20.0, public_only: bo
     """Return an HTTP client for HttpsStore, without redirects, cookies and settings from the environment. Opening a
     connection may take `connect` seconds, and `silence` seconds may pass without a byte. For URLs that strangers name,
     it connects to public addresses only. It limits no connections, since some servers would keep all that there are:
-    whoever reads limits the requests at a time, in all and to each server.
+    whoever reads limits the requests at a time, in all and of each key's space.
     """
     return httpx.AsyncClient(
         transport=PublicTransport() if public_only else None,
@@ -216,7 +217,7 @@ def open_client(*, connect: float = 10.0, silence: float = 20.0, public_only: bo
         # cookies would let a server track its readers, and one that is not ASCII makes every later request fail
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         timeout=httpx.Timeout(silence, connect=connect, pool=None),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS),
         headers={"User-Agent": "grailnode", "Accept-Encoding": "identity"},
     )
 
