@@ -31,6 +31,8 @@ class TextTask:
     options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, config: dict[str, Any]) -> None:
+        if unknown := config.keys() - {"turns", "options"}:
+            raise ValueError(f"{self.name}: takes turns and options, and no {min(unknown)!r}")
         self.turns = config.get("turns", 32)
         self.options = {**self.options, **config.get("options", {})}
         self.env = self.make(0)

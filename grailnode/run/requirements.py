@@ -130,7 +130,8 @@ def check(rules: Rules, policy: Policy) -> CheckedTask:
     if turns is None:
         longest, options = completion_tokens(rules), "--max-tokens"
     else:
-        longest, options = turns.tokens, "--turns, --max-tokens or --reply-tokens"
+        longest = turns.tokens
+        options = "--episode-tokens" if rules.episode_tokens else "--turns, --max-tokens or --reply-tokens"
     advice = f"lower {options}" if data is None else f"leave it out, or lower {options}"
     _check_prompts(data or environment, prompts, policy, longest, chat, advice)
     wheels = {wheel.ref.digest: wheel for plugin in plugins.values() for wheel in plugin.wheels}

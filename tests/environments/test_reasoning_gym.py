@@ -13,6 +13,7 @@ import pytest
 from grailnode.environments import contract, registry
 from grailnode.environments.extras.reasoning_gym import ReasoningGym, answer_of, is_scored
 from grailnode.environments.wheels import PluginError, closure
+from protocol.environments.base import SandboxError
 from tests.support.builders.plugins import install_example, install_metadata, install_module
 from tests.support.builders.tasks import NO_GYM, open_sandbox
 from tests.support.processes.programs import ENVIRONMENT, PATIENCE, ROOT
@@ -158,6 +159,8 @@ def games(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.slow
 @pytest.mark.parametrize("games", ["gymnasium"], indirect=True)
 def test_a_lake_is_crossed_by_the_actions_of_a_path(games: str) -> None:
+    with pytest.raises(SandboxError, match="takes turns and options, and no 'rules'"):
+        registry.open_plugin("frozen-lake", '{"rules": "none"}')
     environment = registry.open_plugin("frozen-lake", "{}").environment
     problem = environment.problem(bytes(32))
     rows = problem.prompt.splitlines()[1:5]

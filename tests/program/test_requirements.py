@@ -36,9 +36,9 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def error_of(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64) -> str:
+def error_of(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64, **options: int) -> str:
     with pytest.raises(UserError) as error_info:
-        requirements.check(Rules(environment=environment, data=data, max_tokens=max_tokens), policy)
+        requirements.check(Rules(environment=environment, data=data, max_tokens=max_tokens, **options), policy)
     assert "\n" not in str(error_info.value)
     return str(error_info.value)
 
@@ -106,6 +106,7 @@ def test_prompts_that_the_policy_cannot_read_or_has_no_positions_for(reader: Pol
     room = "and with up to 2000 tokens behind it the policy has room for 48; leave it out, or lower --max-tokens"
     assert error_of("math", data, reader, 2000).endswith(room)
     assert error_of("wordle", None, reader, 5000).endswith(" 0; lower --turns, --max-tokens or --reply-tokens")
+    assert error_of("wordle", None, reader, 5000, episode_tokens=4000).endswith(" 0; lower --episode-tokens")
     data.write_bytes(MATH + json.dumps({"question": "é?", "answer": "#### 4"}).encode())
     assert "'é?" in error_of("math", data, reader)
 
