@@ -19,6 +19,7 @@ from protocol import paths
 from protocol.identity.signing import sign
 from protocol.outer.comparing import SentRound
 from protocol.outer.robust import Weighting, weigh_round
+from protocol.outer.round_records import RoundRules
 from roles.ports import ObjectStore, RepairError, StateError, StoreError
 from roles.trainer.outer import coordinator, round_files
 from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, get_sent
@@ -139,10 +140,12 @@ class OwnSpace(DecoratedStore):
         await self.inner.put(path, data)
 
 
-async def test_a_coordinator_goes_on_under_a_new_key() -> None:
-    testbed = OuterTestbed(3)
-    async with testbed.running(testbed.names[:2]):
+@pytest.mark.parametrize("rules", [None, SPREAD], ids=["alone", "spread"])
+async def test_a_coordinator_goes_on_under_a_new_key(rules: RoundRules | None) -> None:
+    testbed = OuterTestbed(4, rules)
+    async with testbed.running(testbed.names[:3]):
         await testbed.until_round(4)
+        await trio.sleep(ROUND_SECONDS / 2)  # the sites have round 5 open, which the new key closes
     testbed.trainer, testbed.epoch = key("rotated"), 2
     authority = testbed.run.authority.model_copy(update={"trainers": (testbed.trainer.public,)})
     testbed.run = testbed.run.model_copy(update={"authority": authority})
@@ -150,8 +153,11 @@ async def test_a_coordinator_goes_on_under_a_new_key() -> None:
         async with testbed.running(store=OwnSpace(testbed.store, testbed.trainer.public)):
             manifest = await testbed.until_round(8)
             await trio.sleep(1)
-    assert len(manifest.counted) == 3  # with a site that is new
-    assert testbed.applied("site-2")[8] == testbed.applied("site-0")[8]
+            first = await testbed.manifest(5)
+    assert bool(rules) == bool(first.aggregated)
+    assert {(share.outcome, share.check) for share in first.aggregated} <= {("sound", "sound")}
+    assert len(manifest.counted) == 4  # with a site that is new
+    assert testbed.applied("site-3")[8] == testbed.applied("site-0")[8]
 
 
 async def test_a_site_goes_on_under_a_new_key_after_it_has_contributed() -> None:
