@@ -16,13 +16,14 @@ from torch import Tensor
 from grailnode.store.checks import PermanentError
 from grailnode.store.memory import MemoryStore
 from protocol import paths
+from protocol.digest import digest_weights
 from protocol.identity.signing import sign
 from protocol.outer.comparing import SentRound
 from protocol.outer.robust import Weighting, weigh_round
 from protocol.outer.round_records import RoundRules
 from roles.ports import ObjectStore, RepairError, StateError, StoreError
 from roles.trainer.outer import coordinator, round_files
-from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, get_sent
+from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, SiteRecord, get_sent
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from tests.support.builders.chains import TRAINER
 from tests.support.builders.samples import digest
@@ -160,18 +161,32 @@ async def test_a_coordinator_goes_on_under_a_new_key(rules: RoundRules | None) -
     assert testbed.applied("site-3")[8] == testbed.applied("site-0")[8]
 
 
-async def test_a_site_goes_on_under_a_new_key_after_it_has_contributed() -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+async def test_a_site_goes_on_under_a_new_key_after_it_has_contributed(overlap: bool) -> None:
+    def set_workers(*names: str) -> None:
+        workers = tuple(sorted(key(name).public for name in names))
+        authority = testbed.run.authority.model_copy(update={"workers": workers})
+        testbed.run = testbed.run.model_copy(update={"authority": authority})
+
     testbed = OuterTestbed(2)
+    set_workers("site-0", "site-1", *(["rotated"] if overlap else []))
     async with testbed.running():
         await testbed.until(lambda: any(e["number"] == 3 for e in testbed.handles["site-1"].log.named("contributed")))
+    old = await testbed.contribution("site-1", 3)
     rotated = replace(testbed.handles.pop("site-1"), name="rotated")
     testbed.handles["rotated"], testbed.names = rotated, ["site-0", "rotated"]
-    workers = tuple(sorted(key(name).public for name in testbed.names))
-    authority = testbed.run.authority.model_copy(update={"workers": workers})
-    testbed.run = testbed.run.model_copy(update={"authority": authority})
+    set_workers(*testbed.names)
     async with testbed.running():
+        await testbed.until(lambda: 3 in testbed.applied("rotated"))
+        node = testbed.node(Log("reader"), rotated.state, rotated.key)
+        record = SiteRecord.from_bytes(await rotated.state.get(SITE, SiteRecord.max_bytes))
+        feedback = await round_files.get_tensors(node, round_files.numbered(round_files.FEEDBACK, record.feedback))
         manifest = await testbed.until_round(6)
         await trio.sleep(1)
+    closing = await testbed.manifest(3)
+    assert closing.counted_digest(key("site-1").public) == old.digest
+    assert closing.counted_digest(rotated.key.public) is None  # nothing is sent twice
+    assert (record.number, record.inner, digest_weights(feedback)) == (3, 3, old.record.feedback)
     assert rotated.key.public in {item.worker for item in manifest.counted}
     assert testbed.applied("rotated")[6] == testbed.applied("site-0")[6]
 
