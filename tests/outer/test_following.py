@@ -218,6 +218,21 @@ async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_rep
     ].items()
 
 
+async def test_a_coordinator_has_nothing_to_repair_before_the_first_round_of_its_new_key() -> None:
+    testbed = OuterTestbed(2)
+    await testbed.run_rounds(3)
+    node = testbed.node(Log("repair"), testbed.coordinator_state, key("rotated"))
+    lines: list[str] = []
+    assert await repair_rounds(node, set(), lines.append)
+    assert not lines
+    for lost_paths, is_rewound in (({f"{OUTER}pointer"}, False), (set[str](), True)):
+        with pytest.raises(RepairError):
+            await repair_rounds(node, lost_paths, lines.append, is_rewound=is_rewound)
+    old = testbed.node(Log("repair"), testbed.coordinator_state, TRAINER, MemoryStore())  # whose bucket shows nothing
+    with pytest.raises(RepairError, match="storage shows no round of this trainer"):
+        await repair_rounds(old, set(), lines.append)
+
+
 async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> None:
     testbed = OuterTestbed(2, state_interval=4)
     before = await testbed.run_rounds(6)
