@@ -13,7 +13,7 @@ from protocol import limits, paths
 from protocol.digest import Weights, digest_weights
 from protocol.encoding import content_digest
 from protocol.errors import ForkError, ProtocolError
-from protocol.identity.signing import Signed, open_announced, sign
+from protocol.identity.signing import Signed, claimed_signers, sign
 from protocol.outer.local_work import LocalWork, State, encode_work, masters, without_masters
 from protocol.outer.round_checks import check_next_manifest, sender_digest, turn_of
 from protocol.outer.round_records import Refusal, RefusalReason, RoundContribution, RoundManifest
@@ -205,12 +205,14 @@ class Site:
         """Return the contribution that this site has signed for the present round, maybe with an earlier key; None if
         it has not.
         """
-        path = numbered(round_files.PREPARED, self._opening.record.number + 1)
+        node, number = self._node, self._opening.record.number + 1
         try:
-            data = await self._node.state.get(path, RoundContribution.max_signed_bytes())
+            path = numbered(round_files.PREPARED, number)
+            data = await node.state.get(path, RoundContribution.max_signed_bytes())
         except NotFoundError:
             return None
-        signed = open_announced(data, RoundContribution)
+        signer = claimed_signers(data, RoundContribution)[0]
+        signed = open_record(node, RoundContribution, paths.contribution(signer, number), data)
         return signed if signed.record.opening == self._opening.digest else None
 
     async def _prepare(self) -> Signed[RoundContribution] | None:
