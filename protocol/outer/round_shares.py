@@ -40,9 +40,11 @@ LEAST_SITES: Final = 3
 _DEVIATIONS: Final = 8.0  # standard deviations by which true products do not differ from what projections show
 
 
-def plan_round(opening: Signed[RoundManifest], contributions: Sequence[RoundContribution]) -> RoundPlan | None:
-    """Return who computes what of the sound contributions, in ascending order of workers, when a round closes; None if
-    the coordinator is better off alone.
+def plan_round(
+    opening: Signed[RoundManifest], contributions: Sequence[RoundContribution], trainer: bytes
+) -> RoundPlan | None:
+    """Return who computes what of the sound contributions, in ascending order of workers, when a round closes, for the
+    trainer that closes it to sign, whose key may be newer than the opening's; None if it is better off alone.
 
     A site that failed in the round before has no share, so that it delays every other round at most; nor have both
     sites of a share that was not repeated, whose checker may have seen other products than the coordinator. Nobody
@@ -60,7 +62,7 @@ def plan_round(opening: Signed[RoundManifest], contributions: Sequence[RoundCont
         return None
     return RoundPlan(
         run=manifest.run,
-        trainer=manifest.trainer,
+        trainer=trainer,
         number=manifest.number + 1,
         opening=opening.digest,
         contributions=tuple(PlannedContribution(worker=item.worker, payload=item.payload) for item in contributions),

@@ -16,12 +16,14 @@ from torch import Tensor
 from grailnode.store.checks import PermanentError
 from grailnode.store.memory import MemoryStore
 from protocol import paths
+from protocol.digest import digest_weights
 from protocol.identity.signing import sign
 from protocol.outer.comparing import SentRound
 from protocol.outer.robust import Weighting, weigh_round
+from protocol.outer.round_records import RoundRules
 from roles.ports import ObjectStore, RepairError, StateError, StoreError
 from roles.trainer.outer import coordinator, round_files
-from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, get_sent
+from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, SiteRecord, get_sent
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from tests.support.builders.chains import TRAINER
 from tests.support.builders.samples import digest
@@ -139,10 +141,12 @@ class OwnSpace(DecoratedStore):
         await self.inner.put(path, data)
 
 
-async def test_a_coordinator_goes_on_under_a_new_key() -> None:
-    testbed = OuterTestbed(3)
-    async with testbed.running(testbed.names[:2]):
+@pytest.mark.parametrize("rules", [None, SPREAD], ids=["alone", "spread"])
+async def test_a_coordinator_goes_on_under_a_new_key(rules: RoundRules | None) -> None:
+    testbed = OuterTestbed(4, rules)
+    async with testbed.running(testbed.names[:3]):
         await testbed.until_round(4)
+        await trio.sleep(ROUND_SECONDS / 2)  # the sites have round 5 open, which the new key closes
     testbed.trainer, testbed.epoch = key("rotated"), 2
     authority = testbed.run.authority.model_copy(update={"trainers": (testbed.trainer.public,)})
     testbed.run = testbed.run.model_copy(update={"authority": authority})
@@ -150,22 +154,39 @@ async def test_a_coordinator_goes_on_under_a_new_key() -> None:
         async with testbed.running(store=OwnSpace(testbed.store, testbed.trainer.public)):
             manifest = await testbed.until_round(8)
             await trio.sleep(1)
-    assert len(manifest.counted) == 3  # with a site that is new
-    assert testbed.applied("site-2")[8] == testbed.applied("site-0")[8]
+            first = await testbed.manifest(5)
+    assert bool(rules) == bool(first.aggregated)
+    assert {(share.outcome, share.check) for share in first.aggregated} <= {("sound", "sound")}
+    assert len(manifest.counted) == 4  # with a site that is new
+    assert testbed.applied("site-3")[8] == testbed.applied("site-0")[8]
 
 
-async def test_a_site_goes_on_under_a_new_key_after_it_has_contributed() -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+async def test_a_site_goes_on_under_a_new_key_after_it_has_contributed(overlap: bool) -> None:
+    def set_workers(*names: str) -> None:
+        workers = tuple(sorted(key(name).public for name in names))
+        authority = testbed.run.authority.model_copy(update={"workers": workers})
+        testbed.run = testbed.run.model_copy(update={"authority": authority})
+
     testbed = OuterTestbed(2)
+    set_workers("site-0", "site-1", *(["rotated"] if overlap else []))
     async with testbed.running():
         await testbed.until(lambda: any(e["number"] == 3 for e in testbed.handles["site-1"].log.named("contributed")))
+    old = await testbed.contribution("site-1", 3)
     rotated = replace(testbed.handles.pop("site-1"), name="rotated")
     testbed.handles["rotated"], testbed.names = rotated, ["site-0", "rotated"]
-    workers = tuple(sorted(key(name).public for name in testbed.names))
-    authority = testbed.run.authority.model_copy(update={"workers": workers})
-    testbed.run = testbed.run.model_copy(update={"authority": authority})
+    set_workers(*testbed.names)
     async with testbed.running():
+        await testbed.until(lambda: 3 in testbed.applied("rotated"))
+        node = testbed.node(Log("reader"), rotated.state, rotated.key)
+        record = SiteRecord.from_bytes(await rotated.state.get(SITE, SiteRecord.max_bytes))
+        feedback = await round_files.get_tensors(node, round_files.numbered(round_files.FEEDBACK, record.feedback))
         manifest = await testbed.until_round(6)
         await trio.sleep(1)
+    closing = await testbed.manifest(3)
+    assert closing.counted_digest(key("site-1").public) == old.digest
+    assert closing.counted_digest(rotated.key.public) is None  # nothing is sent twice
+    assert (record.number, record.inner, digest_weights(feedback)) == (3, 3, old.record.feedback)
     assert rotated.key.public in {item.worker for item in manifest.counted}
     assert testbed.applied("rotated")[6] == testbed.applied("site-0")[6]
 
@@ -195,6 +216,21 @@ async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_rep
     assert {number: manifest.state.weights.hex()[:16] for number, manifest in enumerate(after)}.items() >= tables[
         0
     ].items()
+
+
+async def test_a_coordinator_has_nothing_to_repair_before_the_first_round_of_its_new_key() -> None:
+    testbed = OuterTestbed(2)
+    await testbed.run_rounds(3)
+    node = testbed.node(Log("repair"), testbed.coordinator_state, key("rotated"))
+    lines: list[str] = []
+    assert await repair_rounds(node, set(), lines.append)
+    assert not lines
+    for lost_paths, is_rewound in (({f"{OUTER}pointer"}, False), (set[str](), True)):
+        with pytest.raises(RepairError):
+            await repair_rounds(node, lost_paths, lines.append, is_rewound=is_rewound)
+    old = testbed.node(Log("repair"), testbed.coordinator_state, TRAINER, MemoryStore())  # whose bucket shows nothing
+    with pytest.raises(RepairError, match="storage shows no round of this trainer"):
+        await repair_rounds(old, set(), lines.append)
 
 
 async def test_a_lost_shard_of_the_newest_state_is_rebuilt_from_the_rounds() -> None:

@@ -20,7 +20,7 @@ from protocol.pseudogradient import parts
 from roles.ports import ObjectStore
 from roles.trainer.outer.round_judging import PROJECTIONS
 from tests.support.adversaries.hostile_sites import Bend, BentStore, changed
-from tests.support.builders.samples import TRAINER, digest, round_products, round_rules
+from tests.support.builders.samples import TRAINER, digest, round_plan, round_products, round_rules
 from tests.support.faults.decorated_store import DecoratedStore
 from tests.support.simulation.network import key
 from tests.support.simulation.outer_crashes import SPREAD, kill, operations_of
@@ -74,6 +74,18 @@ def outcomes(manifests: Sequence[RoundManifest], name: str) -> set[tuple[str, st
     public, shares = key(name).public, [share for manifest in manifests for share in manifest.aggregated]
     own = {("share", share.outcome) for share in shares if share.worker == public}
     return own | {("repeat", share.check) for share in shares if share.checker == public}
+
+
+async def test_sites_pass_by_the_plans_of_another_trainer_s_history() -> None:
+    testbed, other = OuterTestbed(3, RULES), key("other")
+    authority = testbed.run.authority.model_copy(update={"trainers": (other.public, testbed.trainer.public)})
+    testbed.run = testbed.run.model_copy(update={"authority": authority})
+    for number in range(1, ROUNDS + 1):
+        plan = round_plan(run=testbed.run_id, trainer=other.public, number=number)
+        await testbed.store.put(plan.path, sign(plan, other))
+    await run_rounds(testbed, {})
+    shares = [share for manifest in await testbed.manifests() for share in manifest.aggregated]
+    assert {(share.outcome, share.check) for share in shares} == {("sound", "sound")}
 
 
 @pytest.mark.parametrize("threads", [1, 3])

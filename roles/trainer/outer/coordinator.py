@@ -348,7 +348,8 @@ class Coordinator:
         rules, shared = opening.record.rules, self._shared
         compute = partial(node.run_sync, part_products, shared, payloads, rules, settings.threads)
         compare = partial(node.run_sync, comparison_of, shared, payloads, rules, projections)
-        plan = plan_round(opening, [attendance.contributions[worker].record for worker in workers])
+        contributions = [attendance.contributions[worker].record for worker in workers]
+        plan = plan_round(opening, contributions, node.key.public)
         if plan is None:
             return await compare(await compute()), ()
         times = (settings.payload_seconds, settings.poll_seconds)

@@ -41,7 +41,7 @@ async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, 
     """
     pointer = await fetch_own_pointer(node)
     manifests = await round_files.list_manifests(node.state)
-    newest = manifests[-1][0] if manifests else -1
+    newest, trainer = manifests[-1] if manifests else (-1, node.key.public)
     is_lost = any(path.startswith(round_files.OUTER) for path in lost_paths)
     if pointer is None and not (manifests or is_lost):
         return False
@@ -51,6 +51,8 @@ async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, 
             "ones, which cannot go back; followers have the last valid version again: write it with `grailnode export "
             "DIR`, and create a new run from it"
         )
+    if pointer is None and trainer != node.key.public and not is_lost:
+        return True  # an earlier key closed that round, and this one has none yet
     if pointer is None:
         raise RepairError(
             f"{round_files.ROUNDS}: storage shows no round of this trainer; try again when its bucket answers"

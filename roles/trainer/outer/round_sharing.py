@@ -11,6 +11,7 @@ import numpy as np
 import trio
 
 from protocol import paths
+from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.kernels.inner_products import Matrix
 from protocol.outer.comparing import Comparison, part_products
@@ -25,7 +26,7 @@ from protocol.outer.round_shares import (
 )
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import Part
-from roles.gather import STORAGE_ERRORS, gather
+from roles.gather import STORAGE_ERRORS, first_success, gather
 from roles.node.identity import Node
 from roles.records import fetch_record, open_record
 from roles.trainer.outer.round_reader import FetchedFiles, fetch_payloads
@@ -67,10 +68,17 @@ async def compute_share(
     neighbor's. `fetched` gets the payloads' files, since those that count are applied later.
     """
     key, number, rules = node.key.public, opening.record.number + 1, opening.record.rules
-    path = paths.round_plan(opening.record.trainer, number)
-    signed = await _until_read(partial(fetch_record, node, RoundPlan, path), poll_seconds)
+
+    async def fetch_plan(trainer: bytes) -> Signed[RoundPlan]:
+        signed = await fetch_record(node, RoundPlan, paths.round_plan(trainer, number))
+        if signed.record.opening != opening.digest:
+            raise ProtocolError("is of another history", signed.record.path)
+        return signed
+
+    # The trainer of the opening may have another key now, or get one while this waits.
+    signed = await _until_read(lambda: first_success(fetch_plan, node.authority.trainers), poll_seconds)
     plan = signed.record
-    if plan.opening != opening.digest or key not in plan.aggregators:
+    if key not in plan.aggregators:
         return
     parts, own = shared.stream_parts(rules), plan.aggregators.index(key)
     read = partial(fetch_payloads, node, plan.trainer, number, plan.contributions, parts, fetched)

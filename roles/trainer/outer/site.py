@@ -12,8 +12,8 @@ import trio
 from protocol import limits, paths
 from protocol.digest import Weights, digest_weights
 from protocol.encoding import content_digest
-from protocol.errors import ForkError, ProtocolError, SignatureError
-from protocol.identity.signing import Signed, sign
+from protocol.errors import ForkError, ProtocolError
+from protocol.identity.signing import Signed, claimed_signers, sign
 from protocol.outer.local_work import LocalWork, State, encode_work, masters, without_masters
 from protocol.outer.round_checks import check_next_manifest, sender_digest, turn_of
 from protocol.outer.round_records import Refusal, RefusalReason, RoundContribution, RoundManifest
@@ -166,6 +166,8 @@ class Site:
         if prepared is None and not (self._may_have_signed and await self._has_signed(opening.number + 1)):
             prepared = await self._prepare()
             self._may_have_signed = self._may_have_signed and prepared is None
+        if prepared is not None and prepared.record.worker != node.key.public:
+            prepared = None  # an earlier key's, which may count: this key sends nothing of it again
         if prepared is None:
             node.telemetry.event("nothing-to-contribute", number=opening.number + 1)
         return prepared
@@ -200,14 +202,17 @@ class Site:
         return True
 
     async def _prepared(self) -> Signed[RoundContribution] | None:
-        """Return the contribution that this site has signed for the present round; None if it has not."""
+        """Return the contribution that this site has signed for the present round, maybe with an earlier key; None if
+        it has not.
+        """
         node, number = self._node, self._opening.record.number + 1
         try:
             path = numbered(round_files.PREPARED, number)
             data = await node.state.get(path, RoundContribution.max_signed_bytes())
-            signed = open_record(node, RoundContribution, paths.contribution(node.key.public, number), data)
-        except (NotFoundError, SignatureError):  # an earlier key's is not this one's
+        except NotFoundError:
             return None
+        signer = claimed_signers(data, RoundContribution)[0]
+        signed = open_record(node, RoundContribution, paths.contribution(signer, number), data)
         return signed if signed.record.opening == self._opening.digest else None
 
     async def _prepare(self) -> Signed[RoundContribution] | None:
@@ -323,7 +328,8 @@ class Site:
             await self._adopt_state(opening)
             await self._clean_up()
             return
-        manifest, own = closing.record, closing.record.counted_digest(node.key.public)
+        worker = node.key.public if prepared is None else prepared.record.worker
+        manifest, own = closing.record, closing.record.counted_digest(worker)
         used = [UsedGroup(group=group, step=opening.state.step) for item in manifest.counted for group in item.groups]
         if shared is None:
             self._steps.drop()
@@ -336,7 +342,7 @@ class Site:
             feedback = manifest.number if opening.rules.uses_feedback(opening.state.step) else feedback
         else:
             self._steps.drop()  # steps ahead began where steps ended that do not count
-            if Refusal(worker=node.key.public, reason=RefusalReason.POISONED) in manifest.refused:
+            if Refusal(worker=worker, reason=RefusalReason.POISONED) in manifest.refused:
                 feedback = inner = _NO_FILE  # what they hold would make the next contribution like the refused one
             elif own is not None:  # this state was lost or set back since, so its feedback is not the counted one's
                 feedback = _NO_FILE
