@@ -36,7 +36,7 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def error_of(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64, **options: int) -> str:
+def error_of(environment: str, data: Path | None, policy: Policy, max_tokens: int = 64, **options: Any) -> str:
     with pytest.raises(UserError) as error_info:
         requirements.check(Rules(environment=environment, data=data, max_tokens=max_tokens, **options), policy)
     assert "\n" not in str(error_info.value)
