@@ -45,6 +45,7 @@ _M_MMAP_THRESHOLD: Final = -3  # of malloc.h
 _FOLLOWERS = ("canary", "miner", "validator")
 _TRAINERS = ("training", "site")
 _MAX_EQUAL_FAULTS: Final = 6
+_OPEN_FILES: Final = 65_536
 
 
 def run_role(config: Config, role: Role, name: str, report: LineReporter) -> None:
@@ -92,8 +93,9 @@ def main(launch: Launch, body: ProcessBody | None = None, seat: Seat | None = No
         process = f"{launch.name}/{kind}-{seat.rank}" if seat.rank else process
     if kind in _TRAINERS and config.trainer.optimizer != "adamw":
         import_module("torch._dynamo")  # the optimizer imports it, and what is imported now is frozen below
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # hundreds of spaces may hang at once
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Hundreds of spaces may hang at once. A container may allow a billion, which some programs would all try to close.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _OPEN_FILES)), hard))
     torch.set_num_threads(config.engine.threads)
     return_large_blocks(FOLLOWER_BLOCK if kind in _FOLLOWERS else TRAINER_BLOCK)
     log = log_of(launch, process)

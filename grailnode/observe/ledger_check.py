@@ -75,7 +75,7 @@ def _result(ledger: Sequence[Summary], expired: int, undrawn: int) -> str:
     verdicts = sum(1 for summary in ledger[expired:] for row in summary.rows if row.verdict)
     note = f"; of the first {expired} only links and scores, as their verdicts have expired" if expired else ""
     if undrawn:
-        note += f"; of {undrawn} not which groups were picked, as the beacon did not give their second rounds"
+        note += f"; picks unchecked in {undrawn} windows, whose second rounds the beacon did not give"
     first, last = ledger[0].window, ledger[-1].window
     return f"windows {first} to {last}, {len(ledger)} summaries linked, {verdicts} verdicts{note}"
 

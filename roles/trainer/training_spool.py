@@ -98,7 +98,7 @@ class TrainingSpool:
 
     async def publish(self, source: VersionSource, step: int) -> int:
         """Make the next version durable after so many optimizer steps, and return its number; ValueError if the step is
-        no step. If this is cancelled, the version may be durable, and `version` says so from the next call on.
+        no step. If this is cancelled, the version may be durable, and `version` says so from the next snapshot on.
         """
         if not 0 <= step < _MAX_STEP:
             raise ValueError(f"step {step}: not from 0 to {_MAX_STEP - 1}")

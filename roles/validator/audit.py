@@ -90,9 +90,9 @@ class Auditor:
             await judge_more(audit_groups if is_known else audit_groups[1:])
         refusal = joint_rejection(judgements, evidence, thresholds)
         if is_known and (refusal or any(judgement.rejected for judgement in judgements)):
-            every = self.picked_groups(case)
+            others = [index for index in self.picked_groups(case) if index not in audit_groups]
             with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
-                await judge_more([index for index in every if index not in audit_groups])
+                await judge_more(others)
             refusal = refusal or joint_rejection(judgements, evidence, thresholds)
         return self.make_verdict(case, len(dealt), reject_accepted(judgements, refusal)), suspected_copies
 

@@ -69,7 +69,7 @@ async def test_a_ledger_older_than_the_rounds_of_its_beacon_holds(monkeypatch: p
     testbed, lines = await with_ledger(3, submitted=2), list[str]()  # of which one is judged
     monkeypatch.setattr(Node, "randomness", gone)
     assert await verify_ledger(testbed.node, FIRST.public, lines.append) == 3
-    assert "of 3 not which groups were picked" in lines[0]
+    assert "picks unchecked in 3 windows" in lines[0]
 
 
 async def test_a_round_that_the_beacon_does_not_give_hides_no_other_window(monkeypatch: pytest.MonkeyPatch):
