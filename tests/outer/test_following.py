@@ -147,9 +147,7 @@ async def test_a_coordinator_goes_on_under_a_new_key(rules: RoundRules | None) -
     async with testbed.running(testbed.names[:3]):
         await testbed.until_round(4)
         await trio.sleep(ROUND_SECONDS / 2)  # the sites have round 5 open, which the new key closes
-    testbed.trainer, testbed.epoch = key("rotated"), 2
-    authority = testbed.run.authority.model_copy(update={"trainers": (testbed.trainer.public,)})
-    testbed.run = testbed.run.model_copy(update={"authority": authority})
+    testbed.rotate_trainer()
     with trio.fail_after(20 * ROUND_SECONDS):
         async with testbed.running(store=OwnSpace(testbed.store, testbed.trainer.public)):
             manifest = await testbed.until_round(8)
@@ -216,6 +214,19 @@ async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_rep
     assert {number: manifest.state.weights.hex()[:16] for number, manifest in enumerate(after)}.items() >= tables[
         0
     ].items()
+
+
+async def test_a_coordinator_that_is_rebuilt_knows_the_groups_that_its_earlier_key_used() -> None:
+    testbed = OuterTestbed(2)
+    await testbed.run_rounds(3)
+    testbed.rotate_trainer()
+    async with testbed.running():
+        await testbed.until_round(6)
+    closed = await round_files.list_manifests(testbed.coordinator_state)
+    assert len({trainer for _, trainer in closed}) == 2
+    state = await copy_objects(testbed.coordinator_state, MemoryStore(), without=OUTER)
+    await repair_rounds(testbed.node(Log("repair"), state, testbed.trainer), set(), lambda line: None)
+    assert await round_files.list_manifests(state) == closed
 
 
 async def test_a_coordinator_has_nothing_to_repair_before_the_first_round_of_its_new_key() -> None:
