@@ -217,12 +217,16 @@ async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_rep
     ].items()
 
 
-async def test_a_coordinator_that_is_rebuilt_knows_the_groups_that_its_earlier_key_used() -> None:
+async def test_who_fetches_the_state_knows_the_groups_that_were_used_under_an_earlier_key_of_the_trainer() -> None:
     testbed = OuterTestbed(2)
-    await testbed.run_rounds(3)
+    before = await testbed.run_rounds(3)
     testbed.rotate_trainer()
+    site = testbed.handles["site-1"]
+    site.state = MemoryStore()
     async with testbed.running():
         await testbed.until_round(6)
+    record = SiteRecord.from_bytes(await site.state.get(SITE, SiteRecord.max_bytes))
+    assert {group for item in before[-1].counted for group in item.groups} <= {used.group for used in record.used}
     closed = await round_files.list_manifests(testbed.coordinator_state)
     assert len({trainer for _, trainer in closed}) == 2
     state = await copy_objects(testbed.coordinator_state, MemoryStore(), without=OUTER)
