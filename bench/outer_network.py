@@ -16,7 +16,8 @@ With `--copier payload` or `--copier record` there are three honest sites, to wh
 what the first one sends, as soon as storage shows its payload or its record (tests/support/adversaries). The command
 prints how many copies were in storage first, and exits with 1 if another site was refused for what it sent.
 
-It needs root on Linux, `ip`, `tc` and rclone (the `test` extra), and takes about 10 seconds a round.
+It needs root on Linux, `ip`, `tc`, rclone (the `test` extra) and 6 GB of free memory, and takes about 10 seconds a
+round. With less memory it may wait in vain for the first round.
 """
 
 import argparse

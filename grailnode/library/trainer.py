@@ -293,12 +293,23 @@ class Trainer:
 
     def _gathered(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return weights of which no tensor is divided among ranks; only the first rank gets those that were."""
-        whole = dict(weights)
+        whole, failure = dict(weights), None
         for name, tensor in weights.items():
             if hasattr(tensor, "full_tensor"):  # a DTensor
                 divided: Any = tensor.detach()
                 full = (divided.to(torch.bfloat16) if tensor.is_floating_point() else divided).full_tensor()
-                whole[name] = full.cpu() if dist.get_rank(self._ranks) == 0 else full.new_empty(0)
+                whole[name] = full.new_empty(0)
+                if dist.get_rank(self._ranks) == 0 and failure is None:
+                    try:
+                        whole[name] = full.cpu()
+                    except (RuntimeError, MemoryError) as error:  # the others wait until all tensors are gathered
+                        failure = error
+
+        def check() -> None:
+            if failure is not None:
+                raise failure
+
+        self._on_first(check)
         return whole
 
 

@@ -99,14 +99,15 @@ class Revision(Record):
 class Revisions:
     """The verified revisions of one run that a node has; the last one gives the current authority.
 
-    Use: `check` the bytes at the path of a revision, persist them, then `adopt` the revision. `all_validators` and
-    `lowest_quorum` are those of any revision.
+    Use: `check` the bytes at the path of a revision, persist them, then `adopt` the revision. `all_trainers`,
+    `all_validators` and `lowest_quorum` are those of any revision.
     """
 
     def __init__(self, run_id: bytes, initial: Authority) -> None:
         self.run_id = run_id
         self.current = initial
-        self.all_validators, self.lowest_quorum = set(initial.validators), initial.quorum
+        self.all_trainers, self.all_validators = set(initial.trainers), set(initial.validators)
+        self.lowest_quorum = initial.quorum
         # the number and the rewind of the newest revision that rewinds the chain; None if there is none
         self.rewind: tuple[int, ChainPoint] | None = None
         self._digests = [run_id]
@@ -168,6 +169,7 @@ class Revisions:
         self._digests.append(verified.digest)
         self._roots.append((revision.authority.roots, revision.authority.root_threshold))
         self.current = revision.authority
+        self.all_trainers.update(self.current.trainers)
         self.all_validators.update(self.current.validators)
         self.lowest_quorum = min(self.lowest_quorum, self.current.quorum)
         if revision.rewind is not None:

@@ -20,10 +20,11 @@ from protocol.digest import digest_weights
 from protocol.identity.signing import sign
 from protocol.outer.comparing import SentRound
 from protocol.outer.robust import Weighting, weigh_round
-from protocol.outer.round_records import RoundRules
+from protocol.outer.round_records import RoundPointer, RoundRules
 from roles.ports import ObjectStore, RepairError, StateError, StoreError
+from roles.records import fetch_record
 from roles.trainer.outer import coordinator, round_files
-from roles.trainer.outer.round_files import OUTER, SENT, SITE, STATES, SiteRecord, get_sent
+from roles.trainer.outer.round_files import OUTER, ROUNDS, SENT, SITE, STATES, SiteRecord, get_sent
 from roles.trainer.outer.round_repair import repair_rounds, repair_site
 from tests.support.builders.chains import TRAINER
 from tests.support.builders.samples import digest
@@ -147,9 +148,7 @@ async def test_a_coordinator_goes_on_under_a_new_key(rules: RoundRules | None) -
     async with testbed.running(testbed.names[:3]):
         await testbed.until_round(4)
         await trio.sleep(ROUND_SECONDS / 2)  # the sites have round 5 open, which the new key closes
-    testbed.trainer, testbed.epoch = key("rotated"), 2
-    authority = testbed.run.authority.model_copy(update={"trainers": (testbed.trainer.public,)})
-    testbed.run = testbed.run.model_copy(update={"authority": authority})
+    testbed.rotate_trainer()
     with trio.fail_after(20 * ROUND_SECONDS):
         async with testbed.running(store=OwnSpace(testbed.store, testbed.trainer.public)):
             manifest = await testbed.until_round(8)
@@ -218,6 +217,56 @@ async def test_a_coordinator_without_its_rounds_refuses_to_begin_anew_and_is_rep
     ].items()
 
 
+async def test_who_fetches_the_state_knows_the_groups_that_were_used_under_an_earlier_key_of_the_trainer() -> None:
+    testbed = OuterTestbed(2)
+    before = await testbed.run_rounds(3)
+    testbed.rotate_trainer()
+    site = testbed.handles["site-1"]
+    site.state = MemoryStore()
+    async with testbed.running():
+        await testbed.until_round(6)
+    record = SiteRecord.from_bytes(await site.state.get(SITE, SiteRecord.max_bytes))
+    assert {group for item in before[-1].counted for group in item.groups} <= {used.group for used in record.used}
+    closed = await round_files.list_manifests(testbed.coordinator_state)
+    assert len({trainer for _, trainer in closed}) == 2
+    state = await copy_objects(testbed.coordinator_state, MemoryStore(), without=OUTER)
+    await repair_rounds(testbed.node(Log("repair"), state, testbed.trainer), set(), lambda line: None)
+    assert await round_files.list_manifests(state) == closed
+
+
+@pytest.mark.parametrize("prefix", [round_files.POINTER, STATES, f"{ROUNDS}0000000003", ROUNDS])
+async def test_a_loss_before_the_first_round_of_a_new_key_is_rebuilt_from_the_earlier_key_s_space(prefix: str) -> None:
+    testbed = OuterTestbed(2)
+    await testbed.run_rounds(3)
+    before = testbed.coordinator_state
+    testbed.rotate_trainer()
+    testbed.coordinator_state = await copy_objects(before, MemoryStore(), without=prefix)
+    lost_paths = set(await paths_below(before, prefix))
+    node = testbed.node(Log("repair"), testbed.coordinator_state, testbed.trainer)
+    await repair_rounds(node, lost_paths, lambda line: None)
+    for path in await paths_below(before, STATES):
+        assert await testbed.coordinator_state.get(path, 1 << 30) == await before.get(path, 1 << 30)
+    async with testbed.running():
+        manifest = await testbed.until_round(6)
+        await trio.sleep(1)
+    assert len(manifest.counted) == 2
+    equal_states(testbed, 6)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_a_repair_continues_no_round_that_an_earlier_key_has_signed_since(ahead: int) -> None:
+    testbed = OuterTestbed(2)
+    closed = await testbed.run_rounds(3)
+    testbed.rotate_trainer()
+    reader = testbed.node(Log("reader"), MemoryStore(), key("reader"))
+    pointer = (await fetch_record(reader, RoundPointer, paths.newest_round(TRAINER.public))).record
+    changed = pointer.model_copy(update={"newest": pointer.newest + ahead, "digest": digest("another round")})
+    await testbed.store.put(pointer.path, sign(changed, TRAINER))
+    node = testbed.node(Log("repair"), testbed.coordinator_state, testbed.trainer)
+    with pytest.raises(RepairError, match=f"a round {closed[-1].number + ahead} of an earlier key, which this node"):
+        await repair_rounds(node, {round_files.POINTER}, lambda line: None)
+
+
 async def test_a_coordinator_has_nothing_to_repair_before_the_first_round_of_its_new_key() -> None:
     testbed = OuterTestbed(2)
     await testbed.run_rounds(3)
@@ -225,9 +274,8 @@ async def test_a_coordinator_has_nothing_to_repair_before_the_first_round_of_its
     lines: list[str] = []
     assert await repair_rounds(node, set(), lines.append)
     assert not lines
-    for lost_paths, is_rewound in (({f"{OUTER}pointer"}, False), (set[str](), True)):
-        with pytest.raises(RepairError):
-            await repair_rounds(node, lost_paths, lines.append, is_rewound=is_rewound)
+    with pytest.raises(RepairError, match="the roots take back versions"):
+        await repair_rounds(node, set(), lines.append, is_rewound=True)
     old = testbed.node(Log("repair"), testbed.coordinator_state, TRAINER, MemoryStore())  # whose bucket shows nothing
     with pytest.raises(RepairError, match="storage shows no round of this trainer"):
         await repair_rounds(old, set(), lines.append)

@@ -8,12 +8,15 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 import trio
 from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
 from grailnode import UserError
 from grailnode.config import Config, TrainerSection
@@ -100,21 +103,51 @@ async def test_long_calls_say_what_they_wait_for(monkeypatch: pytest.MonkeyPatch
     await check("waiting for the upload of 1 versions", trainer.wait_for_uploads)
 
 
-def failure_of_rank(rank: int, meeting: Path) -> str:
+def in_group(rank: int, meeting: Path) -> "dist.ProcessGroup":
+    """Return the group of two ranks, of which this process is one."""
+    address, seconds = f"file://{meeting}", timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2, timeout=seconds)
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def failure_to_open(rank: int, meeting: Path) -> str:
     """Return what a rank hears where the state of the first one is damaged."""
 
     def fail() -> AsyncTrainer:
         raise StateError("chain/epoch", "damaged")
 
-    address, seconds = f"file://{meeting}", timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2, timeout=seconds)
+    ranks = in_group(rank, meeting)
     with pytest.raises(UserError if rank else StateError) as error_info:
-        Trainer(fail, dist.group.WORLD)
+        Trainer(fail, ranks)
     return str(error_info.value)
 
 
-def test_no_rank_waits_for_a_first_one_that_has_failed(tmp_path: Path) -> None:
+def failure_to_gather(rank: int, meeting: Path) -> str:
+    """Return what a rank hears where the first one has no memory for the first of two tensors that are divided."""
+
+    def fail(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no memory")
+
+    ranks, opened = in_group(rank, meeting), SimpleNamespace(run=None, policy=None, version=0)
+    trainer = Trainer(lambda: cast(AsyncTrainer, opened), ranks)
+    mesh = init_device_mesh("cpu", (2,))
+    weights = {name: distribute_tensor(torch.ones(4), mesh) for name in ("one", "other")}
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError if rank else RuntimeError) as error_info:
+        if rank == 0:
+            patch.setattr(torch.Tensor, "cpu", fail)
+        trainer.publish(weights, step=1)
+    return str(error_info.value)
+
+
+FAILURES = [(failure_to_open, "chain/epoch: damaged"), (failure_to_gather, "RuntimeError('no memory')")]
+
+
+@pytest.mark.parametrize(("failure", "said"), FAILURES)
+def test_no_rank_waits_for_a_first_one_that_has_failed(
+    failure: Callable[[int, Path], str], said: str, tmp_path: Path
+) -> None:
     with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as processes:
-        first, other = processes.map(failure_of_rank, range(2), [tmp_path / "meeting"] * 2)
-    assert first.startswith("chain/epoch: damaged")
-    assert other == f"the first rank has failed: {first}"
+        first, other = processes.map(failure, range(2), [tmp_path / "meeting"] * 2)
+    assert first.startswith((said, "no memory"))
+    assert other.startswith(f"the first rank has failed: {said}")

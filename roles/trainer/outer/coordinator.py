@@ -50,7 +50,7 @@ from roles.records import open_record
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import Attendance, fetch_payload
 from roles.trainer.outer.round_reader import delete_rounds
-from roles.trainer.outer.round_repair import fetch_own_pointer
+from roles.trainer.outer.round_repair import fetch_pointer_of
 from roles.trainer.outer.round_sharing import collect_products
 from roles.trainer.spool import SnapshotName, next_version, put_snapshot
 from roles.trainer.tensor_shards import TensorSource, delete_below
@@ -130,7 +130,7 @@ class Coordinator:
     async def _check_published(self, newest: int) -> None:
         """Compare this node's own state with the pointer in storage."""
         reporter, until = WaitReporter(self._node.telemetry, "pointer-unread"), "this node's own storage answers"
-        read, seconds = partial(fetch_own_pointer, self._node), self._settings.poll_seconds
+        read, seconds = partial(fetch_pointer_of, self._node, self._node.key.public), self._settings.poll_seconds
         pointer = await keep_trying(read, reporter, until, seconds)
         if pointer is not None and pointer.record.newest > newest:
             raise StateError(

@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from protocol import paths
-from protocol.errors import ForkError
+from protocol.errors import ForkError, ProtocolError
 from protocol.identity.signing import Signed
 from protocol.objects import ObjectRef
 from protocol.outer.round_records import (
@@ -160,17 +160,22 @@ async def fetch_state(
 
 async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps: int) -> list[Signed[RoundManifest]]:
     """Return a trusted round manifest and those of so many steps before it, newest first, as far as storage has them:
-    they say which groups are used up.
+    they say which groups are used up. Those of an earlier key of the trainer are in that key's space.
     """
     manifests = [newest]
+
+    async def fetch_previous(trainer: bytes) -> Signed[RoundManifest]:
+        signed = await fetch_record(node, RoundManifest, paths.round_manifest(trainer, record.number - 1))
+        if signed.digest != record.previous:
+            raise ProtocolError("is of another history", signed.record.path)
+        return signed
+
     while (record := manifests[-1].record).number > 0 and newest.record.state.step - record.state.step <= steps:
+        other_trainers = sorted(node.revisions.all_trainers - {record.trainer})
         try:
-            signed = await fetch_record(node, RoundManifest, paths.round_manifest(record.trainer, record.number - 1))
+            manifests.append(await first_success(fetch_previous, (record.trainer, *other_trainers)))
         except FOREIGN:
             break
-        if signed.digest != record.previous:
-            break
-        manifests.append(signed)
     return manifests
 
 

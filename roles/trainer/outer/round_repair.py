@@ -26,10 +26,10 @@ from roles.trainer.spool import SnapshotName, newest_weights, next_version, put_
 from roles.trainer.tensor_shards import TensorSource, delete_below, read_tensors
 
 
-async def fetch_own_pointer(node: Node) -> Signed[RoundPointer] | None:
-    """Return the round pointer that storage shows under a coordinator's own key; None if there is none of this run."""
+async def fetch_pointer_of(node: Node, trainer: bytes) -> Signed[RoundPointer] | None:
+    """Return the round pointer that storage shows under a trainer's key; None if there is none of this run."""
     try:
-        return await fetch_record(node, RoundPointer, paths.newest_round(node.key.public))
+        return await fetch_record(node, RoundPointer, paths.newest_round(trainer))
     except FOREIGN:
         return None
 
@@ -39,7 +39,7 @@ async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, 
     shows; return whether this trainer closes rounds at all. RepairError: they cannot be rebuilt, or do not agree with a
     chain of which versions were taken back.
     """
-    pointer = await fetch_own_pointer(node)
+    pointer = await fetch_pointer_of(node, node.key.public)
     manifests = await round_files.list_manifests(node.state)
     newest, trainer = manifests[-1] if manifests else (-1, node.key.public)
     is_lost = any(path.startswith(round_files.OUTER) for path in lost_paths)
@@ -51,8 +51,13 @@ async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, 
             "ones, which cannot go back; followers have the last valid version again: write it with `grailnode export "
             "DIR`, and create a new run from it"
         )
-    if pointer is None and trainer != node.key.public and not is_lost:
-        return True  # an earlier key closed that round, and this one has none yet
+    if pointer is None:  # maybe an earlier key closed the newest round, whose name is known also if it is lost
+        names = [path.removeprefix(round_files.ROUNDS) for path in lost_paths if path.startswith(round_files.ROUNDS)]
+        lost_manifests = [(int(name[:10]), paths.key_at_end(name)) for name in names]
+        newest, trainer = max([(newest, trainer), *lost_manifests])
+        if trainer != node.key.public and not is_lost:
+            return True
+        pointer = await fetch_pointer_of(node, trainer)
     if pointer is None:
         raise RepairError(
             f"{round_files.ROUNDS}: storage shows no round of this trainer; try again when its bucket answers"
@@ -64,6 +69,13 @@ async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, 
             f"{round_files.ROUNDS}: storage shows round {pointer.record.newest}, and this node has closed round "
             f"{newest}; try again when storage shows it, since a coordinator must not go back"
         )
+    if pointer.record.trainer != node.key.public:  # an earlier key, which others may have by now
+        closed = [await round_files.get_manifest(node, trainer, newest)] if (newest, trainer) in manifests else []
+        if newest < pointer.record.newest or any(signed.digest != pointer.record.digest for signed in closed):
+            raise RepairError(
+                f"{round_files.ROUNDS}: storage shows a round {pointer.record.newest} of an earlier key, which this "
+                "node did not close"
+            )
     await _rebuild(node, pointer)
     say(f"{round_files.ROUNDS}: continues round {pointer.record.newest}, the newest that storage shows")
     return True
@@ -71,7 +83,7 @@ async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, 
 
 async def _rebuild(node: Node, pointer: Signed[RoundPointer]) -> None:
     """Fetch the state in storage, and apply the rounds that follow."""
-    record, key = pointer.record, node.key.public
+    record, key = pointer.record, pointer.record.trainer
     try:
         signed = await fetch_record(node, RoundManifest, paths.round_manifest(key, record.state_number))
         shards = [await fetch_object(node, paths.state_shard(key, ref.digest), ref) for ref in record.shards]

@@ -13,6 +13,7 @@ import torch
 import trio
 from torch import Tensor
 
+from grailnode.run import authority_changes, authority_drafts
 from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.digest import Weights, digest_weights
@@ -161,7 +162,7 @@ class OuterTestbed:
             **settings,
         )
         self.coordinator_log, self.coordinator_state, self.trainer = Log("trainer"), MemoryStore(), TRAINER
-        self.epoch = 1
+        self.epoch, self._revisions = 1, list[bytes]()
         self.site_settings = SITE_SETTINGS
         self.handles = {name: self.handle(name) for name in self.names}
         self._batches = 0
@@ -171,7 +172,21 @@ class OuterTestbed:
         return SiteHandle(name, MemoryStore(), Log(name), SmallLearner())
 
     def node(self, log: Log, state: ObjectStore, signing_key: SigningKey, store: ObjectStore | None = None) -> Node:
-        return make_node(self.run_id, self.run, store or self.store, state, log, signing_key, clock=self.clock)
+        node = make_node(self.run_id, self.run, store or self.store, state, log, signing_key, clock=self.clock)
+        for number, data in enumerate(self._revisions, 1):
+            node.revisions.adopt(node.revisions.check(number, data))
+        return node
+
+    def rotate_trainer(self) -> None:
+        """Give the trainer a new key, as `grailnode keys rotate` and a restart do."""
+        revisions, old, self.trainer = (
+            self.node(Log(""), MemoryStore(), key("root")).revisions,
+            self.trainer,
+            key("rotated"),
+        )
+        self.epoch += 1
+        changes = authority_changes.replacement(revisions.current, old.public, self.trainer.public)
+        self._revisions.append(authority_drafts.propose(revisions, "", **changes).signed_by(key("root")).envelope())
 
     async def run_coordinator(self, state: ObjectStore | None = None, store: ObjectStore | None = None) -> None:
 
