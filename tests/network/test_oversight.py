@@ -144,6 +144,26 @@ async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earl
     assert key("turncoat").public not in dict(ledger[-1].scores)
 
 
+async def test_earlier_groups_whose_bytes_are_gone_lose_their_credit_and_count_as_no_rejections():
+    """Storage keeps nothing for ever: what was removed long after its window was judged is nobody's cheat."""
+    network = Network(RULES)
+    network.amend(proof=proof_of(thresholds(), audit_floor_ppm=250_000, audit_halving=1))  # few groups are audited
+    miner = key("turncoat").public
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(partial(network.run_miner, "turncoat", producer=Turncoat))
+        await network.until_window(Turncoat.first_false_window)
+        async for item in network.store.list(paths.kind_prefix(miner, "batches")):
+            if paths.window_of(item.path) < Turncoat.doubtful_window:
+                await network.store.delete(item.path)
+        await network.until_window(14)
+    ledger = await summaries(network, "validator-0", range(14))
+    amendments = {item.window: item for entry in ledger for item in entry.amendments}
+    gone = [item for window, item in amendments.items() if window < Turncoat.doubtful_window]
+    assert gone
+    assert {(item.verdict, item.accepted, item.rejected) for item in gone} == {(b"", 0, 0)}
+    assert amendments[Turncoat.doubtful_window].rejected
+
+
 async def test_a_miner_that_delivers_more_than_a_verdict_holds_costs_nobody_a_window(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "MAX_VERDICT_BYTES", 1400)
     monkeypatch.setattr(Verdict, "max_bytes", 1400)  # less than that of four groups takes
