@@ -1,7 +1,7 @@
 """`grailnode verify --ledger`: check everything that a validator wrote about its windows, from public objects alone."""
 
 import itertools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -38,7 +38,6 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
         if after.previous != content_digest(before.to_bytes()):
             raise ProtocolError(f"does not follow the summary of window {before.window}", f"window {after.window}")
     rows = {(entry.window, row.miner): row for entry in ledger for row in entry.rows}
-    amended_rows: set[tuple[int, bytes]] = set()
     whole = bool(ledger) and ledger[0].previous == b""
     follower = await Follower(node, allow_expired=True).open()
     if node.run.difficulty is not None:  # the chain's tables say how groups drew their strata
@@ -56,12 +55,11 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
             for amendment in summary.amendments:
                 row = rows.get((amendment.window, amendment.miner))
                 if row is not None or whole or amendment.window >= ledger[0].window:
-                    await _check_amendment(node, validator, amendment, row, amended_rows)
+                    await _check_amendment(node, summary, amendment, row, accounts)
         except NotFoundError:
             if expired < place:
                 raise
             expired += 1
-        amended_rows.update((amendment.window, amendment.miner) for amendment in summary.amendments)
         accounts.add(summary)
         complete = whole or ledger[0].window <= summary.window - node.run.scoring.windows
         if complete and summary.scores != accounts.scores():
@@ -144,21 +142,22 @@ async def _check_sealed(node: Node, validator: bytes, summary: Summary, place: s
 
 
 async def _check_amendment(
-    node: Node,
-    validator: bytes,
-    amendment: Amendment,
-    row: LedgerRow | None,
-    amended_rows: Container[tuple[int, bytes]],
+    node: Node, summary: Summary, amendment: Amendment, row: LedgerRow | None, accounts: Accounts
 ) -> None:
-    """Raise ProtocolError if a re-audit is not of groups that a row left unaudited, or differs from its verdict."""
-    place = (
-        f"amendment of window {amendment.window}, miner {amendment.miner.hex()[:8]}, validator {validator.hex()[:16]}"
-    )
+    """Raise ProtocolError if a re-audit is not of groups that a row left unaudited, differs from its verdict, or has no
+    cause in the accounts before its summary.
+    """
+    miner, validator = amendment.miner, summary.validator
+    place = f"amendment of window {amendment.window}, miner {miner.hex()[:8]}, validator {validator.hex()[:16]}"
     groups = amendment.accepted + amendment.rejected
-    if row is None or row.rejected or row.lapsed or (amendment.window, amendment.miner) in amended_rows:
-        raise ProtocolError("of a row that does not exist, was rejected, has lapsed, or is amended already", place)
+    if row is None:
+        raise ProtocolError("of a row that does not exist", place)
     if groups > row.dealt - row.audited or (groups and not amendment.verdict):
         raise ProtocolError("counts groups that the row had not left unaudited, or without a verdict on them", place)
+    counts = amendment.window > summary.window - node.run.scoring.windows  # else it changes nothing
+    if counts and (amendment.window, miner) not in accounts.unaudited(summary.window):
+        why = "of a row that was rejected, has lapsed, is amended already or had no unaudited groups, or of a miner"
+        raise ProtocolError(f"{why} that no later window rejects", place)
     if amendment.verdict:
         path = paths.reaudit(validator, amendment.window, amendment.miner)
         reaudit = LedgerRow.of((await fetch_record(node, ReauditVerdict, path)).record)

@@ -12,7 +12,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed, sign
 from protocol.judging.evidence import NO_EVIDENCE
 from protocol.judging.ledger import Amendment, LedgerRow, Summary
-from protocol.judging.verdict import ReauditVerdict, Verdict, joint_rejection
+from protocol.judging.verdict import Reason, ReauditVerdict, Verdict, joint_rejection
 from protocol.rollout.batch import Commitment
 from roles.node.identity import Node
 from roles.policy.assignment import Task
@@ -94,7 +94,10 @@ class Reaudit:
         audited = {judgement.index for judgement in first_verdict.judgements}
         case = Case(commitment, row.pledged, first_verdict.seen_ms / 1000)
         unaudited = [index for index in auditor.picked_groups(case) if index not in audited]
-        judgements, _ = await auditor.judge_groups(commitment.record, unaudited)
+        found, _ = await auditor.judge_groups(commitment.record, unaudited)
+        judgements = [judgement for judgement in found if judgement.reason != Reason.MISSING]
+        if not judgements:
+            raise StoreError(f"{commitment.record.miner.hex()}: none of its groups of window {window} is in storage")
         # Of another arithmetic of this validator, the misses of that time were counted by other thresholds.
         comparable = first_verdict.judgements if first_verdict.validator_arithmetic == judge.arithmetic else ()
         refusal = joint_rejection([*comparable, *judgements], NO_EVIDENCE, auditor.thresholds(commitment.record))

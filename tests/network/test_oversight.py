@@ -21,7 +21,7 @@ from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
 from protocol.identity.signing import sign
 from protocol.judging.accounts import Accounts
-from protocol.judging.ledger import LedgerRow, Seal, SharesOf, Witness
+from protocol.judging.ledger import LedgerRow, Seal, SharesOf, Summary, Witness
 from protocol.judging.report import ValidatorReport, canary_key
 from protocol.judging.verdict import Reason, ReauditVerdict, Verdict
 from protocol.rollout import challenge
@@ -120,6 +120,8 @@ async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earl
     (amending,) = [entry for entry in ledger if entry.amendments]
     assert amending.window > Turncoat.first_false_window  # when that window can no longer be sealed
     assert [item.window for item in amending.amendments] == unaudited
+    assert not Accounts.of(ledger, network.run.scoring, network.run.proof).unaudited(14)  # nothing is amended twice
+    await assert_amended_once(network, ledger, amending)
     for item in amending.amendments:
         others = rows[item.window].submitted - rows[item.window].audited
         is_doubtful = item.window == Turncoat.doubtful_window  # all groups of a window are tested together
@@ -142,6 +144,40 @@ async def test_a_rejection_of_a_known_miner_audits_its_whole_window_and_the_earl
         share_ppm=250_000 * len(verdict.judgements),
     )
     assert key("turncoat").public not in dict(ledger[-1].scores)
+
+
+async def assert_amended_once(network: Network, ledger: list[Summary], amending: Summary) -> None:
+    """Check that `verify --ledger` accepts amendments, and finds the same ones in a second summary."""
+    reader, validator = network.node("reader"), key("validator-0")
+    assert await verify_ledger(reader, validator.public, lambda line: None) == len(ledger)
+    again = ledger[-1].model_copy(update={"amendments": amending.amendments})
+    for record in (
+        again,
+        Seal(run=again.run, window=again.window, validator=again.validator, summary=content_digest(again.to_bytes())),
+    ):
+        await network.store.put(record.path, sign(record, validator))
+    with pytest.raises(ProtocolError, match="amended already"):
+        await verify_ledger(reader, validator.public, lambda line: None)
+
+
+async def test_earlier_groups_whose_bytes_are_gone_lose_their_credit_and_count_as_no_rejections():
+    """Storage keeps nothing for ever: what was removed long after its window was judged is nobody's cheat."""
+    network = Network(RULES)
+    network.amend(proof=proof_of(thresholds(), audit_floor_ppm=250_000, audit_halving=1))  # few groups are audited
+    miner = key("turncoat").public
+    async with run_nodes(network, miners=1) as nursery:
+        nursery.start_soon(partial(network.run_miner, "turncoat", producer=Turncoat))
+        await network.until_window(Turncoat.first_false_window)
+        async for item in network.store.list(paths.kind_prefix(miner, "batches")):
+            if paths.window_of(item.path) < Turncoat.doubtful_window:
+                await network.store.delete(item.path)
+        await network.until_window(14)
+    ledger = await summaries(network, "validator-0", range(14))
+    amendments = {item.window: item for entry in ledger for item in entry.amendments}
+    gone = [item for window, item in amendments.items() if window < Turncoat.doubtful_window]
+    assert gone
+    assert {(item.verdict, item.accepted, item.rejected) for item in gone} == {(b"", 0, 0)}
+    assert amendments[Turncoat.doubtful_window].rejected
 
 
 async def test_a_miner_that_delivers_more_than_a_verdict_holds_costs_nobody_a_window(monkeypatch: pytest.MonkeyPatch):
