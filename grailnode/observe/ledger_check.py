@@ -10,9 +10,10 @@ from protocol import paths
 from protocol.encoding import content_digest
 from protocol.errors import GapError, ProtocolError, error_context
 from protocol.judging.accounts import Accounts
+from protocol.judging.evidence import NO_EVIDENCE
 from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, accepted_groups
-from protocol.judging.verdict import OWN_REASONS, ReauditVerdict, Verdict, joint_rejection, own_rejection
-from protocol.proof import ProofSpec
+from protocol.judging.verdict import OWN_REASONS, Reason, ReauditVerdict, Verdict, joint_rejection, own_rejection
+from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout import challenge
 from protocol.rollout.batch import Commitment
 from roles.gather import answer_of, gather
@@ -122,7 +123,10 @@ async def _check_summary(
             await _check_commitment(node, verdict, place)
             _check_groups(node, summary, verdict, draw, clean_windows, place)
             _check_version(verdict, summary.version, node.run.schedule.max_lag, place)
-            _check_reasons(verdict, accounts, node.run.proof, place)
+            thresholds = _check_reasons(verdict, node.run.proof, place)
+            evidence = accounts.evidence_of(verdict.miner, verdict.miner_arithmetic)
+            reason = joint_rejection(verdict.judgements, evidence, thresholds)
+            _check_joint_reason(verdict, reason, place, complete=complete)
             verdicts.append(verdict)
     return verdicts
 
@@ -159,10 +163,20 @@ async def _check_amendment(
         why = "of a row that was rejected, has lapsed, is amended already or had no unaudited groups, or of a miner"
         raise ProtocolError(f"{why} that no later window rejects", place)
     if amendment.verdict:
-        path = paths.reaudit(validator, amendment.window, amendment.miner)
-        reaudit = LedgerRow.of((await fetch_record(node, ReauditVerdict, path)).record)
-        if any(getattr(reaudit, name) != getattr(amendment, name) for name in ("verdict", "accepted", "rejected")):
+        path = paths.reaudit(validator, amendment.window, miner)
+        reaudit = (await fetch_record(node, ReauditVerdict, path)).record
+        found = LedgerRow.of(reaudit)
+        if any(getattr(found, name) != getattr(amendment, name) for name in ("verdict", "accepted", "rejected")):
             raise ProtocolError("not what its verdict says", place)
+        await _check_commitment(node, reaudit, place)
+        thresholds = _check_reasons(reaudit, node.run.proof, place)
+        with suppress(NotFoundError):  # the first verdict may have expired
+            first = (await fetch_record(node, Verdict, paths.verdict(validator, amendment.window, miner))).record
+            if {item.index for item in first.judgements} & {item.index for item in reaudit.judgements}:
+                raise ProtocolError("judges groups a second time", place)
+            comparable = first.judgements if first.validator_arithmetic == reaudit.validator_arithmetic else ()
+            reason = joint_rejection([*comparable, *reaudit.judgements], NO_EVIDENCE, thresholds)
+            _check_joint_reason(reaudit, reason, place, complete=True)
 
 
 async def _check_commitment(node: Node, verdict: Verdict, place: str) -> None:
@@ -246,8 +260,10 @@ def _check_version(verdict: Verdict, serving: int, max_lag: int, place: str) -> 
         raise ProtocolError(f"accepts groups of version {verdict.version}, which is too old beside {serving}", place)
 
 
-def _check_reasons(verdict: Verdict, accounts: Accounts, proof: ProofSpec, place: str) -> None:
-    """Raise ProtocolError if a validator accepts what its own numbers refuse, or refuses what they accept."""
+def _check_reasons(verdict: Verdict, proof: ProofSpec, place: str) -> Thresholds:
+    """Return the thresholds of a verdict; ProtocolError if its validator accepts a group that its own numbers refuse by
+    itself, or refuses one so that they accept.
+    """
     miner = verdict.miner.hex()[:8]
     with error_context(place):
         row = proof.row(verdict.miner_arithmetic, verdict.validator_arithmetic)
@@ -260,7 +276,15 @@ def _check_reasons(verdict: Verdict, accounts: Accounts, proof: ProofSpec, place
         if judgement.reason != own and judgement.reason in ("", *OWN_REASONS.values()):
             judgement_text = f"refuses {group} ({judgement.reason})" if judgement.reason else f"accepts {group}"
             raise ProtocolError(f"{judgement_text} against its own numbers ({own or 'accepted'})", place)
-    evidence = accounts.evidence_of(verdict.miner, verdict.miner_arithmetic)
-    reason = joint_rejection(verdict.judgements, evidence, row)
+    return row
+
+
+def _check_joint_reason(verdict: Verdict, reason: Reason | None, place: str, *, complete: bool) -> None:
+    """Raise ProtocolError if a validator accepts groups of a window that its numbers refuse together; or, if all that
+    count are known, refuses some together that these accept.
+    """
+    miner = verdict.miner.hex()[:8]
     if reason and any(judgement.counts.computed and not judgement.rejected for judgement in verdict.judgements):
         raise ProtocolError(f"accepts miner {miner} against its own numbers ({reason})", place)
+    if complete and not reason and any(judgement.reason == Reason.WINDOW for judgement in verdict.judgements):
+        raise ProtocolError(f"refuses miner {miner} ({Reason.WINDOW}) against its own numbers (accepted)", place)

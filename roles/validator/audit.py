@@ -88,12 +88,12 @@ class Auditor:
             await judge_more(audit_groups[:1])
         if all(judgement.accepted for judgement in judgements):
             await judge_more(audit_groups if is_known else audit_groups[1:])
-        refusal = joint_rejection(judgements, evidence, thresholds)
-        if is_known and (refusal or any(judgement.rejected for judgement in judgements)):
+        is_refused = joint_rejection(judgements, evidence, thresholds) or any(item.rejected for item in judgements)
+        if is_known and is_refused:
             others = [index for index in self.picked_groups(case) if index not in audit_groups]
             with suppress(StoreError):  # the judgements on the picked groups are enough for a verdict
                 await judge_more(others)
-            refusal = refusal or joint_rejection(judgements, evidence, thresholds)
+        refusal = joint_rejection(judgements, evidence, thresholds)  # by all of them, as anybody can compute it again
         return self.make_verdict(case, len(dealt), reject_accepted(judgements, refusal)), suspected_copies
 
     def dealt_groups(self, case: Case) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import Amendment, Summary
 from protocol.judging.report import ValidatorReport
+from protocol.judging.verdict import ReauditVerdict
 from roles.node.identity import Node
 from roles.ports import BeaconError, NotFoundError
 from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW, AttackedTrainer, make_honest_testbed
@@ -22,12 +23,16 @@ from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
 from tests.support.builders.samples import VALIDATOR, counts
 
+REFUSED = {"rewards": (), "logprobs": b""}
+REJECTED = REFUSED | {"reason": "wrong-prompt", "counts": NO_COUNTS}
+
 
 async def with_ledger(
     windows: int,
     amendments: Mapping[int, tuple[Amendment, ...]] | None = None,
     more_score: int = 0,
     submitted: int = 1,
+    rejecting: int | None = None,
     **changes: Any,
 ) -> AttackedTrainer:
     """Return a testbed with a ledger of some windows, each with one accepted group.
@@ -36,12 +41,14 @@ async def with_ledger(
         amendments: by window.
         more_score: what the validator adds to each score.
         submitted: groups of each window.
+        rejecting: a window in which the group is rejected.
         changes: other fields of each judgement.
     """
     testbed, amendments = AttackedTrainer(), amendments or {}
     ledger: list[Summary] = []
     for window in range(windows):
-        judgement, counted = testbed.judgement(0, **changes), {"pledged": submitted, "submitted": submitted}
+        own = REJECTED if window == rejecting else changes
+        judgement, counted = testbed.judgement(0, **own), {"pledged": submitted, "submitted": submitted}
         verdict = testbed.verdict(FIRST, judgement, window=window, **counted)
         previous = content_digest(ledger[-1].to_bytes()) if ledger else b""
         fields = {"window": window, "previous": previous, "amendments": amendments.get(window, ())}
@@ -95,11 +102,8 @@ async def assert_found(testbed: AttackedTrainer, why: str) -> None:
     [
         (3, {"more_score": -1}, "the scores do not follow from the rows"),  # a billionth too low
         (1, {"submitted": 2}, "judges other groups of miner .* than the window's second round picks"),
-        (
-            1,
-            {"reason": "wrong-stop", "rewards": (), "logprobs": b""},
-            r"refuses group 0 of miner .* \(wrong-stop\) against .* \(accepted",
-        ),
+        (1, REFUSED | {"reason": "wrong-stop"}, r"refuses group 0 of miner .* \(wrong-stop\) against .* \(accepted"),
+        (1, REFUSED | {"reason": "improbable-window"}, r"refuses miner .* \(improbable-window\) against .* \(accepted"),
         (1, {"counts": counts(sketch=(5, 0, 0, 1), margin=(5,), stop=(2,))}, r"accepts group 0 .* \(wrong-sketch"),
         (1, {"counts": counts(sketch=(5,), margin=(5, 0, 0, 1), stop=(2,))}, r"accepts group 0 .* \(wrong-sampling"),
         (1, {"counts": counts(sketch=(5,), margin=(5,), stop=(2, 0, 1))}, r"accepts group 0 .* \(wrong-stop"),
@@ -163,6 +167,34 @@ def amendment(window: int, miner: bytes = MINER.public, **changes: Any) -> Amend
 async def test_invented_amendments_are_found(amendments: dict[int, tuple[Amendment, ...]], why: str) -> None:
     """They would lower an honest miner's score."""
     await assert_found(await with_ledger(7, amendments), why)
+
+
+@pytest.mark.parametrize(
+    ("index", "changes", "why"),
+    [
+        (1, REFUSED | {"reason": "wrong-stop"}, r"refuses group 1 .* \(wrong-stop\) against"),
+        (1, REFUSED | {"reason": "improbable-window"}, r"refuses miner .* \(improbable-window\) against"),
+        (0, REJECTED, "judges groups a second time"),
+        (1, REJECTED, ""),
+    ],
+)
+async def test_a_reaudit_is_held_to_its_own_numbers(
+    monkeypatch: pytest.MonkeyPatch, index: int, changes: dict[str, Any], why: str
+) -> None:
+    async def gone(*_: Any) -> bytes:
+        raise BeaconError("not any more")
+
+    monkeypatch.setattr(Node, "randomness", gone)  # of two groups, the one is judged that this test needs
+    testbed = AttackedTrainer()
+    fields = {"window": 1, "pledged": 2, "submitted": 2}
+    reaudit = ReauditVerdict(**dict(testbed.verdict(FIRST, testbed.judgement(index, **changes), **fields)))
+    caused = amendment(1, verdict=content_digest(reaudit.to_bytes()), rejected=1)
+    testbed = await with_ledger(7, {5: (caused,)}, submitted=2, rejecting=4)
+    await testbed.store.put(reaudit.path, sign(reaudit, FIRST))
+    if why:
+        await assert_found(testbed, why)
+    else:
+        await assert_holds(testbed, 7)
 
 
 async def expire(testbed: AttackedTrainer, *windows: int) -> None:
