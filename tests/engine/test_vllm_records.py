@@ -110,20 +110,26 @@ def test_a_prefill_that_is_computed_again_in_other_pieces_counts_once() -> None:
     assert record["checked"].tolist() == results[2:].tolist()
 
 
-@pytest.mark.parametrize("cuts", [(1, 3), (2, 9), (0, 11), (4, 4)])
-def test_a_check_that_comes_in_several_passes_is_that_of_one(cuts: tuple[int, int]) -> None:
+@pytest.mark.parametrize("cuts", [(1, 3), (2, 9), (0, 11), (4, 4), (5, 7)])
+@pytest.mark.parametrize("rivals", [False, True])
+def test_a_check_that_comes_in_several_passes_is_that_of_one(cuts: tuple[int, int], rivals: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     states, head = torch.randn(11, 8, generator=generator), torch.randn(30, 8, generator=generator)
     tokens = (5, 6, GIVEN, 7, 1, GIVEN, GIVEN, 8, 9, 10, 11)
-    rules = CheckRules(SamplingParams(temperature=1.0, max_tokens=1, stops=(1,)))
+    rules = CheckRules(SamplingParams(temperature=1.0, max_tokens=1, stops=(1,)), rivals=rivals)
     arguments = CheckArguments(0, tokens, SEED, SketchKey("projection", bytes(32)), rules)
     passes = zip((0, *cuts), (*cuts, 11), strict=True)
     whole, *parts = (
         checked(arguments, begin, states[begin:end], lambda hidden: hidden @ head.T, 30)
         for begin, end in [(0, 11), *passes]
     )
-    assert whole.shape == (8, sum(WIDTHS))
+    assert whole.shape == (8, sum(WIDTHS) + 2 * rivals)
     torch.testing.assert_close(torch.cat(parts), whole)
+
+
+def test_a_pass_of_replies_alone_is_on_the_device_of_the_others() -> None:
+    arguments = CheckArguments(0, (5, GIVEN, GIVEN), SEED, SketchKey("projection", bytes(32)), CheckRules(CALL.params))
+    assert checked(arguments, 1, torch.empty(2, 8, device="meta"), lambda hidden: hidden, 8).is_meta
 
 
 def test_what_an_abandoned_request_draws_late_is_not_kept() -> None:
