@@ -11,16 +11,21 @@ import pytest
 import torch
 import trio
 
+from grailnode.engine.vllm.checkpoints import RecoveryStep
 from grailnode.engine.vllm.server_supervisor import ServerSupervisor, check_description
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
+from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer, error_in
 from grailnode.engine.vllm.vllm_settings import EngineLimits, VllmSettings
 from protocol.lora import LoraSpec
 from protocol.objects import ObjectRef
+from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 from tests.engine.vllm_site import fitting_description
+from tests.support.builders.policies import inline, random_weights
 
 SHAPES = {"a.weight": (2, 3)}
+COMMITTED = {"seconds": 0.1, "verified": True}
 
 
 class FailingServer(ExternalServer):
@@ -31,6 +36,7 @@ class FailingServer(ExternalServer):
         starts: how often it was started; it runs until it is stopped.
         failing: names of commands whose connection breaks, each as often as it is listed.
         silent: whether it accepts requests and answers none.
+        slow: the command that it answers after a minute.
     """
 
     shares_files = True
@@ -42,6 +48,7 @@ class FailingServer(ExternalServer):
         self.runs = False
         self.failing: list[str] = []
         self.silent = False
+        self.slow = ""
         self.commands: list[str] = []
 
     async def start(self) -> None:
@@ -60,8 +67,11 @@ class FailingServer(ExternalServer):
         return httpx.AsyncClient(transport=httpx.MockTransport(self._answer), base_url="http://vllm", timeout=seconds)
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
-        command = json.loads(request.content)["args"][0]
+        path = request.url.path
+        command = json.loads(request.content)["args"][0] if path == "/collective_rpc" else path
         self.commands.append(command)
+        if command == self.slow:
+            await trio.sleep(59)
         if self.silent:
             await trio.sleep(request.extensions["timeout"]["read"])
             raise httpx.ReadTimeout("silent")
@@ -69,8 +79,8 @@ class FailingServer(ExternalServer):
             if command in self.failing:
                 self.failing.remove(command)
             raise httpx.ConnectError("gone")
-        value = fitting_description(dtype="float32", **self.changes) if command == "describe" else {}
-        return httpx.Response(200, json={"results": [{"value": value}]})
+        values = {"describe": fitting_description(dtype="float32", **self.changes), "commit": COMMITTED}
+        return httpx.Response(200, json={"results": [{"value": values.get(command, {})}]})
 
 
 async def bring_weights(client: VllmClient) -> int:
@@ -160,6 +170,34 @@ async def test_a_silent_server_is_noticed(autojump_clock: trio.testing.MockClock
     server.silent = True
     with pytest.raises(BrokenEngineError, match="did not answer"):
         await supervisor.watch(client)
+
+
+@pytest.mark.parametrize("moment", ["/pause", "commit", "/reset_prefix_cache"])
+async def test_a_commit_that_is_cancelled_is_whole_or_not_begun(
+    model: CausalModel, tmp_path: Path, autojump_clock: trio.testing.MockClock, moment: str
+) -> None:
+    """A validator cancels what it does when the time of a window is over; requests would wait for ever."""
+    server, step = FailingServer(), RecoveryStep("patch", 1, bytes(32), tmp_path)
+    await server.start()
+    server.slow = moment
+    engine = VllmEngine(model, server, tmp_path)
+    with trio.move_on_after(1):
+        await engine._swap(VllmClient(server), step)
+    whole = ["/pause", "commit", "/reset_prefix_cache", "/resume"]
+    assert server.commands == (["/pause", "/resume"] if moment == "/pause" else whole)
+
+
+async def test_a_first_version_does_not_serve_if_the_check_of_its_layout_was_cancelled(
+    model: CausalModel, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    server = FailingServer()
+    server.slow = "/inference/v1/generate"
+    engine = VllmEngine(model, server, tmp_path, run_sync=inline)
+    await engine.stage(0, random_weights(model))
+    with trio.move_on_after(1):
+        await engine.commit()
+    assert server.commands[-1] == server.slow
+    assert engine.version is None
 
 
 def test_what_the_processes_of_vllm_compile_lies_in_its_environment(
