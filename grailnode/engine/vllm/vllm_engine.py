@@ -253,7 +253,8 @@ class VllmEngine:
             if step.kind == "weights":
                 await self._check_layout(client, step)
         if self._checkpoints.steps:
-            await client.post("/reset_prefix_cache")
+            # Nothing is paused here: requests of others that are under way would keep the cache as it is.
+            await client.post("/reset_prefix_cache", reset_running_requests="true")
         if self._checkpoints.staged is not None:
             await _stage(client, self._checkpoints.staged)
         return self.version
