@@ -100,7 +100,8 @@ async def test_a_server_is_ready_when_it_fits_and_has_places_and_weights() -> No
     server = FailingServer()
     supervisor = supervisor_of(server)
     client = await supervisor.connected()
-    assert server.commands == ["describe", "map", "commit"]
+    # a server whose connection was lost during a commit may be paused
+    assert server.commands == ["describe", "/resume", "map", "commit"]
     assert await supervisor.connected() is client
     assert server.starts == 1
 
@@ -144,7 +145,7 @@ async def test_a_server_that_fails_before_it_is_ready_is_replaced(command: str) 
     assert not server.runs
     await supervisor.connected()
     assert server.starts == 2
-    assert server.commands[-3:] == ["describe", "map", "commit"]
+    assert server.commands[-4:] == ["describe", "/resume", "map", "commit"]
 
 
 async def test_a_server_that_does_not_fit_gets_no_weights_and_is_not_started_again() -> None:
@@ -155,6 +156,13 @@ async def test_a_server_that_does_not_fit_gets_no_weights_and_is_not_started_aga
             await supervisor.connected()
     assert server.starts == 1
     assert set(server.commands) == {"describe"}
+
+
+async def test_the_code_of_another_version_in_a_server_is_named() -> None:
+    description = fitting_description()
+    del description["data_parallel"]
+    with pytest.raises(EngineError, match="another version of grailnode: .*'data_parallel'"):
+        check_description(description, torch.bfloat16)
 
 
 async def test_a_server_that_draws_without_triton_is_reported() -> None:
@@ -244,6 +252,26 @@ def test_the_error_that_ended_vllm_is_named():
     assert not error_in(log[0])
 
 
+def test_a_key_for_another_server_of_vllm_is_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has it would refuse our requests."""
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    server = ChildServer(VllmSettings(python=tmp_path / "python"), tmp_path, tmp_path)
+    assert "secret" not in server.environment().values()
+
+
+async def test_a_server_that_hangs_while_it_starts_is_ended(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nread flags\nsetsid sleep 60 >&2 &\necho $!\nwait\n")
+    python.chmod(0o700)
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}', encoding="utf-8")
+    server = ChildServer(VllmSettings(python=python, start_seconds=0.5), tmp_path, tmp_path)
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"^vLLM did not answer within 0\.5 s"):
+            await server.start()
+        assert server.process_id is None
+    server.close()
+
+
 def test_models_compiled_with_another_factor_are_not_used_again(tmp_path: Path) -> None:
     """Both have the same flags, from which vLLM makes the key of a compiled model."""
     settings = VllmSettings(python=tmp_path / "python")
@@ -262,6 +290,7 @@ def test_models_compiled_with_another_factor_are_not_used_again(tmp_path: Path) 
     "changes",
     [
         {},
+        {"cache": "bfloat16"},
         {"device": "cuda:0", "capability": [7, 5]},
         {"device": "cuda:0", "capability": [8, 0], "batch_invariant": True},
         {"device": "cuda:0", "capability": [10, 0], "batch_invariant": True},
@@ -280,6 +309,8 @@ def test_a_server_that_fits(changes: dict[str, Any]):
         ({"dtype": "float16"}, "it computes in float16, and engine.dtype is bfloat16"),
         ({"head": "bfloat16"}, "it computes logits in bfloat16, and margins need float32"),
         ({"quantization": "fp8"}, "it serves fp8-quantized weights"),
+        ({"cache": "fp8_e4m3"}, "it keeps keys and values in fp8_e4m3"),
+        ({"matmul": "medium"}, "VLLM_FLOAT32_MATMUL_PRECISION is medium"),
         ({"processor": False}, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
         ({"speculative": True}, "speculative decoding"),
         # an output projection that is on another rank has no dtype there

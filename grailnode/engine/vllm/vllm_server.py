@@ -131,6 +131,7 @@ class ChildServer:
                         raise EngineError(f"vLLM ended while it started{cause}:\n{self._last_lines()}")
                     await trio.sleep(_POLL_SECONDS)
         if scope.cancelled_caught:
+            await self.stop()  # it may hang for ever
             seconds = f"{self.settings.start_seconds:g} s"
             raise EngineError(f"vLLM did not answer within {seconds}:\n{self._last_lines()}")
 
@@ -158,10 +159,9 @@ class ChildServer:
     def environment(self) -> dict[str, str]:
         """Return the environment of the child: this one's without its Python, and what vLLM needs."""
         settings, cache = self.settings, cache_directory(self._python, self._directory)
-        # The paths of this environment would hide vLLM's own packages.
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
-        }
+        # The paths of this environment would hide vLLM's own packages; with a key it would refuse our requests.
+        omitted = "PYTHON", "VIRTUAL_ENV", "VLLM_API_KEY"
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(omitted)}
         caches = (
             *("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"),
             *("FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME"),  # they are in the user's home by default

@@ -66,6 +66,8 @@ class WeightSession:
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "head": self._head_dtype(),
             "quantization": config.model_config.quantization,
+            "cache": config.cache_config.cache_dtype,
+            "matmul": torch.get_float32_matmul_precision(),
             "processor": records.has_processor,
             "speculative": config.speculative_config is not None,
             "pipeline_parallel": config.parallel_config.pipeline_parallel_size,
