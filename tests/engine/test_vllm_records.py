@@ -65,6 +65,12 @@ def test_an_answer_of_other_tokens_is_refused(answer: list[int], drawn: tuple[in
         CALL.result(answer, record_of(*drawn))
 
 
+def test_an_answer_that_ends_where_vllm_has_no_room_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"2 of 4 tokens: .* engine\.max_tokens") as refusal:
+        CALL.result([7, 8], record_of(7, 8))
+    assert not isinstance(refusal.value, BrokenEngineError)  # a restart changes nothing
+
+
 def draw_at(records: RequestRecords, *positions: int) -> None:
     for position in positions:
         records.sampled_states = torch.full((1, 2), float(position))
