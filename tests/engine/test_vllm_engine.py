@@ -88,6 +88,8 @@ async def test_a_server_of_somebody_else_is_patched_and_generates(
         await engine.verify()
         await check_tokens(engine, model, target)
         await engine.close()
+    # what was uploaded does not stay on the disk
+    assert not [*Path(server.socket).parent.rglob("*-[01]-[12]")]
 
 
 @as_on_a_gpu

@@ -161,7 +161,7 @@ async def test_a_server_that_does_not_fit_gets_no_weights_and_is_not_started_aga
 async def test_the_code_of_another_version_in_a_server_is_named() -> None:
     description = fitting_description()
     del description["data_parallel"]
-    with pytest.raises(EngineError, match="another version of grailnode: .*'data_parallel'"):
+    with pytest.raises(EngineError, match=r"another version of grailnode: .*'data_parallel'"):
         check_description(description, torch.bfloat16)
 
 

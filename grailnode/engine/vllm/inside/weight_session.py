@@ -114,11 +114,16 @@ class WeightSession:
         self._staged = None
 
         def work(cancelled: Cancelled) -> Values:
-            if kind == "patch":
-                patch = file.read_bytes()
-                self._staged = stage_patch(engine_weights, version, patch, expected, cancelled, _threads())
-            else:
-                self._staged = stage_weights(engine_weights, version, file, expected, cancelled)
+            try:
+                if kind == "patch":
+                    patch = file.read_bytes()
+                    self._staged = stage_patch(engine_weights, version, patch, expected, cancelled, _threads())
+                else:
+                    self._staged = stage_weights(engine_weights, version, file, expected, cancelled)
+            finally:
+                # The node uploads it again for another try, and what is mapped of it stays.
+                if file.parent == self._path(""):
+                    file.unlink(missing_ok=True)
             return {}
 
         self._job = Job(work)
