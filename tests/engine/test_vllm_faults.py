@@ -104,19 +104,16 @@ async def test_rollouts_survive_a_process(
 
 
 async def test_what_killed_servers_leave_behind_is_removed(policy: Policy, model: CausalModel, tmp_path: Path) -> None:
-    server, weights = (
-        ChildServer(VllmSettings(python=vllm_python()), policy.directory, tmp_path / "a"),
-        random_weights(model),
-    )
+    weights, memory, sockets = random_weights(model), Path("/dev/shm"), list[Path]()
+    server = ChildServer(VllmSettings(python=vllm_python()), policy.directory, tmp_path / "a")
     engine = VllmEngine(model, server, tmp_path)
-    memory, sockets = Path("/dev/shm"), list[Path]()
     await serve(engine, weights)
-    for end in (lambda: os.kill(processes_of(tmp_path / "a")[1], signal.SIGKILL), server.close):
+    for _ in range(2):
         await check_tokens(engine, model, weights)
         sockets.append(Path(server.socket))
         assert len([*memory.glob(f"{sockets[-1].name}*")]) == 2
         assert [*sockets[-1].parent.glob("vllm_dist_*")]
-        end()
+        os.kill(processes_of(tmp_path / "a")[1], signal.SIGKILL)
     await engine.close()
     assert len(set(sockets)) == 2
     for socket in sockets:
