@@ -88,6 +88,35 @@ async def test_a_server_of_somebody_else_is_patched_and_generates(
         await engine.verify()
         await check_tokens(engine, model, target)
         await engine.close()
+    # what was uploaded does not stay on the disk
+    assert not [*Path(server.socket).parent.rglob("*-[01]-[12]")]
+
+
+@as_on_a_gpu
+async def test_requests_of_others_keep_no_keys_of_other_weights_when_an_engine_is_restored(
+    model: CausalModel, new_engine: NewEngine, server: BendableServer, tmp_path: Path
+) -> None:
+    old, request = random_weights(model), Request((5, 6, 7, 8) * 50, bytes(16))
+    new = changed(old, 1, 0.3)
+    engine = VllmEngine(model, server, tmp_path)
+    await serve(engine, old, new)
+    await serving(new_engine, old)
+    async with server.client(60.0, 3) as client, trio.open_nursery() as nursery:
+
+        async def ask(max_tokens: int) -> None:
+            values = {"temperature": 0, "ignore_eos": True, "max_tokens": max_tokens}
+            body = {"token_ids": request.prompt, "sampling_params": values}
+            while True:
+                (await client.post("/inference/v1/generate", json=body)).raise_for_status()
+
+        for max_tokens in (30, 40, 50):  # so that one of them is always under way
+            nursery.start_soon(ask, max_tokens)
+        await trio.sleep(0.5)
+        await engine._server.restart(await engine._server.connected(), EngineError("the connection was lost"))
+        nursery.cancel_scope.cancel()
+    (generation,) = await engine.generate([request], PARAMS)
+    (expected,) = await (await engine_of(model, new)).generate([request], PARAMS)
+    torch.testing.assert_close(generation.hidden, expected.hidden, rtol=0, atol=NOISE)
 
 
 @as_on_a_gpu

@@ -13,6 +13,7 @@ import trio
 from grailnode.engine.policy import Policy
 from grailnode.engine.vllm.server_launcher import ServerLauncher
 from grailnode.engine.vllm.vllm_engine import VllmEngine
+from grailnode.engine.vllm.vllm_server import ChildServer
 from grailnode.engine.vllm.vllm_settings import EngineLimits, VllmSettings
 from protocol.rollout.sampling import SamplingParams
 from roles.policy.causal_model import CausalModel
@@ -100,6 +101,24 @@ async def test_rollouts_survive_a_process(
     assert [g.tokens for g in results] == [g.tokens for g in expected]
     assert engine.version == 1
     await engine.verify()
+
+
+async def test_what_killed_servers_leave_behind_is_removed(policy: Policy, model: CausalModel, tmp_path: Path) -> None:
+    weights, memory, sockets = random_weights(model), Path("/dev/shm"), list[Path]()
+    server = ChildServer(VllmSettings(python=vllm_python()), policy.directory, tmp_path / "a")
+    engine = VllmEngine(model, server, tmp_path)
+    await serve(engine, weights)
+    for _ in range(2):
+        await check_tokens(engine, model, weights)
+        sockets.append(Path(server.socket))
+        assert len([*memory.glob(f"{sockets[-1].name}*")]) == 2
+        assert [*sockets[-1].parent.glob("vllm_dist_*")]
+        os.kill(processes_of(tmp_path / "a")[1], signal.SIGKILL)
+    await engine.close()
+    assert len(set(sockets)) == 2
+    for socket in sockets:
+        assert not [*memory.glob(f"{socket.name}*")]
+        assert not socket.parent.exists()
 
 
 async def test_a_launcher_that_was_stopped_is_replaced(engine: VllmEngine, model: CausalModel, directory: Path) -> None:

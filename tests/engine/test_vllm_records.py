@@ -65,6 +65,12 @@ def test_an_answer_of_other_tokens_is_refused(answer: list[int], drawn: tuple[in
         CALL.result(answer, record_of(*drawn))
 
 
+def test_an_answer_that_ends_where_vllm_has_no_room_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"2 of 4 tokens: .* engine\.max_tokens") as refusal:
+        CALL.result([7, 8], record_of(7, 8))
+    assert not isinstance(refusal.value, BrokenEngineError)  # a restart changes nothing
+
+
 def draw_at(records: RequestRecords, *positions: int) -> None:
     for position in positions:
         records.sampled_states = torch.full((1, 2), float(position))
@@ -110,20 +116,26 @@ def test_a_prefill_that_is_computed_again_in_other_pieces_counts_once() -> None:
     assert record["checked"].tolist() == results[2:].tolist()
 
 
-@pytest.mark.parametrize("cuts", [(1, 3), (2, 9), (0, 11), (4, 4)])
-def test_a_check_that_comes_in_several_passes_is_that_of_one(cuts: tuple[int, int]) -> None:
+@pytest.mark.parametrize("cuts", [(1, 3), (2, 9), (0, 11), (4, 4), (5, 7)])
+@pytest.mark.parametrize("rivals", [False, True])
+def test_a_check_that_comes_in_several_passes_is_that_of_one(cuts: tuple[int, int], rivals: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     states, head = torch.randn(11, 8, generator=generator), torch.randn(30, 8, generator=generator)
     tokens = (5, 6, GIVEN, 7, 1, GIVEN, GIVEN, 8, 9, 10, 11)
-    rules = CheckRules(SamplingParams(temperature=1.0, max_tokens=1, stops=(1,)))
+    rules = CheckRules(SamplingParams(temperature=1.0, max_tokens=1, stops=(1,)), rivals=rivals)
     arguments = CheckArguments(0, tokens, SEED, SketchKey("projection", bytes(32)), rules)
     passes = zip((0, *cuts), (*cuts, 11), strict=True)
     whole, *parts = (
         checked(arguments, begin, states[begin:end], lambda hidden: hidden @ head.T, 30)
         for begin, end in [(0, 11), *passes]
     )
-    assert whole.shape == (8, sum(WIDTHS))
+    assert whole.shape == (8, sum(WIDTHS) + 2 * rivals)
     torch.testing.assert_close(torch.cat(parts), whole)
+
+
+def test_a_pass_of_replies_alone_is_on_the_device_of_the_others() -> None:
+    arguments = CheckArguments(0, (5, GIVEN, GIVEN), SEED, SketchKey("projection", bytes(32)), CheckRules(CALL.params))
+    assert checked(arguments, 1, torch.empty(2, 8, device="meta"), lambda hidden: hidden, 8).is_meta
 
 
 def test_what_an_abandoned_request_draws_late_is_not_kept() -> None:

@@ -11,16 +11,21 @@ import pytest
 import torch
 import trio
 
+from grailnode.engine.vllm.checkpoints import RecoveryStep
 from grailnode.engine.vllm.server_supervisor import ServerSupervisor, check_description
 from grailnode.engine.vllm.vllm_client import BrokenEngineError, VllmClient
+from grailnode.engine.vllm.vllm_engine import VllmEngine
 from grailnode.engine.vllm.vllm_server import ChildServer, ExternalServer, error_in
 from grailnode.engine.vllm.vllm_settings import EngineLimits, VllmSettings
 from protocol.lora import LoraSpec
 from protocol.objects import ObjectRef
+from roles.policy.causal_model import CausalModel
 from roles.ports import EngineError
 from tests.engine.vllm_site import fitting_description
+from tests.support.builders.policies import inline, random_weights
 
 SHAPES = {"a.weight": (2, 3)}
+COMMITTED = {"seconds": 0.1, "verified": True}
 
 
 class FailingServer(ExternalServer):
@@ -31,6 +36,7 @@ class FailingServer(ExternalServer):
         starts: how often it was started; it runs until it is stopped.
         failing: names of commands whose connection breaks, each as often as it is listed.
         silent: whether it accepts requests and answers none.
+        slow: the command that it answers after a minute.
     """
 
     shares_files = True
@@ -42,6 +48,7 @@ class FailingServer(ExternalServer):
         self.runs = False
         self.failing: list[str] = []
         self.silent = False
+        self.slow = ""
         self.commands: list[str] = []
 
     async def start(self) -> None:
@@ -60,8 +67,11 @@ class FailingServer(ExternalServer):
         return httpx.AsyncClient(transport=httpx.MockTransport(self._answer), base_url="http://vllm", timeout=seconds)
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
-        command = json.loads(request.content)["args"][0]
+        path = request.url.path
+        command = json.loads(request.content)["args"][0] if path == "/collective_rpc" else path
         self.commands.append(command)
+        if command == self.slow:
+            await trio.sleep(59)
         if self.silent:
             await trio.sleep(request.extensions["timeout"]["read"])
             raise httpx.ReadTimeout("silent")
@@ -69,8 +79,8 @@ class FailingServer(ExternalServer):
             if command in self.failing:
                 self.failing.remove(command)
             raise httpx.ConnectError("gone")
-        value = fitting_description(dtype="float32", **self.changes) if command == "describe" else {}
-        return httpx.Response(200, json={"results": [{"value": value}]})
+        values = {"describe": fitting_description(dtype="float32", **self.changes), "commit": COMMITTED}
+        return httpx.Response(200, json={"results": [{"value": values.get(command, {})}]})
 
 
 async def bring_weights(client: VllmClient) -> int:
@@ -90,7 +100,8 @@ async def test_a_server_is_ready_when_it_fits_and_has_places_and_weights() -> No
     server = FailingServer()
     supervisor = supervisor_of(server)
     client = await supervisor.connected()
-    assert server.commands == ["describe", "map", "commit"]
+    # a server whose connection was lost during a commit may be paused
+    assert server.commands == ["describe", "/resume", "map", "commit"]
     assert await supervisor.connected() is client
     assert server.starts == 1
 
@@ -134,7 +145,7 @@ async def test_a_server_that_fails_before_it_is_ready_is_replaced(command: str) 
     assert not server.runs
     await supervisor.connected()
     assert server.starts == 2
-    assert server.commands[-3:] == ["describe", "map", "commit"]
+    assert server.commands[-4:] == ["describe", "/resume", "map", "commit"]
 
 
 async def test_a_server_that_does_not_fit_gets_no_weights_and_is_not_started_again() -> None:
@@ -145,6 +156,13 @@ async def test_a_server_that_does_not_fit_gets_no_weights_and_is_not_started_aga
             await supervisor.connected()
     assert server.starts == 1
     assert set(server.commands) == {"describe"}
+
+
+async def test_the_code_of_another_version_in_a_server_is_named() -> None:
+    description = fitting_description()
+    del description["data_parallel"]
+    with pytest.raises(EngineError, match=r"another version of grailnode: .*'data_parallel'"):
+        check_description(description, torch.bfloat16)
 
 
 async def test_a_server_that_draws_without_triton_is_reported() -> None:
@@ -160,6 +178,34 @@ async def test_a_silent_server_is_noticed(autojump_clock: trio.testing.MockClock
     server.silent = True
     with pytest.raises(BrokenEngineError, match="did not answer"):
         await supervisor.watch(client)
+
+
+@pytest.mark.parametrize("moment", ["/pause", "commit", "/reset_prefix_cache"])
+async def test_a_commit_that_is_cancelled_is_whole_or_not_begun(
+    model: CausalModel, tmp_path: Path, autojump_clock: trio.testing.MockClock, moment: str
+) -> None:
+    """A validator cancels what it does when the time of a window is over; requests would wait for ever."""
+    server, step = FailingServer(), RecoveryStep("patch", 1, bytes(32), tmp_path)
+    await server.start()
+    server.slow = moment
+    engine = VllmEngine(model, server, tmp_path)
+    with trio.move_on_after(1):
+        await engine._swap(VllmClient(server), step)
+    whole = ["/pause", "commit", "/reset_prefix_cache", "/resume"]
+    assert server.commands == (["/pause", "/resume"] if moment == "/pause" else whole)
+
+
+async def test_a_first_version_does_not_serve_if_the_check_of_its_layout_was_cancelled(
+    model: CausalModel, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    server = FailingServer()
+    server.slow = "/inference/v1/generate"
+    engine = VllmEngine(model, server, tmp_path, run_sync=inline)
+    await engine.stage(0, random_weights(model))
+    with trio.move_on_after(1):
+        await engine.commit()
+    assert server.commands[-1] == server.slow
+    assert engine.version is None
 
 
 def test_what_the_processes_of_vllm_compile_lies_in_its_environment(
@@ -206,6 +252,26 @@ def test_the_error_that_ended_vllm_is_named():
     assert not error_in(log[0])
 
 
+def test_a_key_for_another_server_of_vllm_is_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has it would refuse our requests."""
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    server = ChildServer(VllmSettings(python=tmp_path / "python"), tmp_path, tmp_path)
+    assert "secret" not in server.environment().values()
+
+
+async def test_a_server_that_hangs_while_it_starts_is_ended(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nread flags\nsetsid sleep 60 >&2 &\necho $!\nwait\n")
+    python.chmod(0o700)
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}', encoding="utf-8")
+    server = ChildServer(VllmSettings(python=python, start_seconds=0.5), tmp_path, tmp_path)
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"^vLLM did not answer within 0\.5 s"):
+            await server.start()
+        assert server.process_id is None
+    server.close()
+
+
 def test_models_compiled_with_another_factor_are_not_used_again(tmp_path: Path) -> None:
     """Both have the same flags, from which vLLM makes the key of a compiled model."""
     settings = VllmSettings(python=tmp_path / "python")
@@ -224,6 +290,7 @@ def test_models_compiled_with_another_factor_are_not_used_again(tmp_path: Path) 
     "changes",
     [
         {},
+        {"cache": "bfloat16"},
         {"device": "cuda:0", "capability": [7, 5]},
         {"device": "cuda:0", "capability": [8, 0], "batch_invariant": True},
         {"device": "cuda:0", "capability": [10, 0], "batch_invariant": True},
@@ -242,6 +309,8 @@ def test_a_server_that_fits(changes: dict[str, Any]):
         ({"dtype": "float16"}, "it computes in float16, and engine.dtype is bfloat16"),
         ({"head": "bfloat16"}, "it computes logits in bfloat16, and margins need float32"),
         ({"quantization": "fp8"}, "it serves fp8-quantized weights"),
+        ({"cache": "fp8_e4m3"}, "it keeps keys and values in fp8_e4m3"),
+        ({"matmul": "medium"}, "VLLM_FLOAT32_MATMUL_PRECISION is medium"),
         ({"processor": False}, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
         ({"speculative": True}, "speculative decoding"),
         # an output projection that is on another rank has no dtype there

@@ -53,6 +53,8 @@ def fitting_description(**changes: Any) -> dict[str, Any]:
         "dtype": "bfloat16",
         "head": "float32",
         "quantization": None,
+        "cache": "auto",
+        "matmul": "highest",
         "processor": True,
         "speculative": False,
         "pipeline_parallel": 1,

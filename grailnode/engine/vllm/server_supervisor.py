@@ -11,7 +11,7 @@ code, or in another dtype (refused before it gets a weight); a call that is canc
 call goes on waiting for the same server).
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -123,6 +123,8 @@ class ServerSupervisor:
             check_description(description, self.dtype)
         if fault := descriptions[0]["triton_fault"]:
             self.report("triton-unusable", error=fault)
+        # A commit whose connection was lost may have left it paused.
+        await client.post("/resume")
         # Only now: a server that does not fit gets no weight of ours.
         await client.call("map", shapes={name: list(shape) for name, shape in self.shapes.items()})
         return await self.restore(client)
@@ -136,14 +138,24 @@ class ServerSupervisor:
 
 def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
     """Raise EngineError if what a worker of a server says of itself does not fit."""
-    worker = SimpleNamespace(**description)
+    try:
+        faults = _faults(SimpleNamespace(**description), dtype)
+    except AttributeError as error:
+        raise EngineError(f"this server of vLLM has the code of another version of grailnode: {error}") from error
+    for is_found, fault in faults:
+        if is_found:
+            raise EngineError(f"this server of vLLM does not fit: {fault}")
+
+
+def _faults(worker: SimpleNamespace, dtype: torch.dtype) -> Sequence[tuple[object, str]]:
+    """Return the faults that a worker may have, each with whether it has it."""
     numbers = worker.vllm.split(".")[:2]
     version = tuple(int(number) if number.isdigit() else 0 for number in numbers)
     low, high, least = (".".join(map(str, bound)) for bound in (*SUPPORTED, INVARIANT_CAPABILITY))
     expected, probe = str(dtype).removeprefix("torch."), probe_draws(torch.device("cpu"))
 
     has_invariant_mode = tuple(worker.capability or ()) >= INVARIANT_CAPABILITY
-    faults = (
+    return (
         (not SUPPORTED[0] <= version < SUPPORTED[1], f"vLLM {worker.vllm}; versions from {low} to below {high} fit"),
         # Before the checks of the model: a stage of a pipeline has only a part of it.
         (
@@ -162,6 +174,14 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
             f"it computes logits in {worker.head}, and margins need float32: start it with "
             """--hf-overrides '{"head_dtype": "float32"}'""",
         ),
+        (
+            worker.cache not in ("auto", expected),
+            f"it keeps keys and values in {worker.cache}, not in {expected}: drop --kv-cache-dtype",
+        ),
+        (
+            worker.matmul != "highest",
+            f"VLLM_FLOAT32_MATMUL_PRECISION is {worker.matmul}, which computes float32 from fewer bits: unset it",
+        ),
         (worker.quantization, f"it serves {worker.quantization}-quantized weights, which cannot be patched in place"),
         (not worker.processor, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
         (worker.speculative, "speculative decoding gives a request several rows a step, which is not supported"),
@@ -172,6 +192,3 @@ def check_description(description: dict[str, Any], dtype: torch.dtype) -> None:
         ),
         (worker.probe != probe, f"its noise has other bits: it drew {worker.probe} where {probe} is right"),
     )
-    for is_found, fault in faults:
-        if is_found:
-            raise EngineError(f"this server of vLLM does not fit: {fault}")

@@ -64,11 +64,17 @@ class GenerationCall:
 
     def result(self, answer: list[int], record: Mapping[str, Any]) -> Generation:
         drawn, length = tuple(record["tokens"]), len(answer)
+        is_complete = self.params.is_complete(tuple(answer))
         # vLLM may cut or repeat tokens of an answer; the record says what was drawn. With async scheduling vLLM draws
         # once more after a stop token, before it knows of it.
-        is_longer = length < len(drawn) and self.params.is_complete(tuple(answer))
+        is_longer = length < len(drawn) and is_complete
         if not drawn or list(drawn[:length] if is_longer else drawn) != answer:
             raise BrokenEngineError("vLLM answered other tokens than its worker recorded")
+        if not is_complete:
+            raise EngineError(
+                f"vLLM ended a completion after {length} of {self.params.max_tokens} tokens: it has no room for more, "
+                "so raise engine.max_tokens or its --max-model-len"
+            )
         likely = tuple(_numbers(record["log_probabilities"]).tolist()[:length])
         if self.item.sketch is not None:
             states = base64.b64decode(record["states"])

@@ -189,8 +189,8 @@ class VllmEngine:
         if is_first:
             try:
                 await self._server.repeat(partial(self._check_layout, step=step))
-            except EngineError:
-                # What was brought into the engine may not serve, and nothing else can.
+            except BaseException:
+                # What was brought into the engine may not serve unchecked, and nothing else can.
                 self._checkpoints.steps.pop().path.unlink(missing_ok=True)
                 raise
         # Each commit checks what it changes; reading everything back finds what somebody else changed in memory.
@@ -200,19 +200,21 @@ class VllmEngine:
     async def _swap(self, client: VllmClient, step: RecoveryStep) -> None:
         """Commit a staged version between two requests."""
         start = perf_counter()
-        # vLLM finishes the requests under way. If they take too long, they are aborted, and asked for again.
+        # Shielded where vLLM is paused or has another version than this node knows of: a validator cancels what it does
+        # when the time of a window is over.
         try:
-            with trio.fail_after(self._limits.drain):
-                await client.post("/pause", mode="wait")
-        except trio.TooSlowError:
-            await client.post("/pause", mode="abort")
-        drained = perf_counter()
-        try:
-            seconds = await _commit(client, step)
-            # Keys and values in the cache are those of the old version.
-            await client.post("/reset_prefix_cache")
+            # vLLM finishes the requests under way. If they take too long, they are aborted, and asked for again.
+            try:
+                with trio.fail_after(self._limits.drain):
+                    await client.post("/pause", mode="wait")
+            except trio.TooSlowError:
+                await client.post("/pause", mode="abort")
+            drained = perf_counter()
+            with trio.CancelScope(shield=True):
+                seconds = await _commit(client, step)
+                # Keys and values in the cache are those of the old version.
+                await client.post("/reset_prefix_cache")
         finally:
-            # Shielded: a node that is cancelled here would leave the engine paused.
             with trio.CancelScope(shield=True):
                 await client.post("/resume")
         drain, pause = round(drained - start, 5), round(perf_counter() - drained, 5)
@@ -251,7 +253,8 @@ class VllmEngine:
             if step.kind == "weights":
                 await self._check_layout(client, step)
         if self._checkpoints.steps:
-            await client.post("/reset_prefix_cache")
+            # Nothing is paused here: requests of others that are under way would keep the cache as it is.
+            await client.post("/reset_prefix_cache", reset_running_requests="true")
         if self._checkpoints.staged is not None:
             await _stage(client, self._checkpoints.staged)
         return self.version

@@ -116,7 +116,7 @@ class ChildServer:
                 # A server that ended may have left processes of its group, which hold the GPU's memory.
                 await self.stop()
                 # the path of a Unix socket has at most 107 bytes, which a state directory may exceed
-                self._socket_directory = tempfile.TemporaryDirectory(prefix="grailnode-")
+                self._socket_directory = tempfile.TemporaryDirectory(prefix="grailnode-", ignore_cleanup_errors=True)
                 self.socket = str(Path(self._socket_directory.name) / secrets.token_hex(4))
                 try:
                     await self._launcher.fork(self.flags(self.socket))
@@ -131,16 +131,27 @@ class ChildServer:
                         raise EngineError(f"vLLM ended while it started{cause}:\n{self._last_lines()}")
                     await trio.sleep(_POLL_SECONDS)
         if scope.cancelled_caught:
+            await self.stop()  # it may hang for ever
             seconds = f"{self.settings.start_seconds:g} s"
             raise EngineError(f"vLLM did not answer within {seconds}:\n{self._last_lines()}")
 
     async def stop(self) -> None:
         """End the server and all its processes, however they are; the launcher stays for the next start."""
         self._launcher.kill_server()
+        self._remove_files()
 
     def close(self) -> None:
         """End the launcher, too. This may be called outside of an event loop."""
         self._launcher.close()
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        """Remove what a killed server leaves behind (inside/launch.py)."""
+        directory, self._socket_directory = self._socket_directory, None
+        if directory is not None:
+            directory.cleanup()
+            for memory in Path("/dev/shm").glob(f"{Path(self.socket).name}*"):  # noqa: S108 - where it is on Linux
+                memory.unlink(missing_ok=True)
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
         """Return an HTTP client with so many seconds for an answer, and connections at the same time."""
@@ -158,10 +169,9 @@ class ChildServer:
     def environment(self) -> dict[str, str]:
         """Return the environment of the child: this one's without its Python, and what vLLM needs."""
         settings, cache = self.settings, cache_directory(self._python, self._directory)
-        # The paths of this environment would hide vLLM's own packages.
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
-        }
+        # The paths of this environment would hide vLLM's own packages; with a key it would refuse our requests.
+        omitted = "PYTHON", "VIRTUAL_ENV", "VLLM_API_KEY"
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(omitted)}
         caches = (
             *("NUMBA_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"),
             *("FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME"),  # they are in the user's home by default

@@ -100,6 +100,8 @@ def checked(arguments: CheckArguments, begin: int, states: Tensor, project: Proj
     tokens = arguments.tokens[begin : begin + len(states)]
     # Replies of an environment lie among the tokens that the policy drew.
     rows = [row for row, token in enumerate(tokens) if token != GIVEN]
+    if not rows:
+        return states.new_empty(0, sum(WIDTHS) + 2 * arguments.rules.rivals, dtype=torch.float32)
     before = sum(token != GIVEN for token in arguments.tokens[:begin])
     drawn = DrawnTokens([tokens[row] for row in rows], arguments.seed, arguments.sketch)
     own = states if len(rows) == len(states) else states[rows]

@@ -13,8 +13,10 @@ import json
 import os
 import runpy
 import sys
+import tempfile
 import traceback
 from importlib.util import find_spec
+from multiprocessing import shared_memory
 from pathlib import Path
 
 from grailnode.engine.vllm.inside.process_guard import die_with_parent
@@ -62,6 +64,11 @@ def _serve(flags: list[str]) -> None:
     os.setsid()
     die_with_parent()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    # Its other files lie beside its own socket, and its shared memory has the socket's name: a server that is killed
+    # leaves them behind, and the node removes them.
+    socket = Path(flags[flags.index("--uds") + 1])
+    os.environ["TMPDIR"] = tempfile.tempdir = str(socket.parent)
+    shared_memory._SHM_NAME_PREFIX = f"/{socket.name}"  # type: ignore[attr-defined]
     sys.argv = [_SERVER, *flags]
     try:
         runpy.run_module(_SERVER, run_name="__main__", alter_sys=True)

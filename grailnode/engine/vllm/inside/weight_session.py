@@ -66,6 +66,8 @@ class WeightSession:
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "head": self._head_dtype(),
             "quantization": config.model_config.quantization,
+            "cache": config.cache_config.cache_dtype,
+            "matmul": torch.get_float32_matmul_precision(),
             "processor": records.has_processor,
             "speculative": config.speculative_config is not None,
             "pipeline_parallel": config.parallel_config.pipeline_parallel_size,
@@ -112,11 +114,16 @@ class WeightSession:
         self._staged = None
 
         def work(cancelled: Cancelled) -> Values:
-            if kind == "patch":
-                patch = file.read_bytes()
-                self._staged = stage_patch(engine_weights, version, patch, expected, cancelled, _threads())
-            else:
-                self._staged = stage_weights(engine_weights, version, file, expected, cancelled)
+            try:
+                if kind == "patch":
+                    patch = file.read_bytes()
+                    self._staged = stage_patch(engine_weights, version, patch, expected, cancelled, _threads())
+                else:
+                    self._staged = stage_weights(engine_weights, version, file, expected, cancelled)
+            finally:
+                # The node uploads it again for another try, and what is mapped of it stays.
+                if file.parent == self._path(""):
+                    file.unlink(missing_ok=True)
             return {}
 
         self._job = Job(work)
