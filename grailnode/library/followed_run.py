@@ -13,11 +13,11 @@ from torch import Tensor
 from grailnode.library.progress import Report, progress, report_to_stderr
 from grailnode.node.node_makers import make_spectator
 from grailnode.run.joining import open_config_to_read
-from protocol.errors import ProtocolError
-from roles.authority_updates import refresh_authority
+from roles.authority_updates import poll_authority, refresh_authority
+from roles.gather import STORAGE_ERRORS, first_failure
 from roles.node.identity import Node
 from roles.policy.follower import Follower
-from roles.ports import StoreError
+from roles.policy.serving import run_unless_revised
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ def follow(
     """Yield the newest version of a run, and then, whenever the caller asks again, the newest one that is another.
 
     The versions between are left out. After the roots took versions back, numbers come again, with other weights.
-    Storage that does not answer, or shows what must not be followed, is asked again and reported once.
+    Storage that does not answer, or shows what must not be followed, is asked again and reported once. Before the first
+    version, places where the roots may have revoked a key get half a minute to answer; later, nothing waits for those
+    that hang (roles/authority_updates.py).
 
     Args:
         run: the path of a run.toml, or the URL of the run's manifest.
@@ -95,19 +97,29 @@ async def _next(
     node: Node, follower: Follower, last: tuple[int, bytes] | None, poll_seconds: float, report: Report
 ) -> FollowedVersion:
     """Return the newest version as soon as it is another one than the last."""
-    problem = ""
+    problem, newest = "", list[FollowedVersion]()
+
+    async def look() -> None:
+        await follower.refresh()
+        head = follower.chain.head
+        if head is None:
+            return
+        manifest = follower.chain.manifest(head.version)
+        if (manifest.version, manifest.weights) != last:
+            with progress(report, f"version {manifest.version}: fetching and verifying"):
+                weights = await follower.rebuild(manifest.version)
+            newest.append(FollowedVersion(weights.version, manifest.optimizer_step, weights.digest, weights.weights))
+
     while True:
         try:
             await refresh_authority(node)
-            await follower.refresh()
-            head = follower.chain.head
-            if head is not None:
-                manifest = follower.chain.manifest(head.version)
-                if (manifest.version, manifest.weights) != last:
-                    with progress(report, f"version {manifest.version}: fetching and verifying"):
-                        weights = await follower.rebuild(manifest.version)
-                    return FollowedVersion(weights.version, manifest.optimizer_step, weights.digest, weights.weights)
-        except (StoreError, ProtocolError) as error:
+            async with first_failure(*STORAGE_ERRORS) as tasks:
+                tasks.start_soon(poll_authority, node)  # a version takes long, and its trainer may be revoked meanwhile
+                await run_unless_revised(node, look)
+                tasks.cancel_scope.cancel()
+            if newest:
+                return newest[0]
+        except STORAGE_ERRORS as error:
             if str(error) != problem:
                 problem = str(error)
                 report(f"cannot follow now: {problem}")

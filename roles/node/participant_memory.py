@@ -1,11 +1,17 @@
-"""What a node remembers about other participants while it runs: alarms, refusals, checked announcements, sightings."""
+"""What a node remembers about other participants while it runs: alarms, refusals, checked announcements, sightings, and
+requests for revisions.
+"""
 
 from collections.abc import Iterable
 from typing import Final
 
+import trio
+
 from protocol import limits
 from protocol.encoding import content_digest
+from protocol.identity.authority import Revision
 from protocol.identity.participant import Announcement
+from protocol.identity.signing import Signed
 from roles.node.retries import Pause
 
 _MAX_QUEUED: Final = 100  # as many as one summary carries
@@ -110,3 +116,14 @@ class Sightings:
     def is_older(self, key: bytes, round_number: int) -> bool:
         """Return whether a key was listed before a round was out."""
         return self._rounds.get(key, round_number) < round_number
+
+
+class RevisionRequests:
+    """The requests for revisions under way, which outlive the looks that made them (roles/authority_updates.py)."""
+
+    def __init__(self) -> None:
+        self.is_first_look = True  # until a look in all places is over
+        self.ends: dict[str, trio.Event] = {}  # by path: set when the request under way has ended
+        self.valid: dict[bytes, Signed[Revision]] = {}  # new revisions that came and wait for a look, by digest
+        self.failure: Exception | None = None  # neither storage's nor a place's, for the next look to raise
+        self.patience = trio.CancelScope()  # of the newest look's wait
