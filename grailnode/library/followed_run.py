@@ -1,5 +1,6 @@
 """The versions of a run for other programs: every one is verified before it is given out."""
 
+import os
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 import trio
 from torch import Tensor
 
+from grailnode import UserError
 from grailnode.library.progress import Report, progress, report_to_stderr
 from grailnode.node.node_makers import make_spectator
 from grailnode.run.joining import open_config_to_read
@@ -52,11 +54,13 @@ def follow(
         report: takes lines for people, at the latest every 30 s while a version is fetched.
 
     Raises:
-        UserError: the run cannot be opened.
+        UserError: the run cannot be opened, or a forked process asks for more of what its parent follows.
     """
-    versions = follow_async(run, poll_seconds=poll_seconds, report=report)
+    versions, process = follow_async(run, poll_seconds=poll_seconds, report=report), os.getpid()
     with _event_loop() as token:
         while True:
+            if os.getpid() != process:  # which has no event loop's thread
+                raise UserError("another process began to follow the run; call follow() in this one")
             yield trio.from_thread.run(versions.__anext__, trio_token=token)
 
 
