@@ -1,5 +1,5 @@
-"""What a node remembers about other participants while it runs: alarms, refusals, checked announcements, sightings, and
-requests for revisions.
+"""What a node remembers about other participants while it runs: alarms, refusals, checked announcements, sightings,
+silent miners, and requests for revisions.
 """
 
 from collections.abc import Iterable
@@ -116,6 +116,26 @@ class Sightings:
     def is_older(self, key: bytes, round_number: int) -> bool:
         """Return whether a key was listed before a round was out."""
         return self._rounds.get(key, round_number) < round_number
+
+
+class SilentMiners:
+    """Miners whose storage did not answer since a commitment was last read there: they are asked after all others."""
+
+    def __init__(self) -> None:
+        self._miners: dict[bytes, None] = {}
+
+    def __contains__(self, miner: bytes) -> bool:
+        return miner in self._miners
+
+    def add(self, miners: Iterable[bytes]) -> None:
+        """Remember miners that were silent, and forget those for whom there is no room."""
+        self._miners.update(dict.fromkeys(miners))
+        for miner in list(self._miners)[: max(0, len(self._miners) - 2 * limits.MAX_WINDOW_MINERS)]:
+            del self._miners[miner]
+
+    def forget(self, miner: bytes) -> None:
+        """Forget a miner that has delivered."""
+        self._miners.pop(miner, None)
 
 
 class RevisionRequests:
