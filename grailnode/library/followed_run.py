@@ -68,7 +68,8 @@ async def follow_async(
     run: str | Path, *, poll_seconds: float = 1.0, report: Report = report_to_stderr
 ) -> AsyncIterator[FollowedVersion]:
     """Yield the versions of a run to a program in trio, as `follow` does."""
-    node = make_spectator(await trio.to_thread.run_sync(open_config_to_read, str(run)))
+    # abandoned where the caller ends: a server that hangs takes a minute
+    node = make_spectator(await trio.to_thread.run_sync(open_config_to_read, str(run), abandon_on_cancel=True))
     follower = await Follower(node).open()
     last: tuple[int, bytes] | None = None
     while True:

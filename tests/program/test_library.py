@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
@@ -21,7 +22,7 @@ from torch import distributed as dist
 from grailnode import UserError
 from grailnode.config import Config, TrainerSection
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
-from grailnode.library import AsyncTrainer, Trainer, follow, followed_run
+from grailnode.library import AsyncTrainer, Trainer, follow, follow_async, followed_run
 from grailnode.library import progress as progress_of_calls
 from grailnode.store.memory import MemoryStore
 from protocol.digest import Weights
@@ -136,6 +137,18 @@ def test_a_forked_child_follows_anew_and_hears_that_it_must(begun: bool, monkeyp
         finally:
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+async def test_whoever_ends_a_program_does_not_wait_for_a_run_that_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(followed_run, "open_config_to_read", lambda run: ended.wait(20))  # as a server that hangs
+    begin = trio.current_time()
+    with trio.move_on_after(0.1):
+        await anext(follow_async("run"))
+    ended.set()
+    assert trio.current_time() - begin < 10
 
 
 async def test_long_calls_say_what_they_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
