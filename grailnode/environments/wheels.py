@@ -220,7 +220,7 @@ def _check_tags(ref: CodeRef, folder: Path) -> None:
     if len(texts) != 1:
         raise MalformedError("a wheel without its WHEEL file", str(ref))
     # The platforms alone: a tag stands for each combination of its interpreters, ABIs and platforms, which may be many.
-    lists = re.findall(r"^Tag: [^\s-]+-[^\s-]+-([^\s-]+)$", texts[0], re.MULTILINE)
+    lists = re.findall(r"^Tag: [\w.]+-[\w.]+-([\w.]+)$", texts[0], re.MULTILINE)
     platforms = {platform.lower() for line in lists for platform in line.split(".")}
     if platforms.isdisjoint({"any", *(tag.platform for tag in sys_tags())}):
         kinds = ", ".join(sorted(platforms))[:_MAX_COMPONENT_BYTES] or "no machine"

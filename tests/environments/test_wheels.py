@@ -69,6 +69,8 @@ def test_wheels_that_contradict_themselves_or_are_none_are_refused(
         unpack(archive(*((f"{number}", bytes(1 << 18)) for number in range(5))), tmp_path)
     with pytest.raises(PluginError, match="for win_amd64, and this machine is linux"):
         unpack(archive(wheel=b"Tag: cp311-cp311-win_amd64\n"), tmp_path)
+    with pytest.raises(PluginError, match="for no machine"):  # not: for what moves the terminal's cursor
+        unpack(archive(wheel=b"Tag: cp311-cp311-\x1b[2J\n"), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
