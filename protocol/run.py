@@ -271,7 +271,8 @@ class RunManifest(Record):
     @property
     def verdict_bytes(self) -> int:
         """Upper bound on the size of a verdict on a miner of this run: bytes of the record."""
-        return min(limits.MAX_VERDICT_BYTES, self.groups * self._judgement_bytes + _SLACK_BYTES)
+        group = _judgement_bytes(self.group_size, self.sampling.max_tokens)
+        return min(limits.MAX_VERDICT_BYTES, self.groups * group + _SLACK_BYTES)
 
     def audit_share(self, clean: int, groups: int) -> int:
         """Return which share of `groups` of a miner that has had `clean` clean windows is audited, in millionths: no
@@ -281,12 +282,8 @@ class RunManifest(Record):
 
     def largest_share(self, groups: int) -> int:
         """Return for which share of `groups` one verdict has room, however long they are, in millionths."""
-        room = max(1, (limits.MAX_VERDICT_BYTES - _SLACK_BYTES) // self._judgement_bytes)
+        room = verdict_room(self.group_size, self.sampling.max_tokens)
         return min(1_000_000, 1_000_000 * room // max(1, groups))
-
-    @property
-    def _judgement_bytes(self) -> int:
-        return self.group_size * (4 * self.sampling.max_tokens + _SLACK_BYTES) + _SLACK_BYTES
 
     def opening_time(self, window: int) -> float:
         """Return the time at which a window opens: seconds since the Unix epoch."""
@@ -299,3 +296,12 @@ class RunManifest(Record):
     def window_at(self, moment: float) -> int:
         """Return the window that is open at a time (seconds since the Unix epoch); negative before window 0."""
         return self.schedule.window_at(self.beacon.round_at(moment))
+
+
+def verdict_room(group_size: int, max_tokens: int) -> int:
+    """Return for how many groups one verdict has room, however long they are."""
+    return max(1, (limits.MAX_VERDICT_BYTES - _SLACK_BYTES) // _judgement_bytes(group_size, max_tokens))
+
+
+def _judgement_bytes(group_size: int, max_tokens: int) -> int:
+    return group_size * (4 * max_tokens + _SLACK_BYTES) + _SLACK_BYTES

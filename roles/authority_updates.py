@@ -4,10 +4,20 @@
 A revision is signed by roots, so any place may serve it: the meeting point, and the spaces of all current trainers and
 validators. One honest place is enough. A new revision is verified, written to this node's own state, and only then
 obeyed.
+
+A place may belong to the very participant that a revision revokes: it may show nothing, or hang. What holds then:
+
+- The first look waits for all places, at most half a minute: a node does not begin under an authority that the honest
+  places know to be replaced. Every later look waits two seconds at most for places that hang.
+- A request outlives the look that made it, and its answer counts at the next look: what only a slow place shows is not
+  lost. A place is asked again when its request has ended, which takes at most `_REQUEST_SECONDS`.
+- One valid answer is enough: two seconds later the revision is obeyed, whoever hangs. Only a second revision of the
+  same number that the roots signed prevents that, and it is an alarm, however late it comes.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -17,7 +27,6 @@ from protocol import limits, paths
 from protocol.errors import ForkError, ProtocolError
 from protocol.identity.authority import Revision
 from protocol.identity.signing import Signed
-from roles.gather import gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError
 from roles.records import fetch_envelope
@@ -25,9 +34,10 @@ from roles.records import fetch_envelope
 POLL_SECONDS: Final = 5.0
 _LOOKS: Final = 4  # in a window: each asks a quarter of the places
 _RECHECKS: Final = 5  # looks, of which one asks for the newest revision again; no multiple of 2, so each place is asked
-_LONGEST_SECONDS: Final = 60.0  # until a revoked key is refused, if no place hangs
-_PATIENCE_SECONDS: Final = 30.0  # for all places where a revision may be
-_GRACE_SECONDS: Final = 2.0  # for the others, after one has answered with it
+_LONGEST_SECONDS: Final = 60.0  # between two looks in the same place
+_FIRST_SECONDS: Final = 30.0  # that a node's first look waits for all places
+_GRACE_SECONDS: Final = 2.0  # that a later look waits, and any look after one place has answered with a revision
+_REQUEST_SECONDS: Final = 90.0  # the largest revision takes 52 s at the least rate that stores accept
 AUTHORITY: Final = "authority/"
 
 
@@ -63,14 +73,18 @@ async def refresh_authority(node: Node, look: int | None = None) -> int:
         node.telemetry.event("revision", number=signed.record.number, note=signed.record.note)
         await _pass_on(node, signed)
     if node.revisions.number == before > 0 and (look is None or look % _RECHECKS == 0):
-        await _fetch_revisions(node, before, look)  # if the roots have signed another, this raises an alarm
+        # if the roots have signed another, this raises an alarm
+        await _fetch_revisions(node, before, look, _GRACE_SECONDS)
+    node.revision_requests.is_first_look = False
     return node.revisions.number - before
 
 
 async def poll_authority(node: Node) -> None:
     """Keep up with the authority for ever."""
+    next_look = trio.current_time()
     for look in count():
-        await trio.sleep(min(_LONGEST_SECONDS / _LOOKS, node.pace(POLL_SECONDS, looks=_LOOKS)))
+        next_look += min(_LONGEST_SECONDS / _LOOKS, node.pace(POLL_SECONDS, looks=_LOOKS))
+        await trio.sleep_until(next_look)
         await refresh_authority(node, look)
 
 
@@ -84,46 +98,63 @@ async def under_authority(node: Node) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
 
 
-async def _fetch_revisions(node: Node, number: int, look: int | None) -> list[Signed[Revision]]:
-    """Return the valid revisions of a number from the places that answer in time, each digest once. A place that hangs
-    may be that of the participant that is revoked: after the first valid answer the others get a short grace period.
+async def _next_revision(node: Node, look: int | None) -> Signed[Revision] | None:
+    """Return the next revision; None if there is none yet, or if the roots signed two."""
+    number, requests = node.revisions.number + 1, node.revision_requests
+    if number > limits.MAX_REVISIONS:
+        return None
+    seconds = _FIRST_SECONDS if requests.is_first_look and look is None else _GRACE_SECONDS
+    revisions = await _fetch_revisions(node, number, look, seconds)
+    if revisions and look is not None:  # another place may have a second one
+        revisions |= await _fetch_revisions(node, number, None, _GRACE_SECONDS)
+    if len(revisions) > 1:
+        node.alarm(f"the roots signed {len(revisions)} revisions {number} of the authority; none is obeyed")
+        return None
+    return next(iter(revisions.values()), None)
+
+
+async def _fetch_revisions(node: Node, number: int, look: int | None, seconds: float) -> dict[bytes, Signed[Revision]]:
+    """Ask all places, or those whose turn is at a look, for a revision, and wait some seconds for their answers. Return
+    the valid revisions of this number, by digest, that any place has answered with since they were last returned.
     """
-    revisions: dict[bytes, Signed[Revision]] = {}
-
-    async def fetch(path: str) -> None:
-        try:
-            signed = node.revisions.check(number, await fetch_envelope(node, Revision, path))
-        except NotFoundError:
-            return
-        except ForkError as error:
-            node.alarm(f"the roots signed two histories of the authority: {error}")
-        except (StoreError, ProtocolError) as error:
-            node.telemetry.event("revision-refused", path=path, error=str(error))
-        else:
-            revisions[signed.digest] = signed
-            patience.deadline = min(patience.deadline, trio.current_time() + _GRACE_SECONDS)
-
+    requests = node.revision_requests
     writers = sorted({*node.authority.trainers, *node.authority.validators})
     places = [paths.revision(node.run_id, number), *(paths.revision_copy(writer, number) for writer in writers)]
     if look is not None:
         places = places[look % _LOOKS :: _LOOKS]
-    with trio.move_on_after(_PATIENCE_SECONDS) as patience:
-        await gather(fetch, places, at_once=len(places))
-    return list(revisions.values())
+    asked = [path for path in places if path not in requests.ends]
+    for path in asked:
+        requests.ends[path] = trio.Event()
+        trio.lowlevel.spawn_system_task(partial(_request, node, number, path))
+    with trio.move_on_after(_GRACE_SECONDS if requests.valid else seconds) as requests.patience:
+        for end in [requests.ends[path] for path in asked]:
+            await end.wait()
+    if requests.failure is not None:
+        failure, requests.failure = requests.failure, None
+        raise failure
+    valid, requests.valid = requests.valid, {}
+    return {digest: signed for digest, signed in valid.items() if signed.record.number == number}
 
 
-async def _next_revision(node: Node, look: int | None) -> Signed[Revision] | None:
-    """Return the next revision; None if there is none yet, or if the roots signed two."""
-    number = node.revisions.number + 1
-    if number > limits.MAX_REVISIONS:
-        return None
-    revisions = await _fetch_revisions(node, number, look)
-    if revisions and look is not None:
-        revisions = await _fetch_revisions(node, number, None)  # another place may have a second one
-    if len(revisions) > 1:
-        node.alarm(f"the roots signed {len(revisions)} revisions {number} of the authority; none is obeyed")
-        return None
-    return revisions[0] if revisions else None
+async def _request(node: Node, number: int, path: str) -> None:
+    """Ask a place for a revision; if it is a new one, whoever looks waits only a little longer for the others."""
+    requests = node.revision_requests
+    try:
+        with trio.move_on_after(_REQUEST_SECONDS):
+            signed = node.revisions.check(number, await fetch_envelope(node, Revision, path))
+            if number > node.revisions.number:
+                requests.valid[signed.digest] = signed
+                requests.patience.deadline = min(requests.patience.deadline, trio.current_time() + _GRACE_SECONDS)
+    except NotFoundError:
+        pass
+    except ForkError as error:
+        node.alarm(f"the roots signed two histories of the authority: {error}")
+    except (StoreError, ProtocolError) as error:
+        node.telemetry.event("revision-refused", path=path, error=str(error))
+    except Exception as error:  # noqa: BLE001 - the next look raises it: here it would end the event loop
+        requests.failure = error
+    finally:
+        requests.ends.pop(path).set()
 
 
 async def _pass_on(node: Node, signed: Signed[Revision]) -> None:

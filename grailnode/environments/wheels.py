@@ -13,14 +13,14 @@ import shutil
 import sysconfig
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from packaging.requirements import Requirement
-from packaging.tags import Tag, parse_tag, sys_tags
+from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name
 
 import grailnode
@@ -31,6 +31,7 @@ from protocol.environments.record import OWN_DISTRIBUTION, CodeRef
 from protocol.errors import LimitError, MalformedError
 
 _MAX_FILES: Final = 20_000  # of one wheel
+_MAX_EXTRA_BYTES: Final = 1 << 20  # beside the names; a random match of an entry's mark adds less than a tenth
 _MAX_UNPACKED_BYTES: Final = 512 << 20
 _MAX_COMPONENT_BYTES: Final = 200
 _MAX_PATH_BYTES: Final = 1024
@@ -173,11 +174,10 @@ def unpack(wheel: Wheel, folder: Path) -> Path:
 
 def _extract(data: bytes, folder: Path) -> None:
     """Write the files of an archive, each of which is new and below a folder."""
+    _check_directory(data)
     remaining = _MAX_UNPACKED_BYTES
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
-        if len(members) > _MAX_FILES:
-            raise LimitError(f"a wheel of {len(members)} files")
         if not {member.compress_type for member in members} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             raise MalformedError("a wheel with files that are compressed by other means than zlib's")
         folder.mkdir()
@@ -194,6 +194,17 @@ def _extract(data: bytes, folder: Path) -> None:
                     file.write(piece)
 
 
+def _check_directory(data: bytes) -> None:
+    """Refuse an archive whose list of files is long, before zipfile reads that: each entry begins with this mark."""
+    count = extra_bytes = 0
+    for entry in re.finditer(rb"PK\x01\x02(?=.{26}(..))", data, re.DOTALL):
+        count, extra_bytes = count + 1, extra_bytes + int.from_bytes(entry[1], "little")
+        if count > _MAX_FILES:
+            raise LimitError(f"a wheel of more than {_MAX_FILES} files")
+        if extra_bytes > _MAX_EXTRA_BYTES:
+            raise LimitError("a wheel whose files have too much beside their names")
+
+
 def _parts(name: str) -> Sequence[str]:
     parts = name.split("/")
     longest = max(len(os.fsencode(part)) for part in parts)
@@ -208,11 +219,9 @@ def _check_tags(ref: CodeRef, folder: Path) -> None:
     texts = [file.read_text("utf-8", "replace") for file in folder.glob("*.dist-info/WHEEL")]
     if len(texts) != 1:
         raise MalformedError("a wheel without its WHEEL file", str(ref))
-    tags = {tag for line in re.findall(r"^Tag: (\S+)$", texts[0], re.MULTILINE) for tag in parse_tag(line)}
-    if not any(tag.platform == "any" for tag in tags) and not _platforms(tags) & _platforms(sys_tags()):
-        kinds = ", ".join(sorted(_platforms(tags))) or "no machine"
+    # The platforms alone: a tag stands for each combination of its interpreters, ABIs and platforms, which may be many.
+    lists = re.findall(r"^Tag: [\w.]+-[\w.]+-([\w.]+)$", texts[0], re.MULTILINE)
+    platforms = {platform.lower() for line in lists for platform in line.split(".")}
+    if platforms.isdisjoint({"any", *(tag.platform for tag in sys_tags())}):
+        kinds = ", ".join(sorted(platforms))[:_MAX_COMPONENT_BYTES] or "no machine"
         raise PluginError(f"{ref}: this wheel is for {kinds}, and this machine is {sysconfig.get_platform()}")
-
-
-def _platforms(tags: Iterable[Tag]) -> set[str]:
-    return {tag.platform for tag in tags}

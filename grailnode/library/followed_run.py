@@ -1,5 +1,6 @@
 """The versions of a run for other programs: every one is verified before it is given out."""
 
+import os
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -10,14 +11,15 @@ from pathlib import Path
 import trio
 from torch import Tensor
 
+from grailnode import UserError
 from grailnode.library.progress import Report, progress, report_to_stderr
 from grailnode.node.node_makers import make_spectator
 from grailnode.run.joining import open_config_to_read
-from protocol.errors import ProtocolError
-from roles.authority_updates import refresh_authority
+from roles.authority_updates import poll_authority, refresh_authority
+from roles.gather import STORAGE_ERRORS, first_failure
 from roles.node.identity import Node
 from roles.policy.follower import Follower
-from roles.ports import StoreError
+from roles.policy.serving import run_unless_revised
 
 
 @dataclass(frozen=True)
@@ -43,18 +45,22 @@ def follow(
     """Yield the newest version of a run, and then, whenever the caller asks again, the newest one that is another.
 
     The versions between are left out. After the roots took versions back, numbers come again, with other weights.
-    Storage that does not answer, or shows what must not be followed, is asked again and reported once.
+    Storage that does not answer, or shows what must not be followed, is asked again and reported once. Before the first
+    version, places where the roots may have revoked a key get half a minute to answer; later, nothing waits for those
+    that hang (roles/authority_updates.py).
 
     Args:
         run: the path of a run.toml, or the URL of the run's manifest.
         report: takes lines for people, at the latest every 30 s while a version is fetched.
 
     Raises:
-        UserError: the run cannot be opened.
+        UserError: the run cannot be opened, or a forked process asks for more of what its parent follows.
     """
-    versions = follow_async(run, poll_seconds=poll_seconds, report=report)
+    versions, process = follow_async(run, poll_seconds=poll_seconds, report=report), os.getpid()
     with _event_loop() as token:
         while True:
+            if os.getpid() != process:  # which has no event loop's thread
+                raise UserError("another process began to follow the run; call follow() in this one")
             yield trio.from_thread.run(versions.__anext__, trio_token=token)
 
 
@@ -62,7 +68,8 @@ async def follow_async(
     run: str | Path, *, poll_seconds: float = 1.0, report: Report = report_to_stderr
 ) -> AsyncIterator[FollowedVersion]:
     """Yield the versions of a run to a program in trio, as `follow` does."""
-    node = make_spectator(await trio.to_thread.run_sync(open_config_to_read, str(run)))
+    # abandoned where the caller ends: a server that hangs takes a minute
+    node = make_spectator(await trio.to_thread.run_sync(open_config_to_read, str(run), abandon_on_cancel=True))
     follower = await Follower(node).open()
     last: tuple[int, bytes] | None = None
     while True:
@@ -95,19 +102,29 @@ async def _next(
     node: Node, follower: Follower, last: tuple[int, bytes] | None, poll_seconds: float, report: Report
 ) -> FollowedVersion:
     """Return the newest version as soon as it is another one than the last."""
-    problem = ""
+    problem, newest = "", list[FollowedVersion]()
+
+    async def look() -> None:
+        await follower.refresh()
+        head = follower.chain.head
+        if head is None:
+            return
+        manifest = follower.chain.manifest(head.version)
+        if (manifest.version, manifest.weights) != last:
+            with progress(report, f"version {manifest.version}: fetching and verifying"):
+                weights = await follower.rebuild(manifest.version)
+            newest.append(FollowedVersion(weights.version, manifest.optimizer_step, weights.digest, weights.weights))
+
     while True:
         try:
             await refresh_authority(node)
-            await follower.refresh()
-            head = follower.chain.head
-            if head is not None:
-                manifest = follower.chain.manifest(head.version)
-                if (manifest.version, manifest.weights) != last:
-                    with progress(report, f"version {manifest.version}: fetching and verifying"):
-                        weights = await follower.rebuild(manifest.version)
-                    return FollowedVersion(weights.version, manifest.optimizer_step, weights.digest, weights.weights)
-        except (StoreError, ProtocolError) as error:
+            async with first_failure(*STORAGE_ERRORS) as tasks:
+                tasks.start_soon(poll_authority, node)  # a version takes long, and its trainer may be revoked meanwhile
+                await run_unless_revised(node, look)
+                tasks.cancel_scope.cancel()
+            if newest:
+                return newest[0]
+        except STORAGE_ERRORS as error:
             if str(error) != problem:
                 problem = str(error)
                 report(f"cannot follow now: {problem}")

@@ -142,7 +142,7 @@ class AsyncTrainer:
     async def groups(self, min_count: int = 1, max_count: int | None = None) -> list[Group]:
         """Return verified groups, as `Trainer.groups` does."""
         self._check(min_count=min_count, max_count=min_count if max_count is None else max_count)
-        if max_count is not None and not 0 <= min_count <= max_count:
+        if not 0 <= min_count <= (min_count if max_count is None else max_count):
             raise UserError(f"min_count {min_count} and max_count {max_count}: not 0 <= min_count <= max_count")
         with self._progress("waiting for groups") as say:
             return [self._group(group) for group in await self._spool.groups(min_count, max_count, say)]
@@ -173,8 +173,10 @@ class AsyncTrainer:
         elif isinstance(weights, Mapping):
             tensors = {name: weights[name] for name in published_names(self.policy, weights)}
         else:
-            raise UserError(f"{source}: a {type(weights).__name__}; publish a state dict, or a checkpoint's directory")
+            raise UserError(f"{source}: {_kind(weights)}; publish a state dict, or a checkpoint's directory")
         for name, tensor in tensors.items():
+            if not isinstance(name, str):
+                raise UserError(f"{source}: {name!r} is {_kind(name)}, not a tensor's name; publish a state dict")
             if fault := _fault(tensor):
                 raise UserError(f"{source}: {name} {fault}")
         tensors = self._file_weights(tensors)
@@ -390,12 +392,21 @@ def _reported(source: TensorSource, step: int, say: Report) -> TensorSource:
 def _fault(tensor: object) -> str:
     """Return why a value cannot be published as a weight; empty if it can."""
     if not isinstance(tensor, Tensor):
-        return f"is a {type(tensor).__name__}; publish tensors of torch"
+        return f"is {_kind(tensor)}; publish tensors of torch"
     if not tensor.is_floating_point():
         return f"has dtype {tensor.dtype}; publish floating-point ones"
     if hasattr(tensor, "full_tensor"):  # a DTensor
         return "is divided among ranks; open the trainer with `ranks`, or publish what its full_tensor() returns"
-    return "has no dense values" if tensor.is_meta or tensor.layout != torch.strided else ""
+    if tensor.is_meta:
+        return "has no values, being on the device meta; publish weights that were loaded"
+    is_dense = tensor.layout == torch.strided and not tensor.is_nested
+    return "" if is_dense else "is sparse or nested; publish a dense tensor"
+
+
+def _kind(value: object) -> str:
+    """Return the type of a value with its article."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _source(weights: Weights) -> str:

@@ -128,7 +128,7 @@ def with_local_knowledge(config: Config, node: Node, state: NetworkState) -> Net
     trainer_time = read_trainer_time(logs)
     if trainer_time is None or state.has_ended:
         return state
-    audit_share = node.run.proof.audit_floor_ppm / 1_000_000
+    audit_share = min(node.run.proof.audit_floor_ppm, node.run.largest_share(node.run.groups)) / 1_000_000
     line = bottleneck(trainer_time, state, config.trainer.steps_per_version, audit_share)
     return replace(state, bottleneck=f"trainer {line}")
 

@@ -12,7 +12,7 @@ from protocol.identity.authority import Authority, Revisions
 from protocol.identity.participant import Announcement, Role
 from protocol.identity.signing import SigningKey, sign
 from protocol.run import RunManifest
-from roles.node.participant_memory import Alarms, AnnouncementCache, Backoff, Sightings
+from roles.node.participant_memory import Alarms, AnnouncementCache, Backoff, RevisionRequests, Sightings, SilentMiners
 from roles.node.retries import WaitReporter, keep_trying
 from roles.node.timekeeping import Timekeeper
 from roles.ports import Beacon, BeaconError, Clock, NotFoundError, ObjectStore, StoreError, Telemetry
@@ -58,6 +58,8 @@ class Node:
     backoff: Backoff = field(init=False, default_factory=Backoff)
     announcements: AnnouncementCache = field(init=False, default_factory=AnnouncementCache)
     sightings: Sightings = field(init=False, default_factory=Sightings)
+    silent_miners: SilentMiners = field(init=False, default_factory=SilentMiners)
+    revision_requests: RevisionRequests = field(init=False, default_factory=RevisionRequests)
 
     def __post_init__(self, shared_revisions: Revisions | None) -> None:
         object.__setattr__(self, "revisions", shared_revisions or Revisions(self.run_id, self.run.authority))

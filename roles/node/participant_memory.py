@@ -1,11 +1,17 @@
-"""What a node remembers about other participants while it runs: alarms, refusals, checked announcements, sightings."""
+"""What a node remembers about other participants while it runs: alarms, refusals, checked announcements, sightings,
+silent miners, and requests for revisions.
+"""
 
 from collections.abc import Iterable
 from typing import Final
 
+import trio
+
 from protocol import limits
 from protocol.encoding import content_digest
+from protocol.identity.authority import Revision
 from protocol.identity.participant import Announcement
+from protocol.identity.signing import Signed
 from roles.node.retries import Pause
 
 _MAX_QUEUED: Final = 100  # as many as one summary carries
@@ -110,3 +116,34 @@ class Sightings:
     def is_older(self, key: bytes, round_number: int) -> bool:
         """Return whether a key was listed before a round was out."""
         return self._rounds.get(key, round_number) < round_number
+
+
+class SilentMiners:
+    """Miners whose storage did not answer since a commitment was last read there: they are asked after all others."""
+
+    def __init__(self) -> None:
+        self._miners: dict[bytes, None] = {}
+
+    def __contains__(self, miner: bytes) -> bool:
+        return miner in self._miners
+
+    def add(self, miners: Iterable[bytes]) -> None:
+        """Remember miners that were silent, and forget those for whom there is no room."""
+        self._miners.update(dict.fromkeys(miners))
+        for miner in list(self._miners)[: max(0, len(self._miners) - 2 * limits.MAX_WINDOW_MINERS)]:
+            del self._miners[miner]
+
+    def forget(self, miner: bytes) -> None:
+        """Forget a miner that has delivered."""
+        self._miners.pop(miner, None)
+
+
+class RevisionRequests:
+    """The requests for revisions under way, which outlive the looks that made them (roles/authority_updates.py)."""
+
+    def __init__(self) -> None:
+        self.is_first_look = True  # until a look in all places is over
+        self.ends: dict[str, trio.Event] = {}  # by path: set when the request under way has ended
+        self.valid: dict[bytes, Signed[Revision]] = {}  # new revisions that came and wait for a look, by digest
+        self.failure: Exception | None = None  # neither storage's nor a place's, for the next look to raise
+        self.patience = trio.CancelScope()  # of the newest look's wait

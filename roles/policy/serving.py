@@ -110,14 +110,14 @@ async def _repeat(node: Node, work: Callable[[], Awaitable[object]], pause: Call
     reporter = WaitReporter(node.telemetry, "cannot-follow")
     while True:
         try:
-            await _run_unless_revised(node, work)
+            await run_unless_revised(node, work)
             reporter.over()
         except (StoreError, ProtocolError) as error:
             reporter.waiting("policy", error, "storage shows a valid head, and the objects of its versions")
         await pause()
 
 
-async def _run_unless_revised(node: Node, work: Callable[[], Awaitable[object]]) -> None:
+async def run_unless_revised(node: Node, work: Callable[[], Awaitable[object]]) -> None:
     """Run the work, and cancel it as soon as a revision changes the authority: it may be reading from the space of the
     very key that this revokes, whose owner may send one byte a second.
     """

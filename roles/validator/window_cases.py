@@ -148,6 +148,9 @@ async def read_window_cases(
     schedule, beacon = node.run.schedule, node.run.beacon
     opening = await node.randomness(schedule.opening(window))
     miners = draw_places(opening, pledges, history_keys, node.authority.admission.miners)
+    # A crowd of new keys that hang would take all the time there is: miners that have worked go before them, and
+    # whoever hung in an earlier window comes behind all others.
+    miners.sort(key=lambda miner: (miner in node.silent_miners, miner not in history_keys))
     seconds = max(0.0, beacon.round_time(schedule.audit(window)) - node.time.now())
     reader = _CommitmentReader(node, window, pledges, seconds)
     with trio.move_on_after(seconds) as scope:
@@ -157,6 +160,7 @@ async def read_window_cases(
             beacon.period_ms / 1000
         ):
             await reader.blame_silent_miners()
+    node.silent_miners.add(reader.silent_miners)
     if scope.cancelled_caught or reading.cancelled_caught:
         read_count = len(reader.cases) + len(reader.undelivered)
         error = f"of {len(miners)} commitments, {read_count} were read before the second round was due"
@@ -183,6 +187,11 @@ class _CommitmentReader:
             await gather(self._read, remaining, at_once=_AT_ONCE)
             remaining = list(self._silent)
             await trio.sleep(self._seconds / _PAUSES if remaining else 0)
+
+    @property
+    def silent_miners(self) -> list[bytes]:
+        """The miners that were asked and whose storage has not answered."""
+        return list(self._silent)
 
     async def blame_silent_miners(self) -> None:
         """Take commitments as undelivered if their storage has been silent for long, and other storage answers now."""
@@ -226,4 +235,5 @@ class _CommitmentReader:
             return
         else:
             self.cases.append(case)
+            self._node.silent_miners.forget(miner)
         del self._silent[miner]

@@ -14,8 +14,9 @@ from protocol.identity.signing import SigningKey, open_signed, sign
 from protocol.judging.ledger import SHARE
 from protocol.judging.report import ValidatorReport
 from protocol.judging.verdict import Judgement, Reason
-from roles.authority_updates import poll_authority
+from roles.authority_updates import poll_authority, refresh_authority
 from roles.policy.serving import keep_fresh
+from roles.ports import StateError
 from roles.trainer.spool import OUTCOMES
 from tests.support.attacked_nodes.follower import SECOND as SECOND_TRAINER
 from tests.support.attacked_nodes.follower import VALIDATOR, AttackedFollower, follow_chain
@@ -55,6 +56,71 @@ async def test_a_revoked_validator_does_not_delay_its_revocation_by_hanging():
     with trio.move_on_after(60.0):
         await poll_authority(testbed.node)
     assert testbed.node.revisions.number == 1
+
+
+CROWD = tuple(SigningKey(bytes([100 + number]) * 32) for number in range(8))
+
+
+async def look_seconds(testbed: AttackedFollower) -> float:
+    """Return how long a look for revisions in all places takes."""
+    begin = trio.current_time()
+    await refresh_authority(testbed.node)
+    return trio.current_time() - begin
+
+
+async def test_places_that_hang_delay_the_first_look_for_revisions_alone():
+    """The first one waits: without the newest revision a node would begin with the chain of a revoked trainer."""
+    store = HangingStore()
+    store.hangs = lambda path: "/revisions/" in path
+    testbed = AttackedFollower(store, validators=tuple(key.public for key in CROWD))
+    await testbed.revise()
+    assert await look_seconds(testbed) <= 34.0
+    assert testbed.node.revisions.number == 1
+    assert sum([await look_seconds(testbed) for _ in range(10)]) <= 4.0
+    assert store.waiting <= 3 * (len(CROWD) + 2)  # of each number one request a place
+
+
+@pytest.mark.parametrize("poll_seconds", [1.0, 20.0])
+async def test_a_revision_that_only_a_slow_place_shows_is_obeyed(poll_seconds: float) -> None:
+    """Looks do not wait for it, and ask the slow place no second time while it answers."""
+    store = SlowStore(get_seconds=45.0, kind=f"{VALIDATOR.public.hex()}/revisions/")
+    testbed = AttackedFollower(store)
+    assert await look_seconds(testbed) == 30.0
+    await testbed.revise(at=paths.revision_copy(VALIDATOR.public, 1), revoked=(MINER.public,))
+    looks, begin = 0, trio.current_time()
+    while not testbed.node.revisions.number and trio.current_time() < begin + 150.0:
+        assert await look_seconds(testbed) <= 4.0
+        await trio.sleep(poll_seconds)
+        looks += 1
+    assert testbed.node.authority.revoked == (MINER.public,)
+    assert trio.current_time() <= begin + 15.0 + 45.0 + 2 * (poll_seconds + 4.0)
+
+
+async def test_however_many_places_hang_a_polling_node_asks_each_other_place_within_a_minute():
+    store = HangingStore()
+    store.hangs = lambda path: "/revisions/" in path and not path.startswith(VALIDATOR.public.hex())
+    testbed = AttackedFollower(store, validators=(VALIDATOR.public, *(key.public for key in CROWD)))
+    await refresh_authority(testbed.node)
+    async with running(poll_authority, testbed.node):
+        for number in (1, 2):
+            await testbed.revise(at=paths.revision_copy(VALIDATOR.public, number), note=str(number))
+            await trio.sleep(62.0)
+            assert testbed.node.revisions.number == number
+
+
+async def test_an_unexpected_failure_of_a_slow_place_is_raised_by_the_next_look():
+    class DamagedStore(SlowStore):
+        async def get(self, path: str, max_bytes: int, *, offset: int = 0, size: int | None = None) -> bytes:
+            await super().get(path, max_bytes)
+            raise StateError("announcements/", "damaged")
+
+    testbed = AttackedFollower(DamagedStore(get_seconds=31.0))
+    for path in (paths.revision(testbed.run_id, 1), paths.revision_copy(VALIDATOR.public, 1)):
+        await testbed.store.put(path, b"")
+    await refresh_authority(testbed.node)
+    await trio.sleep(5.0)
+    with pytest.raises(StateError):
+        await refresh_authority(testbed.node)
 
 
 async def test_only_a_few_unchecked_manifests_are_in_memory():

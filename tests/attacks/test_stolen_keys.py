@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import trio
 
+from grailnode.library import followed_run
 from grailnode.store.memory import MemoryStore
 from protocol import limits, paths
 from protocol.digest import Weights
@@ -297,6 +298,31 @@ async def test_a_revoked_trainers_hanging_patches_do_not_keep_a_follower_busy():
         await successor_takes_over(testbed)
         await trio.sleep(60)
         assert testbed.follower.version_for(6) == 3
+
+
+@pytest.mark.parametrize("kind", ["manifest", "patch"])
+async def test_a_revoked_trainer_that_hangs_does_not_keep_a_program_busy(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HangingStore()
+    testbed = await follow_chain(store=store)
+    monkeypatch.setattr(followed_run, "open_config_to_read", lambda run: run)
+    monkeypatch.setattr(followed_run, "make_spectator", lambda config: testbed.node)
+    versions = followed_run.follow_async("run", report=lambda line: None)
+    assert (await anext(versions)).number == 3
+    await testbed.publish()  # the thief's
+    await hang(store, testbed.manifest_path(4) if kind == "manifest" else testbed.patch_path(4))
+    found: list[followed_run.FollowedVersion] = []
+
+    async def follow() -> None:
+        found.append(await anext(versions))
+
+    async with running(follow):
+        await trio.sleep(5)
+        await honest_from(testbed, 3, 4)
+        await testbed.rewind(3, SUCCESSOR)
+        await trio.sleep(70)
+    assert [version.digest for version in found] == [testbed.chain.signed_manifests[4].record.weights]
 
 
 # Two trainers with valid heads, of which one has stopped or lies: the newest chain that can be fetched is followed

@@ -34,7 +34,7 @@ from grailnode.run.base_files import LoraStart, start_lora
 from grailnode.run.creation import open_run
 from grailnode.run.rules import Rules
 from grailnode.run.run_toml import Recipe
-from protocol import environments
+from protocol import environments, limits
 from protocol.digest import Weights
 from protocol.environments import Problem
 from protocol.environments.wordle import Wordle, WordleEpisode
@@ -306,6 +306,13 @@ def test_pairs_that_generate_in_one_way_check_the_same_rollouts(policy: Policy) 
     assert len(set(steps)) == len(steps)
     assert [row.name for row in rows] == ["same", "small-batches", "eager-checked"]
     assert rows[0].tokens == rows[2].tokens
+
+
+def test_a_window_of_a_calibration_has_no_more_groups_than_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules: dict[str, Any] = {"groups": 100, "audit_floor_ppm": 500_000, "group_size": 4, "max_tokens": 64}
+    assert make_job(options_with(**rules), Path()).demands.window == 50
+    monkeypatch.setattr(limits, "MAX_VERDICT_BYTES", 1024 + 7 * (4 * (4 * 64 + 1024) + 1024))
+    assert make_job(options_with(**rules), Path()).demands.window == 7
 
 
 def test_too_few_rollouts_are_refused_before_anything_is_measured() -> None:

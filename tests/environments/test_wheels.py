@@ -3,6 +3,8 @@
 import importlib.metadata
 import io
 import os
+import struct
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +69,36 @@ def test_wheels_that_contradict_themselves_or_are_none_are_refused(
         unpack(archive(*((f"{number}", bytes(1 << 18)) for number in range(5))), tmp_path)
     with pytest.raises(PluginError, match="for win_amd64, and this machine is linux"):
         unpack(archive(wheel=b"Tag: cp311-cp311-win_amd64\n"), tmp_path)
+    with pytest.raises(PluginError, match="for no machine"):  # not: for what moves the terminal's cursor
+        unpack(archive(wheel=b"Tag: cp311-cp311-\x1b[2J\n"), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "extra", "words"),
+    [(500_000, b"", "a wheel of more than 20000 files"), (100, bytes(65532), "too much beside their names")],
+)
+def test_an_archive_that_takes_long_to_list_is_refused_before_it_is_listed(
+    count: int, extra: bytes, words: str, tmp_path: Path
+) -> None:
+    """Listing it takes zipfile 15 seconds: it splits what stands beside a name in time that grows as the square."""
+    entries = b"".join(
+        struct.pack("<4s24x3H12x", b"PK\1\2", 4, len(extra), 0) + number.to_bytes(4, "little") + extra
+        for number in range(count)
+    )
+    end = struct.pack("<4s4x2H2L2x", b"PK\5\6", *[min(count, 65535)] * 2, len(entries), 0)
+    begin = time.process_time()
+    with pytest.raises(LimitError, match=words):
+        unpack(wheel_of(entries + end), tmp_path)
+    assert time.process_time() - begin < 3.0
+
+
+def test_a_tag_that_stands_for_millions_costs_no_more_than_another(tmp_path: Path) -> None:
+    parts = ".".join(f"x{number}" for number in range(170))
+    begin = time.process_time()
+    with pytest.raises(PluginError, match=r"this wheel is for x0, x1, x10, .{1,300}, and this machine is"):
+        unpack(archive(wheel=f"Tag: {parts}-{parts}-{parts}\n".encode()), tmp_path)
+    assert time.process_time() - begin < 1.0
 
 
 def test_a_link_in_a_wheel_is_a_file(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_what_a_careless_program_does_is_refused_in_one_line(tmp_path: Path) -> 
         (lambda trainer: trainer.publish(None, step=1), "a NoneType; publish a state dict"),
         (lambda trainer: trainer.publish(weights | {name: [1.0]}, step=1), f"{name} is a list"),
         (lambda trainer: trainer.publish(weights | {name: weights[name].int()}, step=1), f"{name} has dtype"),
-        (lambda trainer: trainer.publish(weights | {name: weights[name].to("meta")}, step=1), "no dense values"),
+        (lambda trainer: trainer.publish(weights | {name: weights[name].to("meta")}, step=1), "has no values"),
         (lambda trainer: trainer.publish(weights, step=1.5), "step 1.5: not a whole number"),
         (lambda trainer: trainer.groups(2, 1), "not 0 <= min_count <= max_count"),
         (lambda trainer: trainer.publish(weights | {name: weights[name] / 0}, step=1), f"{name} .* not finite"),

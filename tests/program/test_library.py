@@ -1,9 +1,13 @@
 """What a program hands to its node as a version, and what it hears while it waits."""
 
 import multiprocessing
+import os
 import re
+import signal
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -21,7 +25,7 @@ from torch.distributed.tensor import distribute_tensor
 from grailnode import UserError
 from grailnode.config import Config, TrainerSection
 from grailnode.engine.policy import PACKAGED_POLICY, load_weights
-from grailnode.library import AsyncTrainer, Trainer
+from grailnode.library import AsyncTrainer, Trainer, follow, follow_async, followed_run
 from grailnode.library import progress as progress_of_calls
 from grailnode.store.memory import MemoryStore
 from protocol.digest import Weights
@@ -29,6 +33,7 @@ from roles.node.identity import Node
 from roles.ports import StateError
 from roles.trainer.spool import SnapshotName
 from roles.trainer.training_spool import TrainingSpool
+from tests.support.attacked_nodes.follower import AttackedFollower
 from tests.support.builders.chains import equal
 from tests.support.builders.families import Family, write_family
 from tests.support.builders.policies import inline
@@ -36,7 +41,7 @@ from tests.support.builders.recipes import demo_rules
 from tests.support.builders.snapshots import get_snapshot
 from tests.support.builders.verified_batches import GROUPS, put_batch
 from tests.support.processes.programs import PATIENCE
-from tests.support.simulation.network import Network
+from tests.support.simulation.network import BEGIN, Network
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3_moe", "mixtral", "gpt_neox"])
@@ -75,6 +80,78 @@ async def test_other_names_and_shapes_are_refused_by_name(family: Family) -> Non
         ):
             with pytest.raises(UserError, match=text):
                 await published(family, weights)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda name, tensor: {3: tensor}, "weights: 3 is an int, not a tensor's name; publish"),
+        (lambda name, tensor: {(name,): tensor}, "weights: .* is a tuple, not a tensor's name; publish"),
+        (lambda name, tensor: {"layers": {name: tensor}}, "weights: layers is a dict; publish tensors of torch"),
+        (lambda name, tensor: {name: tensor.to("meta")}, "{} has no values, .* meta; publish .* loaded"),
+        (lambda name, tensor: {name: tensor.float().to_sparse()}, "{} is sparse or nested; publish"),
+        (lambda name, tensor: {name: torch.nested.nested_tensor([tensor.float()])}, "{} is sparse or nested; publish"),
+    ],
+)
+async def test_what_is_no_state_dict_is_refused_in_one_line(
+    change: Callable[[str, torch.Tensor], dict[object, object]], text: str
+) -> None:
+    weights: Any = load_weights(PACKAGED_POLICY)
+    name = next(iter(weights))
+    trainer = AsyncTrainer(new_node(), TrainingSpool(new_node(), 1), Config())
+    with pytest.raises(UserError, match=text.format(re.escape(name))) as refusal:
+        await trainer.publish(weights | change(name, weights[name]), step=1)
+    assert "\n" not in str(refusal.value)
+
+
+async def test_fewer_than_no_groups_are_refused() -> None:
+    with pytest.raises(UserError, match="min_count -1 and max_count None"):
+        await AsyncTrainer(new_node(), TrainingSpool(new_node(), 1), Config()).groups(-1)
+
+
+class StoppedClock:
+    def now(self) -> float:
+        return BEGIN
+
+    async def sleep_until(self, moment: float) -> None:
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_forked_child_follows_anew_and_hears_that_it_must(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def publish() -> Node:
+        testbed = AttackedFollower()
+        await testbed.publish(2)
+        return replace(testbed.node, clock=StoppedClock())
+
+    node = trio.run(publish)
+    monkeypatch.setattr(followed_run, "open_config_to_read", lambda run: run)
+    monkeypatch.setattr(followed_run, "make_spectator", lambda config: node)
+    versions = follow("run")
+    if begun:
+        assert next(versions).number == 1
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # it must not wait for ever
+        try:
+            with pytest.raises(UserError, match="another process") if begun else nullcontext():
+                next(versions)
+            os._exit(next(follow("run")).number)
+        finally:
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+async def test_whoever_ends_a_program_does_not_wait_for_a_run_that_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(followed_run, "open_config_to_read", lambda run: ended.wait(20))  # as a server that hangs
+    begin = trio.current_time()
+    with trio.move_on_after(0.1):
+        await anext(follow_async("run"))
+    ended.set()
+    assert trio.current_time() - begin < 10
 
 
 async def test_long_calls_say_what_they_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
 from grailnode import UserError
+from grailnode.config import Config, NodeSection
 from grailnode.node.http_server import Answer, Request, serve_http
 from grailnode.node.metrics import ALARMS, serve_metrics
 from grailnode.node.telemetry import NodeTelemetry
@@ -26,9 +27,13 @@ from grailnode.observe.node_logs import (
     recent_starts,
     troubles,
     unjudged_cases,
+    with_local_knowledge,
 )
 from grailnode.observe.state import MinerRow, NetworkState, VersionRow
+from protocol import limits
 from roles.node.retries import WAIT_REPORT_SECONDS, WaitReporter
+from tests.support.builders.recipes import demo_rules
+from tests.support.simulation.network import Network
 from tests.support.simulation.virtual_clock import running, simulate
 
 
@@ -150,6 +155,18 @@ def test_the_line_names_the_bottleneck_and_what_to_add(time: TrainerTime, state:
     line = bottleneck(time, state, steps_per_version=1, audit_share=0.9)
     assert expected in line
     assert "\n" not in line
+
+
+async def test_validators_that_judge_all_that_a_verdict_has_room_for_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Network(demo_rules()).node("trainer")
+    event = {"event": "step", "data_wait_fraction": 0.86, "io_wait_fraction": 0}
+    (tmp_path / "trainer-training.jsonl").write_text(json.dumps(event) + "\n")
+    config, state = Config(node=NodeSection(logs=tmp_path)), network(100, 30, 10)
+    assert "add validators" in with_local_knowledge(config, node, state).bottleneck
+    monkeypatch.setattr(limits, "MAX_VERDICT_BYTES", 1024)  # room for one group
+    assert "add miners" in with_local_knowledge(config, node, state).bottleneck
 
 
 def test_the_newest_step_in_a_log_counts(tmp_path: Path) -> None:

@@ -345,22 +345,27 @@ async def test_a_host_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch):
     assert resolver.query_count == 1
 
 
-async def test_names_whose_servers_are_silent_keep_no_other_work_waiting(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("public_only", "refusal"), [(True, "not a public address"), (False, "quick|silent")])
+async def test_names_whose_servers_are_silent_keep_no_other_work_waiting(
+    public_only: bool, refusal: str, monkeypatch: pytest.MonkeyPatch
+):
     """As many names as commitments that a validator reads at a time, and the threads in which it computes."""
     answered = threading.Event()
 
     class SilentResolver(Resolver):
-        def look_up(self, host: str, port: int, type: int = 0) -> list[Any]:  # noqa: A002
-            if host.startswith("silent"):
+        def look_up(self, host: str | bytes, port: int, type: int = 0, *others: int) -> list[Any]:  # noqa: A002
+            if "silent" in str(host):
                 answered.wait(PATIENCE)
-            return super().look_up(host, port)
+            return super().look_up(str(host), port)
 
-    SilentResolver("127.0.0.1").install(monkeypatch)
-    async with open_client(public_only=True) as client, trio.open_nursery() as tasks:
+    resolver = SilentResolver("127.0.0.1")
+    for module in ("socket", "grailnode.store.https.https_store"):
+        monkeypatch.setattr(f"{module}.getaddrinfo", resolver.look_up)
+    async with open_client(public_only=public_only) as client, trio.open_nursery() as tasks:
 
         async def read(host: str) -> None:
-            with pytest.raises(PermanentError, match="not a public address"):
-                await HttpsStore(f"https://{host}", client).get("o", 1)
+            with pytest.raises(StoreError, match=refusal):
+                await HttpsStore(f"https://{host}:1", client).get("o", 1)
 
         for number in range(256):
             tasks.start_soon(read, f"silent-{number}.example.org")
@@ -369,6 +374,30 @@ async def test_names_whose_servers_are_silent_keep_no_other_work_waiting(monkeyp
             await read("quick.example.org")
             assert await trio.to_thread.run_sync(lambda: 1) == 1
         answered.set()
+
+
+@pytest.mark.parametrize("public_only", [False, True])
+async def test_a_host_whose_first_address_is_silent_is_read_at_its_second(nursery, monkeypatch, public_only: bool):
+    server = FileServer()
+    server.objects["/o"] = b"here"
+    port = int((await nursery.start(serve, server.answer)).rpartition(":")[2])
+    backlog = socket.create_server(("127.0.0.2", port), backlog=0)  # which accepts nothing
+    waiting = [socket.socket() for _ in range(4)]
+    for other in waiting:
+        other.setblocking(False)
+        other.connect_ex(("127.0.0.2", port))
+
+    def look_up(host: str | bytes, port: int, *others: int, **options: int) -> list[Any]:
+        addresses = ("127.0.0.2", "127.0.0.1") if "two" in str(host) else (host,)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    for module in ("socket", "grailnode.store.https.https_store"):
+        monkeypatch.setattr(f"{module}.getaddrinfo", look_up)
+    monkeypatch.setattr("grailnode.store.https.https_store.is_public", lambda address: True)
+    async with open_client(public_only=public_only, connect=5.0) as client:
+        assert await HttpsStore(f"http://two.example.org:{port}", client, plain_http=True).get("o", 4) == b"here"
+    for other in (backlog, *waiting):
+        other.close()
 
 
 async def test_an_allowed_address_is_read_through_the_same_transport(nursery, monkeypatch: pytest.MonkeyPatch):

@@ -37,7 +37,7 @@ from protocol.environments import Environment
 from protocol.environments.record import MixtureSpec
 from protocol.proof import Arithmetic
 from protocol.rollout.sketch import SketchKind
-from protocol.run import ChatSpec, SamplingSpec
+from protocol.run import ChatSpec, SamplingSpec, verdict_room
 from roles.policy.assignment import PolicyTask
 from roles.ports import EngineError
 
@@ -162,7 +162,7 @@ def make_job(options: Options, directory: Path) -> CalibrationJob:
     if options.python is not None and not options.uses_vllm:
         raise UserError("--python belongs to vLLM: give --miner or --validator vllm-bfloat16 or vllm-float32")
     generating, checking = (_variant(name, options, directory) for name in (options.miner, options.validator))
-    audited_groups = -(-rules.groups * rules.audit_floor_ppm // 1_000_000)
+    audited_groups = min(-(-rules.groups * rules.audit_floor_ppm // 1_000_000), verdict_room(rules.group_size, tokens))
     return CalibrationJob(
         work=work,
         prompts=options.prompts.name if options.prompts else rules.environment,

@@ -27,6 +27,8 @@ from protocol.limits import MIB
 from roles.ports import NotFoundError, ObjectInfo, StoreError, TooLargeError
 
 _IDLE_SECONDS: Final = 5.0  # for which a connection is kept for the next request
+_MOST_ADDRESSES: Final = 8  # of a host that are tried
+_NEXT_ADDRESS_SECONDS: Final = 0.25  # after which the next one is tried beside those before it (RFC 8305)
 _MOST_LOOKUPS: Final = 512  # threads: a name whose servers are silent takes one for half a minute
 
 _global_unicast: Final = IPv6Network("2000::/3")
@@ -67,8 +69,11 @@ def _embedded_ipv4(ip: IPv6Address) -> tuple[IPv4Address, ...]:
     return ()
 
 
-class _PublicBackend(httpcore.TrioBackend):
-    def __init__(self) -> None:
+class _Backend(httpcore.TrioBackend):
+    """Opens connections to hosts whose names it looks up itself, only to public addresses where nothing else may be."""
+
+    def __init__(self, public_only: bool) -> None:
+        self._public_only = public_only
         self._lookups = trio.CapacityLimiter(_MOST_LOOKUPS)
 
     async def connect_tcp(
@@ -79,18 +84,35 @@ class _PublicBackend(httpcore.TrioBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first address that accepts the connection."""
+        """Connect to the first address that accepts the connection; one that is silent hardly delays the next ones."""
+        streams: list[httpcore.AsyncNetworkStream] = []
         failure: Exception | None = None
-        with trio.move_on_after(timeout if timeout is not None else float("inf")):
-            for address in await self._resolve(host, port):
-                try:
-                    return await super().connect_tcp(
-                        address, port, local_address=local_address, socket_options=socket_options
-                    )
-                except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                    failure = error
-            raise failure or httpcore.ConnectError("no address")
-        raise httpcore.ConnectTimeout(f"no connection within {timeout:g} s") from failure
+        open_stream = partial(super().connect_tcp, local_address=local_address, socket_options=socket_options)
+
+        async def connect(address: str, ended: trio.Event) -> None:
+            nonlocal failure
+            try:
+                streams.append(await open_stream(address, port))
+                attempts.cancel_scope.cancel()
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+            ended.set()
+
+        with trio.move_on_after(timeout if timeout is not None else float("inf")) as patience:
+            addresses = await self._resolve(host, port)
+            async with trio.open_nursery() as attempts:
+                for address in addresses[:_MOST_ADDRESSES]:
+                    ended = trio.Event()
+                    attempts.start_soon(connect, address, ended)
+                    with trio.move_on_after(_NEXT_ADDRESS_SECONDS):
+                        await ended.wait()
+        for other in streams[1:]:
+            await other.aclose()
+        if streams:
+            return streams[0]
+        if patience.cancelled_caught:
+            raise httpcore.ConnectTimeout(f"no connection within {timeout:g} s") from failure
+        raise failure or httpcore.ConnectError("no address")
 
     async def _resolve(self, host: str, port: int) -> list[str]:
         # Not by trio's own function: its threads also run what computes for long, which would wait for slow names.
@@ -101,7 +123,7 @@ class _PublicBackend(httpcore.TrioBackend):
             raise httpcore.ConnectError(f"{host}: not resolved") from error
         addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
         private = next((address for address in addresses if not is_public(address)), None)
-        if private is not None:
+        if private is not None and self._public_only:
             raise PermanentError(
                 f"{host}: resolves to {private}, which is not a public address; "
                 "store.private_addresses = true allows it in a network of your own"
@@ -109,10 +131,10 @@ class _PublicBackend(httpcore.TrioBackend):
         return addresses
 
 
-class PublicTransport(httpx.AsyncHTTPTransport):
-    """A transport for httpx that connects to public addresses only. HTTP/1.1, without proxies."""
+class _Transport(httpx.AsyncHTTPTransport):
+    """A transport for httpx that opens connections as `_Backend` does. HTTP/1.1, without proxies."""
 
-    def __init__(self) -> None:
+    def __init__(self, public_only: bool) -> None:
         super().__init__(trust_env=False)
         # httpx has no option for how its connections are opened, so its pool is replaced
         if not hasattr(self, "_pool"):  # a later httpx would connect to any address
@@ -122,7 +144,7 @@ class PublicTransport(httpx.AsyncHTTPTransport):
             max_connections=None,
             max_keepalive_connections=None,  # a number would count those in use, too, and close each idle one
             keepalive_expiry=_IDLE_SECONDS,
-            network_backend=_PublicBackend(),
+            network_backend=_Backend(public_only),
         )
 
 
@@ -211,13 +233,12 @@ def open_client(*, connect: float = 10.0, silence: float = 20.0, public_only: bo
     whoever reads limits the requests at a time, in all and of each key's space.
     """
     return httpx.AsyncClient(
-        transport=PublicTransport() if public_only else None,
+        transport=_Transport(public_only),
         follow_redirects=False,
         trust_env=False,
         # cookies would let a server track its readers, and one that is not ASCII makes every later request fail
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
         timeout=httpx.Timeout(silence, connect=connect, pool=None),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_IDLE_SECONDS),
         headers={"User-Agent": "grailnode", "Accept-Encoding": "identity"},
     )
 
