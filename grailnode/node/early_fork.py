@@ -39,7 +39,7 @@ def start_fork_server() -> None:
         return
     resource_tracker.ensure_running()  # or it would be started by a copy, too
     start_interpreter, command, descriptors = util.spawnv_passfds, "", dict[int, int]()
-    util.spawnv_passfds = _copy
+    util.spawnv_passfds = _copy  # type: ignore[assignment] # positional, as its caller has it
     try:
         forkserver.ensure_running()
     except _InCopy as copy:
