@@ -3,8 +3,11 @@
 import errno
 import io
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,6 +21,7 @@ from grailnode.config import load
 from grailnode.engine import models
 from grailnode.engine.policy import Policy
 from grailnode.node.bodies import fetch_task
+from grailnode.node.early_fork import start_fork_server
 from grailnode.node.supervisor import EXIT_PERMANENT, EXIT_TRANSIENT, ProcessSpec, Supervisor, next_delay
 from grailnode.node.telemetry import NodeTelemetry
 from grailnode.node.user_errors import explain, is_transient
@@ -25,7 +29,7 @@ from grailnode.node.wiring import make_task
 from grailnode.run import creation
 from protocol.errors import MalformedError
 from roles.ports import BeaconError, StoreError
-from tests.support.processes.programs import exit_with
+from tests.support.processes.programs import ENVIRONMENT, exit_with
 from tests.support.simulation.network import Network
 from tests.support.simulation.network_runs import RULES
 
@@ -57,6 +61,34 @@ def test_a_node_gives_up_on_a_program_that_fails_six_times_within_a_minute(tmp_p
     codes = [1, EXIT_TRANSIENT, 1, 1, 1, 1, 1]
     assert len(trio.run(keep, tmp_path / "starts", codes)) == 6
     assert (tmp_path / "starts").stat().st_size == 7
+
+
+COPIED = """
+import sys, trio, types
+from grailnode.node.early_fork import start_fork_server
+from grailnode.node.supervisor import ProcessSpec, Supervisor
+
+copied = sys.modules["copied"] = types.ModuleType("copied")  # no interpreter could import it
+exec("def run(): import signal; print(signal.getsignal(signal.SIGINT), flush=True); raise SystemExit(3)", vars(copied))
+start_fork_server()
+trio.run(Supervisor(print).keep, [ProcessSpec("worker", copied.run, ())])
+"""
+
+
+def test_processes_of_a_program_are_copies_of_it_that_leave_ctrl_c_to_it() -> None:
+    command = (sys.executable, "-c", COPIED)
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert result.stdout == "1\n", result.stderr  # SIG_IGN
+    assert "worker cannot go on" in result.stderr
+
+
+def test_a_program_with_threads_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", None)
+    done = threading.Event()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(done.wait)
+        start_fork_server()
+        done.set()
 
 
 def test_the_delay_grows_to_half_a_minute_and_begins_anew_after_a_minute_of_work() -> None:

@@ -13,6 +13,7 @@ from grailnode import UserError
 from grailnode.demo.demo_network import DemoSettings, run_demo
 from grailnode.demo.smollm2 import checkpoint
 from grailnode.engine.vllm.installation import environment_of, find_python
+from grailnode.node.early_fork import start_fork_server
 from grailnode.node.supervisor import run_until_interrupted
 from grailnode.ui.terminal.pages import render_summary
 
@@ -47,6 +48,7 @@ def demo(
     smollm2 = checkpoint(partial(click.echo, err=True)) if policy == "smollm2" else None
     windows = windows or (_SMOLLM2_WINDOWS if smollm2 else _WINDOWS)
     settings = DemoSettings(windows, seed, out, keep, command, vllm, trainers, environment, smollm2)
+    start_fork_server()
     report = run_until_interrupted(partial(run_demo, settings))
     if report is None:
         raise click.exceptions.Abort

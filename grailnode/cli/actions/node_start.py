@@ -13,6 +13,7 @@ from grailnode import UserError
 from grailnode.cli.options import RunOptions, check_name, report_line, usual_name
 from grailnode.config import Config
 from grailnode.node import state_care
+from grailnode.node.early_fork import start_fork_server
 from grailnode.node.mapped_tensors import mapped_tensors
 from grailnode.node.node_makers import make_auditor
 from grailnode.node.process_launch import Role
@@ -34,6 +35,7 @@ _TRIES_PER_REPORT: Final = round(WAIT_REPORT_SECONDS / _POLL_SECONDS)
 
 
 def run_node(role: Role, name: str | None, **run_options: Unpack[RunOptions]) -> None:
+    start_fork_server()
     config = wait_for_run(**run_options)
     name = name or usual_name(role)
     check_name(name)

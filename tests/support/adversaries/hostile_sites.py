@@ -15,6 +15,7 @@ import numpy as np
 import trio
 
 from grailnode.node import bodies, processes
+from grailnode.node.early_fork import start_fork_server
 from grailnode.node.process_launch import Launch
 from grailnode.node.run_model import genesis_reader, policy_directory
 from grailnode.node.supervisor import ProcessSpec, Supervisor, run_until_interrupted
@@ -138,6 +139,7 @@ def run_kind(launch: Launch, kind: str, keys: Sequence[str]) -> None:
 
 def main() -> None:
     """Keep the process running, as a node's program does."""
+    start_fork_server()
     kind, run, name, *keys = sys.argv[1:]
     spec = ProcessSpec(f"{name}/site", run_kind, (Launch(open_config(run), "site", name), kind, keys))
     run_until_interrupted(partial(Supervisor(print).keep, [spec]))
