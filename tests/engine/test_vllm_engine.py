@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -103,15 +104,16 @@ async def test_requests_of_others_keep_no_keys_of_other_weights_when_an_engine_i
     await serving(new_engine, old)
     async with server.client(60.0, 3) as client, trio.open_nursery() as nursery:
 
-        async def ask(max_tokens: int) -> None:
+        async def ask(max_tokens: int, *, task_status: trio.TaskStatus[None]) -> None:
             values = {"temperature": 0, "ignore_eos": True, "max_tokens": max_tokens}
             body = {"token_ids": request.prompt, "sampling_params": values}
-            while True:
+            for number in count():
                 (await client.post("/inference/v1/generate", json=body)).raise_for_status()
+                if number == 0:
+                    task_status.started()
 
         for max_tokens in (30, 40, 50):  # so that one of them is always under way
-            nursery.start_soon(ask, max_tokens)
-        await trio.sleep(0.5)
+            await nursery.start(ask, max_tokens)
         await engine._server.restart(await engine._server.connected(), EngineError("the connection was lost"))
         nursery.cancel_scope.cancel()
     (generation,) = await engine.generate([request], PARAMS)

@@ -46,6 +46,7 @@ class ServerSupervisor:
     restore: Callable[[VllmClient], Awaitable[int | None]]  # brings the served version, if any, into a server; verified
     report: EventReport  # gets an event when a server was replaced, or draws tokens without Triton on a GPU
     _client: VllmClient | None = field(default=None, init=False)
+    _distrusted: VllmClient | None = field(default=None, init=False)
     _connecting: trio.Lock = field(default_factory=trio.Lock, init=False)
 
     async def connected(self) -> VllmClient:
@@ -69,7 +70,12 @@ class ServerSupervisor:
 
     async def restart(self, failing_client: VllmClient, cause: Exception) -> None:
         """Start the server again with its weights, unless another call has replaced the failing client already."""
-        async with self._connecting:
+        try:
+            await self._connecting.acquire()
+        except trio.Cancelled:
+            self.distrust(failing_client)
+            raise
+        try:
             # Another call has replaced it while this one waited for the lock.
             if failing_client is not self._client:
                 return
@@ -79,6 +85,12 @@ class ServerSupervisor:
             await self._disconnect()
             version = await self._connect()
             self.report("engine-ready", version=version or 0, seconds=round(trio.current_time() - start, 3))
+        finally:
+            self._connecting.release()
+
+    def distrust(self, client: VllmClient) -> None:
+        """Have the next call replace the server of a client, if no other call has done so."""
+        self._distrusted = client
 
     async def watch(self, client: VllmClient) -> None:
         """Ask the worker for a sign of life for ever; it may hang while the HTTP server answers health checks."""
@@ -93,6 +105,8 @@ class ServerSupervisor:
 
     async def _connect(self) -> int | None:
         """Have a client of a server that is ready; return the version that was brought into it, if it is a new one."""
+        if self._client is not None and self._client is self._distrusted:
+            await self._disconnect()
         if self._client is not None:
             return None
         await self.server.start()
@@ -175,14 +189,14 @@ def _faults(worker: SimpleNamespace, dtype: torch.dtype) -> Sequence[tuple[objec
             """--hf-overrides '{"head_dtype": "float32"}'""",
         ),
         (
-            worker.cache not in ("auto", expected),
-            f"it keeps keys and values in {worker.cache}, not in {expected}: drop --kv-cache-dtype",
-        ),
-        (
             worker.matmul != "highest",
             f"VLLM_FLOAT32_MATMUL_PRECISION is {worker.matmul}, which computes float32 from fewer bits: unset it",
         ),
         (worker.quantization, f"it serves {worker.quantization}-quantized weights, which cannot be patched in place"),
+        (
+            worker.cache not in ("auto", expected),
+            f"it keeps keys and values in {worker.cache}, not in {expected}: drop --kv-cache-dtype, or set it to that",
+        ),
         (not worker.processor, "it has not loaded our logits processor; start it as `grailnode engine flags` prints"),
         (worker.speculative, "speculative decoding gives a request several rows a step, which is not supported"),
         (

@@ -210,8 +210,12 @@ class VllmEngine:
             except trio.TooSlowError:
                 await client.post("/pause", mode="abort")
             drained = perf_counter()
-            with trio.CancelScope(shield=True):
+            try:
                 seconds = await _commit(client, step)
+            except trio.Cancelled:
+                self._server.distrust(client)  # it has weights that were not read back
+                raise
+            with trio.CancelScope(shield=True):
                 # Keys and values in the cache are those of the old version.
                 await client.post("/reset_prefix_cache")
         finally:
@@ -254,7 +258,7 @@ class VllmEngine:
                 await self._check_layout(client, step)
         if self._checkpoints.steps:
             # Nothing is paused here: requests of others that are under way would keep the cache as it is.
-            await client.post("/reset_prefix_cache", reset_running_requests="true")
+            await client.post("/reset_prefix_cache", reset_running_requests="true", reset_external="true")
         if self._checkpoints.staged is not None:
             await _stage(client, self._checkpoints.staged)
         return self.version
@@ -363,8 +367,11 @@ async def _stage(client: VllmClient, step: RecoveryStep) -> None:
 
 
 async def _commit(client: VllmClient, step: RecoveryStep) -> float:
-    """Commit a staged version, and have it verified; return the seconds that the commit took."""
-    states = await client.call("commit", version=step.version)
+    """Commit a staged version, and have it verified; return the seconds that the commit took. If it is cancelled, it
+    has not begun, or is whole, or is whole but was not read back.
+    """
+    with trio.CancelScope(shield=True):
+        states = await client.call("commit", version=step.version)
     # A whole checkpoint has no version before all of it was read back.
     if not all(state["verified"] for state in states):
         await _read_back(client, step)

@@ -25,6 +25,7 @@ from roles.ports import EngineError
 _INSIDE: Final = "grailnode.engine.vllm.inside"
 _PLUGIN: Final = "grailnode_guard"  # which changes nothing of what vLLM computes
 _POLL_SECONDS: Final = 0.1
+_LONGEST_PLACE: Final = 51  # bytes of the path of a directory in which a server's directory and its sockets fit
 _LOG_LINES: Final = 12
 _LOG_BYTES: Final = 1 << 20  # of a log that has grown for weeks
 _ERROR: Final = re.compile(r"(?:.*\] )?(\w*(?:Error|Exception): .{1,300})")
@@ -115,9 +116,12 @@ class ChildServer:
             if self.process_id is None:
                 # A server that ended may have left processes of its group, which hold the GPU's memory.
                 await self.stop()
-                # the path of a Unix socket has at most 107 bytes, which a state directory may exceed
-                self._socket_directory = tempfile.TemporaryDirectory(prefix="grailnode-", ignore_cleanup_errors=True)
-                self.socket = str(Path(self._socket_directory.name) / secrets.token_hex(4))
+                # the path of a Unix socket has at most 107 bytes, which a state directory may exceed; vLLM makes some
+                # beside ours, with names of 36 characters
+                place = None if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_PLACE else "/tmp"  # noqa: S108
+                directory = tempfile.TemporaryDirectory(prefix="grailnode-", dir=place, ignore_cleanup_errors=True)
+                self.socket = str(Path(directory.name) / secrets.token_hex(4))
+                self._socket_directory = directory
                 try:
                     await self._launcher.fork(self.flags(self.socket))
                 except OSError as error:
@@ -132,7 +136,7 @@ class ChildServer:
                     await trio.sleep(_POLL_SECONDS)
         if scope.cancelled_caught:
             await self.stop()  # it may hang for ever
-            seconds = f"{self.settings.start_seconds:g} s"
+            seconds = f"{self.settings.start_seconds:g} s (engine.start_seconds)"
             raise EngineError(f"vLLM did not answer within {seconds}:\n{self._last_lines()}")
 
     async def stop(self) -> None:
@@ -151,7 +155,8 @@ class ChildServer:
         if directory is not None:
             directory.cleanup()
             for memory in Path("/dev/shm").glob(f"{Path(self.socket).name}*"):  # noqa: S108 - where it is on Linux
-                memory.unlink(missing_ok=True)
+                with suppress(OSError):  # a stranger's, who has seen the name
+                    memory.unlink()
 
     def client(self, seconds: float, connections: int) -> httpx.AsyncClient:
         """Return an HTTP client with so many seconds for an answer, and connections at the same time."""
