@@ -53,7 +53,12 @@ def start_fork_server() -> None:
 def _copy(path: bytes, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
     """Return the process id of a copy of this process, in which _InCopy is raised."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGINT)  # no moment in which Ctrl-C would end the copy
-    if pid := os.fork():
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGINT)
+        raise
+    if pid:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGINT)
         return pid
     raise _InCopy(arguments[-1], {number: os.dup(number) for number in descriptors})

@@ -1,7 +1,7 @@
 """`grailnode verify --ledger`: check everything that a validator wrote about its windows, from public objects alone."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -12,7 +12,15 @@ from protocol.errors import GapError, ProtocolError, error_context
 from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_EVIDENCE
 from protocol.judging.ledger import Amendment, LedgerRow, Seal, Summary, accepted_groups
-from protocol.judging.verdict import OWN_REASONS, Reason, ReauditVerdict, Verdict, joint_rejection, own_rejection
+from protocol.judging.verdict import (
+    OWN_REASONS,
+    Judgement,
+    Reason,
+    ReauditVerdict,
+    Verdict,
+    joint_rejection,
+    own_rejection,
+)
 from protocol.proof import ProofSpec, Thresholds
 from protocol.rollout import challenge
 from protocol.rollout.batch import Commitment
@@ -46,6 +54,7 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
     accounts = Accounts(node.run.scoring, node.run.proof)
     draws = await _read_draws(node, ledger)
     expired = 0  # summaries, the oldest ones, whose seals and verdicts are no longer in storage
+    unscored = 0  # summaries whose scores follow from some that storage does not show
     complete = whole  # whether the accounts have all that counts in them
     for place, summary in enumerate(ledger):
         try:
@@ -63,18 +72,23 @@ async def verify_ledger(node: Node, validator: bytes, say: LineReporter) -> int:
             expired += 1
         accounts.add(summary)
         complete = whole or ledger[0].window <= summary.window - node.run.scoring.windows
+        unscored += not complete
         if complete and summary.scores != accounts.scores():
             raise ProtocolError("the scores do not follow from the rows", f"window {summary.window}")
     if ledger:
-        say(f"validator {validator.hex()[:16]}: {_result(ledger, expired, len(ledger) - len(draws))}")
+        say(f"validator {validator.hex()[:16]}: {_result(ledger, expired, len(ledger) - len(draws), unscored)}")
     return len(ledger)
 
 
-def _result(ledger: Sequence[Summary], expired: int, undrawn: int) -> str:
+def _result(ledger: Sequence[Summary], expired: int, undrawn: int, unscored: int) -> str:
     verdicts = sum(1 for summary in ledger[expired:] for row in summary.rows if row.verdict)
     note = f"; of the first {expired} only links and scores, as their verdicts have expired" if expired else ""
     if undrawn:
         note += f"; picks unchecked in {undrawn} windows, whose second rounds the beacon did not give"
+    if unscored:
+        note += (
+            f"; scores and refusals of whole windows unchecked in {unscored} windows: storage lacks earlier summaries"
+        )
     first, last = ledger[0].window, ledger[-1].window
     return f"windows {first} to {last}, {len(ledger)} summaries linked, {verdicts} verdicts{note}"
 
@@ -114,6 +128,8 @@ async def _check_summary(
     place = f"window {summary.window} of validator {validator.hex()[:16]}"
     await _check_sealed(node, validator, summary, place)
     for row in summary.rows:
+        if row.pledged > node.run.groups:
+            raise ProtocolError(f"miner {row.miner.hex()[:8]} cannot have pledged {row.pledged} groups", place)
         if row.verdict:
             verdict = (await fetch_record(node, Verdict, paths.verdict(validator, summary.window, row.miner))).record
             if LedgerRow.of(verdict) != row:
@@ -121,12 +137,12 @@ async def _check_summary(
             if verdict.validator_arithmetic != summary.arithmetic:
                 raise ProtocolError(f"the verdict on miner {row.miner.hex()[:8]} is in another arithmetic", place)
             await _check_commitment(node, verdict, place)
-            _check_groups(node, summary, verdict, draw, clean_windows, place)
             _check_version(verdict, summary.version, node.run.schedule.max_lag, place)
             thresholds = _check_reasons(verdict, node.run.proof, place)
             evidence = accounts.evidence_of(verdict.miner, verdict.miner_arithmetic)
-            reason = joint_rejection(verdict.judgements, evidence, thresholds)
-            _check_joint_reason(verdict, reason, place, complete=complete)
+            refusal = partial(joint_rejection, evidence=evidence, thresholds=thresholds)
+            _check_groups(node, summary, verdict, draw, clean_windows, refusal, place)
+            _check_joint_reason(verdict, refusal(verdict.judgements), place, complete=complete)
             verdicts.append(verdict)
     return verdicts
 
@@ -197,6 +213,11 @@ async def _check_commitment(node: Node, verdict: Verdict, place: str) -> None:
     if verdict.version != committed.version:
         judged = f"judges miner {miner} as one of version {verdict.version}"
         raise ProtocolError(f"{judged}, which committed to version {committed.version}", place)
+    if verdict.submitted != min(verdict.pledged, len(committed.groups)):
+        counted = f"counts {verdict.submitted} groups of miner {miner}"
+        raise ProtocolError(f"{counted}, which committed to {len(committed.groups)}", place)
+    if any(item.digest != committed.groups[item.index][0] for item in verdict.judgements):
+        raise ProtocolError(f"judges groups that miner {miner} did not commit to", place)
 
 
 async def _read_draws(node: Node, ledger: Sequence[Summary]) -> dict[int, bytes]:
@@ -223,6 +244,7 @@ def _check_groups(
     verdict: Verdict,
     draw: bytes | None,
     clean_windows: Mapping[bytes, int] | None,
+    joint_refusal: Callable[[Sequence[Judgement]], Reason | None],
     place: str,
 ) -> None:
     """Raise ProtocolError if a validator judged a group that was not dealt to it, by the roster of its own summary, or
@@ -240,14 +262,16 @@ def _check_groups(
         raise ProtocolError(f"judges groups of miner {miner} that were not dealt to it, or counts them falsely", place)
     if draw is None or clean_windows is None:
         return
-    clean, has_rejected = clean_windows.get(verdict.miner, 0), any(item.rejected for item in verdict.judgements)
+    clean, is_refused = clean_windows.get(verdict.miner, 0), any(item.rejected for item in verdict.judgements)
     # An earlier release knew no bound, and may have judged more groups, all of which had room in its verdict.
     for share in {node.run.audit_share(clean, groups), node.run.proof.audit_share(clean)}:
         picked = challenge.audit_indices(*case, groups=groups, share_ppm=share, dealt=dealt)
         if not clean and picked and not (picked[0] in judged and judged[picked[0]].accepted):
             picked = picked[:1]  # of a stranger
-        if judged.keys() >= set(picked) and (has_rejected or judged.keys() <= set(picked)):
-            return
+        if judged.keys() >= set(picked):
+            of_picked = [judged[index] for index in picked]  # the others may lower the evidence again
+            if is_refused or judged.keys() <= set(picked) or joint_refusal(of_picked):
+                return
     raise ProtocolError(f"judges other groups of miner {miner} than the window's second round picks", place)
 
 

@@ -18,7 +18,7 @@ from protocol.judging.ledger import Seal, Summary
 from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.node.retries import WaitReporter, keep_trying
-from roles.ports import NotFoundError, ObjectStore, StateError, TooLargeError
+from roles.ports import NotFoundError, ObjectStore, StateError, StoreError, TooLargeError
 from roles.records import FOREIGN, fetch_record
 from roles.rosters import find_seal
 
@@ -97,10 +97,10 @@ class Ledger:
             entry = summary.model_copy(update={"scores": self.accounts.scores()})
             data = entry.to_bytes()
             Summary.from_bytes(data)
-        except ProtocolError:
+            await self._state.put(ledger_path(entry.window), data)
+        except (ProtocolError, StoreError):  # this window does not count
             self.accounts = (await Ledger.open(self._state, self._run)).accounts
             raise
-        await self._state.put(ledger_path(entry.window), data)
         self.last = entry
         self.windows.append(entry.window)
         while self.windows[0] <= entry.window - self._run.scoring.windows:

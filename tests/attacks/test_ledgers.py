@@ -7,6 +7,7 @@ import pytest
 
 from grailnode.observe.ledger_check import verify_ledger
 from grailnode.observe.observer import Observer
+from grailnode.store.memory import MemoryStore
 from protocol import paths
 from protocol.encoding import content_digest
 from protocol.errors import ProtocolError
@@ -15,9 +16,12 @@ from protocol.judging.accounts import Accounts
 from protocol.judging.evidence import NO_COUNTS
 from protocol.judging.ledger import Amendment, Summary
 from protocol.judging.report import ValidatorReport
-from protocol.judging.verdict import ReauditVerdict
+from protocol.judging.verdict import ReauditVerdict, joint_rejection
+from protocol.rollout import challenge
 from roles.node.identity import Node
-from roles.ports import BeaconError, NotFoundError
+from roles.ports import BeaconError, NotFoundError, StoreError
+from roles.records import fetch_record
+from roles.validator.ledger_state import Ledger
 from tests.support.attacked_nodes.trainer import FIRST, STRANGER, WINDOW, AttackedTrainer, make_honest_testbed
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
@@ -33,6 +37,7 @@ async def with_ledger(
     more_score: int = 0,
     submitted: int = 1,
     rejecting: int | None = None,
+    rules: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> AttackedTrainer:
     """Return a testbed with a ledger of some windows, each with one accepted group.
@@ -42,9 +47,10 @@ async def with_ledger(
         more_score: what the validator adds to each score.
         submitted: groups of each window.
         rejecting: a window in which the group is rejected.
+        rules: of the run's proof.
         changes: other fields of each judgement.
     """
-    testbed, amendments = AttackedTrainer(), amendments or {}
+    testbed, amendments = AttackedTrainer(**(rules or {})), amendments or {}
     ledger: list[Summary] = []
     for window in range(windows):
         own = REJECTED if window == rejecting else changes
@@ -126,9 +132,8 @@ async def test_a_ledger_against_its_own_numbers_is_found(windows: int, changes: 
 )
 async def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declared: Any, version: int, why: str) -> None:
     testbed = AttackedTrainer()
-    committed = samples.commitment(
-        ((bytes(32), 1),), run=testbed.run_id, miner=MINER.public, window=0, version=version, arithmetic=declared
-    )
+    groups, changes = ((testbed.judgement(0).digest, 1),), {"version": version, "arithmetic": declared}
+    committed = samples.commitment(groups, run=testbed.run_id, miner=MINER.public, window=0, **changes)
     await testbed.store.put(paths.commitment(MINER.public, 0), sign(committed, MINER))
     changes = {"window": 0, "commitment": content_digest(committed.to_bytes()), "submitted": 1}
     verdict = testbed.verdict(FIRST, testbed.judgement(0), **changes)
@@ -139,6 +144,92 @@ async def test_a_verdict_that_says_what_its_commitment_does_not_is_found(declare
         await assert_found(testbed, f"judges miner .* {why}")
     else:
         await assert_holds(testbed, 1)
+
+
+@pytest.mark.parametrize(
+    ("committed", "changes", "why"),
+    [
+        (3, {"pledged": 3}, "counts 1 groups of miner .*, which committed to 3"),
+        (1, {"digest": bytes(32)}, "judges groups that miner .* did not commit to"),
+        (1, {"pledged": 4096}, "cannot have pledged 4096 groups"),
+    ],
+)
+async def test_a_verdict_that_counts_other_groups_than_there_are_is_found(
+    committed: int, changes: dict[str, Any], why: str
+) -> None:
+    testbed = AttackedTrainer()
+    groups = tuple((samples.digest(f"frame {number}"), 1) for number in range(committed))
+    commitment = samples.commitment(groups, run=testbed.run_id, miner=MINER.public, window=0, version=0)
+    await testbed.store.put(paths.commitment(MINER.public, 0), sign(commitment, MINER))
+    own = {"digest": changes.pop("digest")} | REJECTED if "digest" in changes else {}
+    fields = {"window": 0, "commitment": content_digest(commitment.to_bytes()), "submitted": 1, "pledged": 1} | changes
+    verdict = testbed.verdict(FIRST, testbed.judgement(0, **own), **fields)
+    entry = testbed.summary(FIRST, verdict, window=0, previous=b"", amendments=())
+    entry = entry.model_copy(update={"scores": Accounts.of([entry], testbed.run.scoring, testbed.run.proof).scores()})
+    await testbed.seal_and_reveal(FIRST, entry, verdict)
+    await assert_found(testbed, why)
+
+
+async def test_scores_that_cannot_be_checked_are_said():
+    testbed, lines = await with_ledger(12, more_score=-1), list[str]()
+    await testbed.store.delete(paths.summary(FIRST.public, 0))
+    assert await verify_ledger(testbed.node, FIRST.public, lines.append) == 11
+    assert "scores and refusals of whole windows unchecked in 11 windows" in lines[0]
+
+
+async def test_others_than_the_picked_groups_may_be_judged_if_these_are_refused_together():
+    """They lower the evidence again, and the window is accepted."""
+    near, rules = counts(sketch=(5,), margin=(5, 1)), {"audit_floor_ppm": 125_000, "audit_halving": 1}
+    long = {"tokens": 200, "logprobs": bytes(800), "counts": counts(sketch=(200,), margin=(200,), stop=(2,))}
+    testbed = await with_ledger(7, rules=rules, counts=near)
+    run, node = testbed.run, testbed.node
+    await testbed.clock.sleep_until(run.beacon.round_time(run.schedule.audit(7)))
+    draw = await node.randomness(run.schedule.audit(7))
+    ledger = [(await fetch_record(node, Summary, paths.summary(FIRST.public, window))).record for window in range(7)]
+    accounts = Accounts.of(ledger, run.scoring, run.proof)
+    clean = accounts.clean_windows()[MINER.public]
+    for groups in range(2, run.groups + 1):
+        place, share = (testbed.run_id, 7, draw, MINER.public), run.audit_share(clean, groups)
+        picked = challenge.audit_indices(*place, groups=groups, share_ppm=share, dealt=range(groups))
+        unlucky = picked[-1]
+        fields: list[dict[str, Any]] = [{"counts": near} if index == unlucky else long for index in range(groups)]
+        judgements = [testbed.judgement(index, **own) for index, own in enumerate(fields)]
+        row, evidence = run.proof.table[0], accounts.evidence_of(MINER.public, "torch-float32")
+        alone, together = ([j for j in judgements if j.index in chosen] for chosen in (picked, range(groups)))
+        if joint_rejection(alone, evidence, row) and not joint_rejection(together, evidence, row):
+            break
+    verdict = testbed.verdict(FIRST, *judgements, window=7, pledged=groups, submitted=groups)
+    previous = content_digest(ledger[-1].to_bytes())
+    entry = testbed.summary(FIRST, verdict, window=7, previous=previous, amendments=())
+    scores = Accounts.of([*ledger, entry], run.scoring, run.proof).scores()
+    await testbed.seal_and_reveal(FIRST, entry.model_copy(update={"scores": scores}), verdict)
+    await assert_holds(testbed, 8)
+
+
+class FullDisk(MemoryStore):
+    is_full = False
+
+    async def put(self, path: str, data: bytes) -> None:
+        if self.is_full:
+            raise StoreError(f"{path}: no space left on device")
+        await super().put(path, data)
+
+
+async def test_a_window_that_a_full_disk_did_not_take_counts_for_no_later_score():
+    testbed, state = AttackedTrainer(), FullDisk()
+    ledger = await Ledger.open(state, testbed.run)
+    for window in range(3):
+        judgement = testbed.judgement(0, **(REJECTED if window == 1 else {}))
+        verdict = testbed.verdict(FIRST, judgement, window=window, pledged=1, submitted=1)
+        entry = testbed.summary(FIRST, verdict, window=window, previous=ledger.tip, amendments=(), scores=())
+        state.is_full = window == 1
+        if state.is_full:
+            with pytest.raises(StoreError):
+                await ledger.record(entry)
+        else:
+            entry = await ledger.record(entry)
+            await testbed.seal_and_reveal(FIRST, entry, verdict)
+    await assert_holds(testbed, 2)
 
 
 async def test_a_commitment_that_was_not_judged_is_no_evidence_against_a_validator():

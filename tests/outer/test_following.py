@@ -253,8 +253,10 @@ async def test_a_loss_before_the_first_round_of_a_new_key_is_rebuilt_from_the_ea
     equal_states(testbed, 6)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-async def test_a_repair_continues_no_round_that_an_earlier_key_has_signed_since(ahead: int) -> None:
+@pytest.mark.parametrize(
+    ("ahead", "lost"), [(0, round_files.POINTER), (1, round_files.POINTER), (0, f"{ROUNDS}0000000003"), (0, ROUNDS)]
+)
+async def test_a_repair_continues_no_round_that_an_earlier_key_has_signed_since(ahead: int, lost: str) -> None:
     testbed = OuterTestbed(2)
     closed = await testbed.run_rounds(3)
     testbed.rotate_trainer()
@@ -262,9 +264,10 @@ async def test_a_repair_continues_no_round_that_an_earlier_key_has_signed_since(
     pointer = (await fetch_record(reader, RoundPointer, paths.newest_round(TRAINER.public))).record
     changed = pointer.model_copy(update={"newest": pointer.newest + ahead, "digest": digest("another round")})
     await testbed.store.put(pointer.path, sign(changed, TRAINER))
-    node = testbed.node(Log("repair"), testbed.coordinator_state, testbed.trainer)
+    lost_paths = set(await paths_below(testbed.coordinator_state, lost))
+    state = await copy_objects(testbed.coordinator_state, MemoryStore(), without=lost)
     with pytest.raises(RepairError, match=f"a round {closed[-1].number + ahead} of an earlier key, which this node"):
-        await repair_rounds(node, {round_files.POINTER}, lambda line: None)
+        await repair_rounds(testbed.node(Log("repair"), state, testbed.trainer), lost_paths, lambda line: None)
 
 
 async def test_a_coordinator_has_nothing_to_repair_before_the_first_round_of_its_new_key() -> None:

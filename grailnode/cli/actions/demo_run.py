@@ -45,10 +45,10 @@ def demo(
     if engine == "vllm":
         vllm = environment_of(engine_python.absolute() if engine_python else find_python("--engine-python"))
     command = shlex.join(["grailnode", *sys.argv[1:]])
+    start_fork_server()  # before anything computes, or leaves a thread
     smollm2 = checkpoint(partial(click.echo, err=True)) if policy == "smollm2" else None
     windows = windows or (_SMOLLM2_WINDOWS if smollm2 else _WINDOWS)
     settings = DemoSettings(windows, seed, out, keep, command, vllm, trainers, environment, smollm2)
-    start_fork_server()
     report = run_until_interrupted(partial(run_demo, settings))
     if report is None:
         raise click.exceptions.Abort

@@ -7,8 +7,10 @@ fetches the shared state when it starts; its error feedback begins with 0.
 """
 
 from collections.abc import Set
+from contextlib import suppress
 
 from protocol import paths
+from protocol.errors import ProtocolError
 from protocol.identity.signing import Signed
 from protocol.outer.comparing import SentRound, compare
 from protocol.outer.robust import sent_round
@@ -17,8 +19,8 @@ from protocol.outer.round_records import RoundManifest, RoundPointer
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import parts_of
 from roles.node.identity import Node
-from roles.ports import LineReporter, RepairError
-from roles.records import FOREIGN, fetch_object, fetch_record
+from roles.ports import LineReporter, NotFoundError, RepairError, StateError
+from roles.records import FOREIGN, fetch_object, fetch_record, open_record
 from roles.trainer.outer import round_files
 from roles.trainer.outer.round_judging import PROJECTIONS
 from roles.trainer.outer.round_reader import FetchedFiles, fetch_past_manifests, fetch_payloads
@@ -70,11 +72,16 @@ async def repair_rounds(node: Node, lost_paths: Set[str], say: LineReporter, *, 
             f"{newest}; try again when storage shows it, since a coordinator must not go back"
         )
     if pointer.record.trainer != node.key.public:  # an earlier key, which others may have by now
-        closed = [await round_files.get_manifest(node, trainer, newest)] if (newest, trainer) in manifests else []
-        if newest < pointer.record.newest or any(signed.digest != pointer.record.digest for signed in closed):
+        digests: set[bytes] = set()
+        if (newest, trainer) in manifests:
+            digests.add((await round_files.get_manifest(node, trainer, newest)).digest)
+        with suppress(NotFoundError, StateError, ProtocolError):  # what this node has published last
+            data = await node.state.get(round_files.POINTER, RoundPointer.max_signed_bytes())
+            digests.add(open_record(node, RoundPointer, pointer.record.path, data).record.digest)
+        if newest < pointer.record.newest or digests != {pointer.record.digest}:
             raise RepairError(
                 f"{round_files.ROUNDS}: storage shows a round {pointer.record.newest} of an earlier key, which this "
-                "node did not close"
+                "node did not close, as far as its state tells; restore its backup"
             )
     await _rebuild(node, pointer)
     say(f"{round_files.ROUNDS}: continues round {pointer.record.newest}, the newest that storage shows")

@@ -31,14 +31,16 @@ WINDOW = 5  # in which a canary has false groups
 
 
 class AttackedTrainer:
-    """A trainer's collector, two validators of which `quorum` must accept, and one miner."""
+    """A trainer's collector, two validators of which `quorum` must accept, and one miner; `rules` are of the proof."""
 
-    def __init__(self, quorum: int = 1, store: SlowStore | None = None, state: MemoryStore | None = None) -> None:
+    def __init__(
+        self, quorum: int = 1, store: SlowStore | None = None, state: MemoryStore | None = None, **rules: Any
+    ) -> None:
         _, run = small_run(samples.digest("genesis"))
         authority = run.authority.model_copy(
             update={"validators": tuple(sorted((FIRST.public, SECOND.public))), "quorum": quorum}
         )
-        self.run = run.model_copy(update={"authority": authority, "proof": proof_of(samples.thresholds())})
+        self.run = run.model_copy(update={"authority": authority, "proof": proof_of(samples.thresholds(), **rules)})
         self.run_id = content_digest(self.run.to_bytes())
         self.store, self.state, self.log = store or SlowStore(), state or MemoryStore(), Log("trainer")
         self.clock = TrioClock(BEGIN)
