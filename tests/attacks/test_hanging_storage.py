@@ -96,6 +96,29 @@ async def test_a_revision_that_only_a_slow_place_shows_is_obeyed(poll_seconds: f
     assert trio.current_time() <= begin + 15.0 + 45.0 + 2 * (poll_seconds + 4.0)
 
 
+@pytest.mark.parametrize("seconds", [2.5, 3.9])
+async def test_the_search_for_a_second_revision_of_a_number_loses_no_later_revision(seconds: float) -> None:
+    store = SlowStore(get_seconds=seconds, kind=f"{VALIDATOR.public.hex()}/revisions/")
+    testbed = AttackedFollower(store)
+    await testbed.revise_and_learn()
+    await testbed.revise(at=paths.revision_copy(VALIDATOR.public, 2))
+    for _ in range(10):
+        await refresh_authority(testbed.node)
+        await trio.sleep(1.0)
+    assert testbed.node.revisions.number == 2
+
+
+async def test_a_look_that_is_cancelled_loses_no_revision():
+    store, reads = HangingStore(), count()
+    store.hangs = lambda path: next(reads) > 0
+    testbed = AttackedFollower(store)
+    await testbed.revise()
+    with trio.move_on_after(1.0):  # of the two that it waits for a second revision
+        await refresh_authority(testbed.node, 0)
+    await refresh_authority(testbed.node)
+    assert testbed.node.revisions.number == 1
+
+
 async def test_however_many_places_hang_a_polling_node_asks_each_other_place_within_a_minute():
     store = HangingStore()
     store.hangs = lambda path: "/revisions/" in path and not path.startswith(VALIDATOR.public.hex())
