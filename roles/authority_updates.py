@@ -84,6 +84,7 @@ async def poll_authority(node: Node) -> None:
     next_look = trio.current_time()
     for look in count():
         next_look += min(_LONGEST_SECONDS / _LOOKS, node.pace(POLL_SECONDS, looks=_LOOKS))
+        next_look = max(next_look, trio.current_time())
         await trio.sleep_until(next_look)
         await refresh_authority(node, look)
 

@@ -1,5 +1,6 @@
 """Storage, miners and validators that hang, or answer with as many bytes as they may: they cost only themselves."""
 
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -129,6 +130,15 @@ async def test_however_many_places_hang_a_polling_node_asks_each_other_place_wit
             await testbed.revise(at=paths.revision_copy(VALIDATOR.public, number), note=str(number))
             await trio.sleep(62.0)
             assert testbed.node.revisions.number == number
+
+
+async def test_a_node_whose_disk_was_slow_makes_up_for_no_missed_looks():
+    store = SlowStore()
+    testbed = AttackedFollower(store)
+    await testbed.revise()
+    async with running(poll_authority, replace(testbed.node, state=SlowStore(put_seconds=3600.0))):
+        await trio.sleep(3610.0)
+    assert store.reads <= 20
 
 
 async def test_an_unexpected_failure_of_a_slow_place_is_raised_by_the_next_look():
