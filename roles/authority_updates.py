@@ -141,17 +141,18 @@ async def _request(node: Node, number: int, path: str) -> None:
     """Ask a place for a revision; if it is a new one, whoever looks waits only a little longer for the others."""
     requests = node.revision_requests
     try:
-        with trio.move_on_after(_REQUEST_SECONDS):
-            signed = node.revisions.check(number, await fetch_envelope(node, Revision, path))
-            if number > node.revisions.number:
-                requests.valid[signed.digest] = signed
-                requests.patience.deadline = min(requests.patience.deadline, trio.current_time() + _GRACE_SECONDS)
-    except NotFoundError:
-        pass
-    except ForkError as error:
-        node.alarm(f"the roots signed two histories of the authority: {error}")
-    except (StoreError, ProtocolError) as error:
-        node.telemetry.event("revision-refused", path=path, error=str(error))
+        try:
+            with trio.move_on_after(_REQUEST_SECONDS):
+                signed = node.revisions.check(number, await fetch_envelope(node, Revision, path))
+                if number > node.revisions.number:
+                    requests.valid[signed.digest] = signed
+                    requests.patience.deadline = min(requests.patience.deadline, trio.current_time() + _GRACE_SECONDS)
+        except NotFoundError:
+            pass
+        except ForkError as error:
+            node.alarm(f"the roots signed two histories of the authority: {error}")
+        except (StoreError, ProtocolError) as error:
+            node.telemetry.event("revision-refused", path=path, error=str(error))
     except Exception as error:  # noqa: BLE001 - the next look raises it: here it would end the event loop
         requests.failure = error
     finally:

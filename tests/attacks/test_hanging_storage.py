@@ -34,6 +34,7 @@ from tests.support.attacked_nodes.trainer import (
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
 from tests.support.faults.decorated_store import HangingStore, SlowStore, UnreachableStore
+from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import running
 
 
@@ -154,6 +155,17 @@ async def test_an_unexpected_failure_of_a_slow_place_is_raised_by_the_next_look(
     await trio.sleep(5.0)
     with pytest.raises(StateError):
         await refresh_authority(testbed.node)
+
+
+async def test_a_log_that_cannot_be_written_fails_a_look_for_revisions_and_not_the_event_loop():
+    class FullLog(Log):
+        def event(self, name: str, **fields: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+    store = SlowStore()
+    store.silent_prefixes = ("",)
+    with pytest.raises(OSError, match="No space"):
+        await refresh_authority(replace(AttackedFollower(store).node, telemetry=FullLog("miner")))
 
 
 async def test_only_a_few_unchecked_manifests_are_in_memory():
