@@ -84,6 +84,7 @@ async def poll_authority(node: Node) -> None:
     next_look = trio.current_time()
     for look in count():
         next_look += min(_LONGEST_SECONDS / _LOOKS, node.pace(POLL_SECONDS, looks=_LOOKS))
+        next_look = max(next_look, trio.current_time())
         await trio.sleep_until(next_look)
         await refresh_authority(node, look)
 
@@ -104,18 +105,20 @@ async def _next_revision(node: Node, look: int | None) -> Signed[Revision] | Non
     if number > limits.MAX_REVISIONS:
         return None
     seconds = _FIRST_SECONDS if requests.is_first_look and look is None else _GRACE_SECONDS
-    revisions = await _fetch_revisions(node, number, look, seconds)
-    if revisions and look is not None:  # another place may have a second one
-        revisions |= await _fetch_revisions(node, number, None, _GRACE_SECONDS)
+    await _fetch_revisions(node, number, look, seconds)
+    if requests.valid and look is not None:  # another place may have a second one
+        await _fetch_revisions(node, number, None, _GRACE_SECONDS)
+    valid, requests.valid = requests.valid, {}
+    revisions = [signed for signed in valid.values() if signed.record.number == number]
     if len(revisions) > 1:
         node.alarm(f"the roots signed {len(revisions)} revisions {number} of the authority; none is obeyed")
         return None
-    return next(iter(revisions.values()), None)
+    return revisions[0] if revisions else None
 
 
-async def _fetch_revisions(node: Node, number: int, look: int | None, seconds: float) -> dict[bytes, Signed[Revision]]:
-    """Ask all places, or those whose turn is at a look, for a revision, and wait some seconds for their answers. Return
-    the valid revisions of this number, by digest, that any place has answered with since they were last returned.
+async def _fetch_revisions(node: Node, number: int, look: int | None, seconds: float) -> None:
+    """Ask all places, or those whose turn is at a look, for a revision, and wait some seconds for their answers. The
+    valid ones are in the node's `revision_requests`; those of later numbers, too, may come meanwhile.
     """
     requests = node.revision_requests
     writers = sorted({*node.authority.trainers, *node.authority.validators})
@@ -132,25 +135,24 @@ async def _fetch_revisions(node: Node, number: int, look: int | None, seconds: f
     if requests.failure is not None:
         failure, requests.failure = requests.failure, None
         raise failure
-    valid, requests.valid = requests.valid, {}
-    return {digest: signed for digest, signed in valid.items() if signed.record.number == number}
 
 
 async def _request(node: Node, number: int, path: str) -> None:
     """Ask a place for a revision; if it is a new one, whoever looks waits only a little longer for the others."""
     requests = node.revision_requests
     try:
-        with trio.move_on_after(_REQUEST_SECONDS):
-            signed = node.revisions.check(number, await fetch_envelope(node, Revision, path))
-            if number > node.revisions.number:
-                requests.valid[signed.digest] = signed
-                requests.patience.deadline = min(requests.patience.deadline, trio.current_time() + _GRACE_SECONDS)
-    except NotFoundError:
-        pass
-    except ForkError as error:
-        node.alarm(f"the roots signed two histories of the authority: {error}")
-    except (StoreError, ProtocolError) as error:
-        node.telemetry.event("revision-refused", path=path, error=str(error))
+        try:
+            with trio.move_on_after(_REQUEST_SECONDS):
+                signed = node.revisions.check(number, await fetch_envelope(node, Revision, path))
+                if number > node.revisions.number:
+                    requests.valid[signed.digest] = signed
+                    requests.patience.deadline = min(requests.patience.deadline, trio.current_time() + _GRACE_SECONDS)
+        except NotFoundError:
+            pass
+        except ForkError as error:
+            node.alarm(f"the roots signed two histories of the authority: {error}")
+        except (StoreError, ProtocolError) as error:
+            node.telemetry.event("revision-refused", path=path, error=str(error))
     except Exception as error:  # noqa: BLE001 - the next look raises it: here it would end the event loop
         requests.failure = error
     finally:

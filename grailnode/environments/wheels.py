@@ -33,6 +33,7 @@ from protocol.errors import LimitError, MalformedError
 _MAX_FILES: Final = 20_000  # of one wheel
 _MAX_EXTRA_BYTES: Final = 1 << 20  # beside the names; a random match of an entry's mark adds less than a tenth
 _MAX_UNPACKED_BYTES: Final = 512 << 20
+_MAX_TAGS_BYTES: Final = 1 << 16  # of the file WHEEL, which lists the machines; a usual one has 100 bytes
 _MAX_COMPONENT_BYTES: Final = 200
 _MAX_PATH_BYTES: Final = 1024
 _MAX_PARTS: Final = 16  # of a path
@@ -41,7 +42,7 @@ _REPLACEMENTS: Final = "grailnode.replacements"  # names of distributions that a
 _NOT_PACKED: Final = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}  # they describe an installation
 _DAMAGES: Final = (  # what zipfile and the file system raise for an archive that is none, or contradicts itself
     *(zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, ValueError, IndexError, RuntimeError),
-    *(FileExistsError, NotADirectoryError),
+    *(FileExistsError, IsADirectoryError, NotADirectoryError),
 )
 _name: Final = re.compile(r"[^/\\\0:]+(/[^/\\\0:]+)*")
 
@@ -216,7 +217,10 @@ def _parts(name: str) -> Sequence[str]:
 
 def _check_tags(ref: CodeRef, folder: Path) -> None:
     """Refuse a wheel of compiled code for another machine. Python's version is checked by the sandbox."""
-    texts = [file.read_text("utf-8", "replace") for file in folder.glob("*.dist-info/WHEEL")]
+    files = list(folder.glob("*.dist-info/WHEEL"))
+    if sum(file.stat().st_size for file in files) > _MAX_TAGS_BYTES:
+        raise LimitError(f"a wheel with WHEEL files of more than {_MAX_TAGS_BYTES} bytes", str(ref))
+    texts = [file.read_text("utf-8", "replace") for file in files]
     if len(texts) != 1:
         raise MalformedError("a wheel without its WHEEL file", str(ref))
     # The platforms alone: a tag stands for each combination of its interpreters, ABIs and platforms, which may be many.

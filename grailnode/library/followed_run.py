@@ -118,7 +118,7 @@ async def _next(
     while True:
         try:
             await refresh_authority(node)
-            async with first_failure(*STORAGE_ERRORS) as tasks:
+            async with first_failure(Exception) as tasks:
                 tasks.start_soon(poll_authority, node)  # a version takes long, and its trainer may be revoked meanwhile
                 await run_unless_revised(node, look)
                 tasks.cancel_scope.cancel()

@@ -119,7 +119,9 @@ class Sightings:
 
 
 class SilentMiners:
-    """Miners whose storage did not answer since a commitment was last read there: they are asked after all others."""
+    """Miners whose storage did not answer since a commitment was last read there. Those of them that are known to work
+    are asked after all others that are, and newcomers after all other newcomers.
+    """
 
     def __init__(self) -> None:
         self._miners: dict[bytes, None] = {}

@@ -122,7 +122,7 @@ async def run_unless_revised(node: Node, work: Callable[[], Awaitable[object]]) 
     very key that this revokes, whose owner may send one byte a second.
     """
     number = node.revisions.number
-    async with first_failure(StoreError, ProtocolError) as tasks:
+    async with first_failure(Exception) as tasks:
 
         async def finish_work() -> None:
             await work()

@@ -148,9 +148,9 @@ async def read_window_cases(
     schedule, beacon = node.run.schedule, node.run.beacon
     opening = await node.randomness(schedule.opening(window))
     miners = draw_places(opening, pledges, history_keys, node.authority.admission.miners)
-    # A crowd of new keys that hang would take all the time there is: miners that have worked go before them, and
-    # whoever hung in an earlier window comes behind all others.
-    miners.sort(key=lambda miner: (miner in node.silent_miners, miner not in history_keys))
+    # A crowd of new keys that hang would take all the time there is: miners that have worked go before them,
+    # whether or not a read of theirs has failed. Of each kind, whoever hung in an earlier window comes last.
+    miners.sort(key=lambda miner: (miner not in history_keys, miner in node.silent_miners))
     seconds = max(0.0, beacon.round_time(schedule.audit(window)) - node.time.now())
     reader = _CommitmentReader(node, window, pledges, seconds)
     with trio.move_on_after(seconds) as scope:

@@ -1,5 +1,6 @@
 """Storage, miners and validators that hang, or answer with as many bytes as they may: they cost only themselves."""
 
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.support.attacked_nodes.trainer import (
 from tests.support.builders import samples
 from tests.support.builders.chains import MINER, TRAINER
 from tests.support.faults.decorated_store import HangingStore, SlowStore, UnreachableStore
+from tests.support.simulation.network import Log
 from tests.support.simulation.virtual_clock import running
 
 
@@ -96,6 +98,29 @@ async def test_a_revision_that_only_a_slow_place_shows_is_obeyed(poll_seconds: f
     assert trio.current_time() <= begin + 15.0 + 45.0 + 2 * (poll_seconds + 4.0)
 
 
+@pytest.mark.parametrize("seconds", [2.5, 3.9])
+async def test_the_search_for_a_second_revision_of_a_number_loses_no_later_revision(seconds: float) -> None:
+    store = SlowStore(get_seconds=seconds, kind=f"{VALIDATOR.public.hex()}/revisions/")
+    testbed = AttackedFollower(store)
+    await testbed.revise_and_learn()
+    await testbed.revise(at=paths.revision_copy(VALIDATOR.public, 2))
+    for _ in range(10):
+        await refresh_authority(testbed.node)
+        await trio.sleep(1.0)
+    assert testbed.node.revisions.number == 2
+
+
+async def test_a_look_that_is_cancelled_loses_no_revision():
+    store, reads = HangingStore(), count()
+    store.hangs = lambda path: next(reads) > 0
+    testbed = AttackedFollower(store)
+    await testbed.revise()
+    with trio.move_on_after(1.0):  # of the two that it waits for a second revision
+        await refresh_authority(testbed.node, 0)
+    await refresh_authority(testbed.node)
+    assert testbed.node.revisions.number == 1
+
+
 async def test_however_many_places_hang_a_polling_node_asks_each_other_place_within_a_minute():
     store = HangingStore()
     store.hangs = lambda path: "/revisions/" in path and not path.startswith(VALIDATOR.public.hex())
@@ -106,6 +131,15 @@ async def test_however_many_places_hang_a_polling_node_asks_each_other_place_wit
             await testbed.revise(at=paths.revision_copy(VALIDATOR.public, number), note=str(number))
             await trio.sleep(62.0)
             assert testbed.node.revisions.number == number
+
+
+async def test_a_node_whose_disk_was_slow_makes_up_for_no_missed_looks():
+    store = SlowStore()
+    testbed = AttackedFollower(store)
+    await testbed.revise()
+    async with running(poll_authority, replace(testbed.node, state=SlowStore(put_seconds=3600.0))):
+        await trio.sleep(3610.0)
+    assert store.reads <= 20
 
 
 async def test_an_unexpected_failure_of_a_slow_place_is_raised_by_the_next_look():
@@ -121,6 +155,17 @@ async def test_an_unexpected_failure_of_a_slow_place_is_raised_by_the_next_look(
     await trio.sleep(5.0)
     with pytest.raises(StateError):
         await refresh_authority(testbed.node)
+
+
+async def test_a_log_that_cannot_be_written_fails_a_look_for_revisions_and_not_the_event_loop():
+    class FullLog(Log):
+        def event(self, name: str, **fields: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+    store = SlowStore()
+    store.silent_prefixes = ("",)
+    with pytest.raises(OSError, match="No space"):
+        await refresh_authority(replace(AttackedFollower(store).node, telemetry=FullLog("miner")))
 
 
 async def test_only_a_few_unchecked_manifests_are_in_memory():

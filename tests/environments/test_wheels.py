@@ -60,6 +60,7 @@ def test_wheels_that_contradict_themselves_or_are_none_are_refused(
     for wheel in (
         *(archive(("a", b"1"), ("a", b"2")), archive(("a", b"1"), ("a/b", b"2")), wheel_of(b""), wheel_of(b"PK")),
         *(wheel_of(bytes(damaged)), archive(("b-1.dist-info/WHEEL", b"Tag: py3-none-any"))),
+        archive(("b-1.dist-info/WHEEL/a", b"")),
         *(wheel_of(unnamed), archive(compression=zipfile.ZIP_BZIP2), archive(compression=zipfile.ZIP_LZMA)),
     ):
         with pytest.raises(MalformedError):
@@ -99,6 +100,12 @@ def test_a_tag_that_stands_for_millions_costs_no_more_than_another(tmp_path: Pat
     with pytest.raises(PluginError, match=r"this wheel is for x0, x1, x10, .{1,300}, and this machine is"):
         unpack(archive(wheel=f"Tag: {parts}-{parts}-{parts}\n".encode()), tmp_path)
     assert time.process_time() - begin < 1.0
+
+
+def test_a_long_wheel_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    others = ((f"{number}.dist-info/WHEEL", bytes(1 << 15)) for number in range(2))
+    with pytest.raises(LimitError, match="a wheel with WHEEL files of more than 65536 bytes"):
+        unpack(archive(*others), tmp_path)
 
 
 def test_a_link_in_a_wheel_is_a_file(tmp_path: Path) -> None:

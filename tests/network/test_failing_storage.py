@@ -46,13 +46,18 @@ async def test_strangers_that_hang_do_not_make_an_honest_commitment_late():
     assert cases.undelivered == dict.fromkeys(strangers, PLEDGE)  # their storage was silent, and the miner's was not
 
 
-@pytest.mark.parametrize("is_known", [False, True], ids=["newcomer", "known"])
-async def test_a_crowd_that_hangs_is_read_after_known_miners_and_the_next_time_after_newcomers(is_known: bool):
+@pytest.mark.parametrize(
+    ("is_known", "was_silent"), [(False, False), (True, False), (True, True)], ids=["newcomer", "known", "known-silent"]
+)
+async def test_a_crowd_that_hangs_is_read_after_known_miners_and_the_next_time_after_newcomers(
+    is_known: bool, was_silent: bool
+):
     testbed = AttackedValidator()
     await testbed.commit()
     strangers = [SigningKey(number.to_bytes(32, "big")).public for number in range(1, 1001)]
     spaces = UnreachableStore(testbed.store, *(stranger.hex() for stranger in strangers), seconds=60.0)
     validator = replace(testbed.validator, store=spaces)
+    validator.silent_miners.add([MINER.public] if was_silent else [])
     pledges = {MINER.public: PLEDGE, **dict.fromkeys(strangers, PLEDGE)}
     for window in [WINDOW] if is_known else range(WINDOW - 4, WINDOW + 1):  # in each, a quarter of the crowd is asked
         await testbed.clock.sleep_until(testbed.run.deadline_time(window))

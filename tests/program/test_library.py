@@ -30,6 +30,7 @@ from grailnode.library import progress as progress_of_calls
 from grailnode.store.memory import MemoryStore
 from protocol.digest import Weights
 from roles.node.identity import Node
+from roles.policy.follower import Follower
 from roles.ports import StateError
 from roles.trainer.spool import SnapshotName
 from roles.trainer.training_spool import TrainingSpool
@@ -152,6 +153,21 @@ async def test_whoever_ends_a_program_does_not_wait_for_a_run_that_cannot_be_ope
         await anext(follow_async("run"))
     ended.set()
     assert trio.current_time() - begin < 10
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), StateError("trust", "damaged")])
+async def test_what_fails_while_a_program_follows_a_run_is_raised_by_itself(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(follower: Follower) -> None:
+        raise error
+
+    node = AttackedFollower().node
+    monkeypatch.setattr(followed_run, "open_config_to_read", lambda run: run)
+    monkeypatch.setattr(followed_run, "make_spectator", lambda config: node)
+    monkeypatch.setattr(Follower, "refresh", fail)
+    with pytest.raises(type(error)):
+        await anext(follow_async("run"))
 
 
 async def test_long_calls_say_what_they_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:

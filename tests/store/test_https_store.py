@@ -377,7 +377,10 @@ async def test_names_whose_servers_are_silent_keep_no_other_work_waiting(
 
 
 @pytest.mark.parametrize("public_only", [False, True])
-async def test_a_host_whose_first_address_is_silent_is_read_at_its_second(nursery, monkeypatch, public_only: bool):
+@pytest.mark.parametrize("bad_addresses", [["127.0.0.2"], [f"2001:db8::{number}" for number in range(8)]])
+async def test_a_host_whose_first_addresses_are_silent_is_read_at_another(
+    nursery, monkeypatch, public_only: bool, bad_addresses: list[str]
+):
     server = FileServer()
     server.objects["/o"] = b"here"
     port = int((await nursery.start(serve, server.answer)).rpartition(":")[2])
@@ -388,14 +391,14 @@ async def test_a_host_whose_first_address_is_silent_is_read_at_its_second(nurser
         other.connect_ex(("127.0.0.2", port))
 
     def look_up(host: str | bytes, port: int, *others: int, **options: int) -> list[Any]:
-        addresses = ("127.0.0.2", "127.0.0.1") if "two" in str(host) else (host,)
+        addresses = (*bad_addresses, "127.0.0.1") if "example" in str(host) else (host,)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     for module in ("socket", "grailnode.store.https.https_store"):
         monkeypatch.setattr(f"{module}.getaddrinfo", look_up)
     monkeypatch.setattr("grailnode.store.https.https_store.is_public", lambda address: True)
     async with open_client(public_only=public_only, connect=5.0) as client:
-        assert await HttpsStore(f"http://two.example.org:{port}", client, plain_http=True).get("o", 4) == b"here"
+        assert await HttpsStore(f"http://bucket.example.org:{port}", client, plain_http=True).get("o", 4) == b"here"
     for other in (backlog, *waiting):
         other.close()
 

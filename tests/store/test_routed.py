@@ -1,6 +1,7 @@
 """RoutedStore and SpaceDirectory: where each path is read, and what a meeting point that lies can do."""
 
 import pytest
+import trio
 
 from grailnode.store.checks import PermanentError
 from grailnode.store.decorators.routed import STATE_PREFIX, KnownStores, RoutedStore, SpaceDirectory
@@ -9,7 +10,8 @@ from protocol import paths
 from protocol.identity.signing import SigningKey, sign
 from roles.ports import NotFoundError, ObjectStore, StoreError
 from tests.support.builders import samples
-from tests.support.faults.decorated_store import UnreachableStore
+from tests.support.faults.decorated_store import HangingStore, UnreachableStore
+from tests.support.simulation.virtual_clock import simulated
 
 RUN = b"r" * 32
 ME, TRAINER, MINER, OTHER = (SigningKey(letter * 32) for letter in (b"m", b"t", b"n", b"o"))
@@ -155,6 +157,18 @@ async def test_an_announcement_is_remembered_until_it_expires(world: World, meet
         await world.store.get(paths.head(MINER.public), 100)
     with pytest.raises(StoreError):
         await world.store.get(paths.participant(MINER.public), 100)
+
+
+@simulated
+async def test_a_meeting_point_that_hangs_hides_a_remembered_space_for_seconds_only(world: World):
+    await world.announce(MINER, "https://a.example.org")
+    await world.space("https://a.example.org", MINER, b"there")
+    await world.store.get(paths.participant(MINER.public), 4096)
+    meeting = HangingStore()
+    meeting.hangs = lambda path: True
+    world.restart(meeting)
+    with trio.fail_after(6.0):
+        assert await world.store.get(paths.head(MINER.public), 100) == b"there"
 
 
 async def test_a_nodes_own_announcement_is_as_the_meeting_point_shows_it(world: World):

@@ -1,13 +1,15 @@
 """Routes each path to the store of its only writer, whom the first part of the path names (docs/spec/spaces.md).
 
 The writer announces that store at the meeting point. Announcements stay in the node's own state until they expire, so
-that a meeting point which forgets them, or shows old ones, hides nobody. Of several announcements of a key, the one
-that expires last counts.
+that a meeting point which forgets them, shows old ones, or hangs, hides nobody. Of several announcements of a key, the
+one that expires last counts.
 """
 
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -16,6 +18,7 @@ from protocol import limits, paths
 from protocol.errors import MalformedError, ProtocolError
 from protocol.identity.participant import Announcement
 from protocol.identity.signing import open_announced
+from roles.gather import answer_of
 from roles.ports import Clock, NotFoundError, ObjectInfo, ObjectStore, StateError, StoreError, TooLargeError
 
 STATE_PREFIX = "announcements/"
@@ -24,6 +27,8 @@ STATE_PREFIX = "announcements/"
 _MAX_BYTES = limits.MAX_ANNOUNCEMENT_BYTES + limits.MAX_ENVELOPE_BYTES
 
 _SWEEP_SECONDS = 10.0  # at least, between two searches for announcements that have expired
+
+_LOOKUP_SECONDS = 5.0  # for a newer announcement than a remembered one: readers of its space have no minutes to wait
 
 Entry = tuple[Announcement, bytes]
 """An announcement, and the signed bytes of it."""
@@ -65,8 +70,9 @@ class SpaceDirectory:
     async def read(self, path: str) -> bytes:
         """Return the bytes of the announcement at a path; invalid ones unchanged, for the reader to refuse."""
         key = paths.key_at_end(path)
+        seconds = math.inf if await self.recall(key) is None else _LOOKUP_SECONDS
         try:
-            data = await self.meeting.get(path, _MAX_BYTES)
+            data = await answer_of(partial(self.meeting.get, path, _MAX_BYTES), seconds, path)
         except TooLargeError:
             data = b""
         except StoreError:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from itertools import zip_longest
 from socket import SOCK_STREAM, getaddrinfo
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
@@ -128,7 +129,10 @@ class _Backend(httpcore.TrioBackend):
                 f"{host}: resolves to {private}, which is not a public address; "
                 "store.private_addresses = true allows it in a network of your own"
             )
-        return addresses
+        # IPv4 and IPv6 take turns (RFC 8305), so that many silent addresses of one of them hide none of the other.
+        first_kind = [address for address in addresses if (":" in address) == (":" in addresses[0])]
+        other_kind = [address for address in addresses if address not in first_kind]
+        return [address for pair in zip_longest(first_kind, other_kind) for address in pair if address]
 
 
 class _Transport(httpx.AsyncHTTPTransport):
