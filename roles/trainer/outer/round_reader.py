@@ -24,7 +24,7 @@ from protocol.outer.round_records import (
 )
 from protocol.outer.shared_state import SharedState
 from protocol.pseudogradient import File, Keep, Part, Payload, read_head
-from roles.gather import STORAGE_ERRORS, first_failure, first_success, gather
+from roles.gather import STORAGE_ERRORS, answer_of, first_failure, first_success, gather
 from roles.node.identity import Node
 from roles.ports import NotFoundError, StoreError
 from roles.records import FOREIGN, fetch_object, fetch_record
@@ -165,7 +165,8 @@ async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps:
     manifests = [newest]
 
     async def fetch_previous(trainer: bytes) -> Signed[RoundManifest]:
-        signed = await fetch_record(node, RoundManifest, paths.round_manifest(trainer, record.number - 1))
+        path = paths.round_manifest(trainer, record.number - 1)
+        signed = await answer_of(partial(fetch_record, node, RoundManifest, path), _PAST_SECONDS, path)
         if signed.digest != record.previous:
             raise ProtocolError("is of another history", signed.record.path)
         return signed
@@ -179,6 +180,7 @@ async def fetch_past_manifests(node: Node, newest: Signed[RoundManifest], steps:
     return manifests
 
 
+_PAST_SECONDS: Final = 30.0  # for a manifest: whoever has stolen an earlier key may send it slowly
 KEPT_ROUNDS: Final = 8
 
 
