@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from grailnode.config import Config
 from grailnode.observe.state import NetworkState
+from protocol.run import RunManifest
 from roles.node.identity import Node
 from roles.node.retries import WAIT_REPORT_SECONDS
 
@@ -128,8 +129,7 @@ def with_local_knowledge(config: Config, node: Node, state: NetworkState) -> Net
     trainer_time = read_trainer_time(logs)
     if trainer_time is None or state.has_ended:
         return state
-    audit_share = min(node.run.proof.audit_floor_ppm, node.run.largest_share(node.run.groups)) / 1_000_000
-    line = bottleneck(trainer_time, state, config.trainer.steps_per_version, audit_share)
+    line = bottleneck(trainer_time, state, config.trainer.steps_per_version, node.run)
     return replace(state, bottleneck=f"trainer {line}")
 
 
@@ -156,13 +156,18 @@ def read_trainer_time(logs: Path) -> TrainerTime | None:
     return None
 
 
-def bottleneck(shares: TrainerTime, state: NetworkState, steps_per_version: int, audit_share: float) -> str:
-    """Return what limits a trainer, and what to add; validators judge at least `audit_share` (0 to 1) of the groups."""
+def bottleneck(shares: TrainerTime, state: NetworkState, steps_per_version: int, run: RunManifest) -> str:
+    """Return what limits a trainer, and what to add."""
     if shares.data >= _MUCH:
         # No rule asks anybody to judge more of a miner that has no reputation left.
         miners = [miner for miner in state.miners if miner.score > 0 or not miner.rejections]
         submitted, judged = sum(miner.submitted for miner in miners), sum(miner.judged for miner in miners)
-        if submitted and judged < _MOST_JUDGED * audit_share * submitted:
+        due = 0.0  # groups that validators judge if they keep up: each miner's least share, or as a verdict has room
+        for miner in miners:
+            groups_per_window = min(run.groups, miner.submitted // max(1, len(state.recent.get(miner.key, ()))))
+            least_share = min(run.proof.audit_floor_ppm, run.largest_share(groups_per_window))
+            due += least_share / 1_000_000 * miner.submitted
+        if judged < _MOST_JUDGED * due:
             what = f"validators judge {judged:,} of {submitted:,} groups: add validators, or faster ones"
         elif shares.is_shared:
             what = "trainer and miners share this machine's cores"

@@ -29,11 +29,12 @@ from grailnode.observe.node_logs import (
     unjudged_cases,
     with_local_knowledge,
 )
-from grailnode.observe.state import MinerRow, NetworkState, VersionRow
+from grailnode.observe.state import JudgedWindow, MinerRow, NetworkState, VersionRow
 from protocol import limits
+from protocol.run import verdict_room
 from roles.node.retries import WAIT_REPORT_SECONDS, WaitReporter
 from tests.support.builders.recipes import demo_rules
-from tests.support.simulation.network import Network
+from tests.support.simulation.network import Network, draft
 from tests.support.simulation.virtual_clock import running, simulate
 
 
@@ -152,7 +153,7 @@ def with_stranger(state: NetworkState) -> NetworkState:
     ],
 )
 def test_the_line_names_the_bottleneck_and_what_to_add(time: TrainerTime, state: NetworkState, expected: str) -> None:
-    line = bottleneck(time, state, steps_per_version=1, audit_share=0.9)
+    line = bottleneck(time, state, steps_per_version=1, run=draft(demo_rules(), ("validator-0",)))
     assert expected in line
     assert "\n" not in line
 
@@ -167,6 +168,17 @@ async def test_validators_that_judge_all_that_a_verdict_has_room_for_are_enough(
     assert "add validators" in with_local_knowledge(config, node, state).bottleneck
     monkeypatch.setattr(limits, "MAX_VERDICT_BYTES", 1024)  # room for one group
     assert "add miners" in with_local_knowledge(config, node, state).bottleneck
+
+
+@pytest.mark.parametrize(("judged_share", "expected"), [(0.3, "add validators"), (0.9, "add miners")])
+def test_the_room_of_a_verdict_is_compared_with_what_miners_deliver_and_not_with_what_they_may(
+    judged_share: float, expected: str
+) -> None:
+    run = draft(demo_rules(), ("validator-0",))
+    room = verdict_room(run.group_size, run.sampling.max_tokens)
+    judged = int(judged_share * room)
+    state = replace(network(2 * room, judged, 0), recent={"a1" * 32: (JudgedWindow(1, judged, 0),)})
+    assert expected in bottleneck(TrainerTime(0.86, 0.0), state, 1, run.model_copy(update={"groups": 10 * room}))
 
 
 def test_the_newest_step_in_a_log_counts(tmp_path: Path) -> None:
