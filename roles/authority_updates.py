@@ -125,12 +125,12 @@ async def _fetch_revisions(node: Node, number: int, look: int | None, seconds: f
     places = [paths.revision(node.run_id, number), *(paths.revision_copy(writer, number) for writer in writers)]
     if look is not None:
         places = places[look % _LOOKS :: _LOOKS]
-    asked = [path for path in places if path not in requests.ends]
-    for path in asked:
+    idle_places = [path for path in places if path not in requests.ends]
+    for path in idle_places:
         requests.ends[path] = trio.Event()
         trio.lowlevel.spawn_system_task(partial(_request, node, number, path))
     with trio.move_on_after(_GRACE_SECONDS if requests.valid else seconds) as requests.patience:
-        for end in [requests.ends[path] for path in asked]:
+        for end in [requests.ends[path] for path in idle_places]:
             await end.wait()
     if requests.failure is not None:
         failure, requests.failure = requests.failure, None

@@ -181,8 +181,8 @@ async def _check_amendment(
     if amendment.verdict:
         path = paths.reaudit(validator, amendment.window, miner)
         reaudit = (await fetch_record(node, ReauditVerdict, path)).record
-        found = LedgerRow.of(reaudit)
-        if any(getattr(found, name) != getattr(amendment, name) for name in ("verdict", "accepted", "rejected")):
+        new_row = LedgerRow.of(reaudit)
+        if any(getattr(new_row, name) != getattr(amendment, name) for name in ("verdict", "accepted", "rejected")):
             raise ProtocolError("not what its verdict says", place)
         await _check_commitment(node, reaudit, place)
         thresholds = _check_reasons(reaudit, node.run.proof, place)

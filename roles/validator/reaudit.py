@@ -94,8 +94,8 @@ class Reaudit:
         audited = {judgement.index for judgement in first_verdict.judgements}
         case = Case(commitment, row.pledged, first_verdict.seen_ms / 1000)
         unaudited = [index for index in auditor.picked_groups(case) if index not in audited]
-        found, _ = await auditor.judge_groups(commitment.record, unaudited)
-        judgements = [judgement for judgement in found if judgement.reason != Reason.MISSING]
+        all_judgements, _ = await auditor.judge_groups(commitment.record, unaudited)
+        judgements = [judgement for judgement in all_judgements if judgement.reason != Reason.MISSING]
         if not judgements:
             raise StoreError(f"{commitment.record.miner.hex()}: none of its groups of window {window} is in storage")
         # Of another arithmetic of this validator, the misses of that time were counted by other thresholds.
